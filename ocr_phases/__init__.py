@@ -1,0 +1,53 @@
+"""Where DeepSeek-OCR spends its time on your page: prefill, vision stages and every decoded token."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Imported on first use, so that reading a record never loads torch.
+_WHERE = {
+    "DeepSeekOCRSession": "ocr_phases.measure.session",
+    "PageInputs": "ocr_phases.measure.page",
+    "DecodeState": "ocr_phases.measure.phases",
+    "prefill": "ocr_phases.measure.phases",
+    "decode_step": "ocr_phases.measure.phases",
+    "decode": "ocr_phases.measure.phases",
+    "generate": "ocr_phases.measure.phases",
+    "Timeline": "ocr_phases.measure.timeline",
+    "PhaseRun": "ocr_phases.record",
+    "OcrPhasesError": "ocr_phases.errors",
+}
+__all__ = [
+    "DecodeState",
+    "DeepSeekOCRSession",
+    "OcrPhasesError",
+    "PageInputs",
+    "PhaseRun",
+    "Timeline",
+    "__version__",
+    "decode",
+    "decode_step",
+    "generate",
+    "prefill",
+]
+
+if TYPE_CHECKING:
+    from ocr_phases.errors import OcrPhasesError
+    from ocr_phases.measure.page import PageInputs
+    from ocr_phases.measure.phases import DecodeState, decode, decode_step, generate, prefill
+    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.timeline import Timeline
+    from ocr_phases.record import PhaseRun
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'ocr_phases' has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

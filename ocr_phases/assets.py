@@ -1,0 +1,20 @@
+"""Where the notebooks, sample pages and the built-in checkpoint are: in a wheel or in the source tree."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from ocr_phases.errors import OcrPhasesError
+
+
+def asset(*parts: str) -> Path:
+    """The path of a shipped file or folder (``asset("data", "tiny")``); `OcrPhasesError` if missing."""
+    package = Path(str(resources.files("ocr_phases")))
+    installed = package / "_assets"
+    path = (installed if installed.is_dir() else package.parent).joinpath(*parts)
+    if not path.exists():
+        raise OcrPhasesError(
+            f"{'/'.join(parts)} is missing here: install ocr_phases again."
+        )
+    return path

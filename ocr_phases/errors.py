@@ -1,0 +1,7 @@
+"""The package's own exception: every message is one sentence that says what to do."""
+
+from __future__ import annotations
+
+
+class OcrPhasesError(Exception):
+    """Bad input or an unusable environment; the command line prints it and exits with code 2."""

@@ -1,0 +1,92 @@
+"""What a measurement was taken with: versions, git state and the device."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ocr_phases
+from ocr_phases.measure.strategies import DECODE_BACKENDS
+
+
+def now() -> str:
+    """The time, ISO 8601 in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, Any]:
+    """Versions of everything a time depends on; None for what is not there."""
+    import tokenizers
+    import transformers
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+        "ocr_phases": ocr_phases.__version__,
+        "git": _git_state(),
+    }
+
+
+def describe_device(device: str) -> dict[str, Any]:
+    """Name, kind, memory in bytes and cores (multiprocessors on CUDA) of ``device``."""
+    if torch.device(device).type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {
+            "name": properties.name,
+            "kind": "cuda",
+            "memory_bytes": properties.total_memory,
+            "cores": properties.multi_processor_count,
+            "host": _cpu_name(),
+            "ceilings": None,
+        }
+    return {
+        "name": _cpu_name(),
+        "kind": "cpu",
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "cores": torch.get_num_threads(),
+        "host": _cpu_name(),
+        "ceilings": None,
+    }
+
+
+def attention_kernels(device: str) -> list[str]:
+    """The SDPA kernels the run may use, by name."""
+    if torch.device(device).type == "cuda":
+        return [backend.name.lower() for backend in DECODE_BACKENDS]
+    return ["default"]
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", path.read_text()) if path.exists() else None
+    return found[1] if found else None
+
+
+def _git_state() -> str | None:
+    """Commit of the source tree the package runs from, with ``-dirty`` behind it; None when installed."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,193 @@
+"""From whatever the user points at (a path, bytes, a PIL image, a page of a PDF) to one upright RGB page."""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from ocr_phases.errors import OcrPhasesError
+
+MAX_PIXELS = 2 * 89_478_485
+"""Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression bomb."""
+
+PDF_DPI = 144
+"""Resolution at which a page of a PDF is drawn, in dots per inch."""
+
+_PDF_PAGE = re.compile(r"(?P<file>.+\.pdf)#(?P<number>[^/\\]*)", re.IGNORECASE)
+_DECODER_ERRORS = (
+    OSError,  # includes Pillow's UnidentifiedImageError and its "image file is truncated"
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+def load_page(source: str | Path | bytes | Image.Image) -> tuple[Image.Image, bytes | None, str]:
+    """Load one page as ``(page, data, name)``.
+
+    ``page`` is an upright RGB uint8 image: EXIF orientation applied, first frame of an animation, converted
+    as `as_rgb` says, colour profiles ignored. ``data`` is the file as it was (None for a PIL image; the whole
+    PDF for a page of a PDF). ``name`` is the file's name without its folder, ``"image"`` for bytes or a PIL
+    image, and for a PDF it ends in ``#`` and the page's number.
+
+    ``"file.pdf#3"`` is the third page of a PDF, drawn at 144 dpi; without a number it is the first.
+
+    Raises OcrPhasesError for a file that is missing, a folder, empty, not an image, damaged, of no pixels or
+    of more than `MAX_PIXELS`, for a page that the PDF does not have, and for a PDF without the ``pdf`` extra.
+    """
+    if isinstance(source, Image.Image):
+        return _upright(source, "the image"), None, "image"
+    if isinstance(source, bytes):
+        data, name, suffix, number = source, "image", "", None
+    elif isinstance(source, (str, Path)):
+        data, name, suffix, number = _read(source)
+    else:
+        raise OcrPhasesError(f"A page is a path, bytes or a PIL image, not {type(source).__name__}.")
+    if not data:
+        raise OcrPhasesError(f"{name} is empty (0 bytes): save or download the page again.")
+    if suffix == ".pdf" or b"%PDF-" in data[:1024]:
+        number = 1 if number is None else number
+        return _draw_pdf_page(data, name, number), data, f"{name}#{number}"
+    return _decode(data, name), data, name
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The image in mode RGB, uint8; an RGB image comes back as it is.
+
+    Opaque images are converted by Pillow alone, as the vendor's preprocessing does. Two kinds deviate on
+    purpose, because the vendor's plain conversion makes them unreadable: pixels with transparency are laid on
+    white (the conversion drops alpha, which often leaves black on black), and 16-bit, 32-bit and float grey
+    is scaled to 0..255 (the conversion clips it to white). The recorded vendor cases have neither, so they
+    are unaffected.
+
+    Raises OcrPhasesError for an image of no pixels or of a mode that Pillow cannot convert.
+    """
+    if 0 in image.size:
+        raise OcrPhasesError(
+            f"The page has no pixels ({image.width} x {image.height}): give one of at least 1 x 1."
+        )
+    try:
+        if image.mode.startswith("I") or image.mode == "F":
+            return _scaled_grey(image).convert("RGB")
+        if image.has_transparency_data:
+            rgba = image.convert("RGBA")
+            alpha = rgba.getchannel("A")
+            if alpha.getextrema() != (255, 255):
+                page = Image.new("RGB", image.size, "white")
+                page.paste(rgba, mask=alpha)
+                return page
+        return image if image.mode == "RGB" else image.convert("RGB")
+    except ValueError as error:
+        raise OcrPhasesError(
+            f"Pages of mode {image.mode} cannot be converted: save it as an RGB PNG."
+        ) from error
+
+
+def _scaled_grey(image: Image.Image) -> Image.Image:
+    """Grey of more than 8 bits as 8 bits: by its nominal range, or stretched where values lie outside."""
+    values = np.nan_to_num(np.asarray(image).astype(np.float64))
+    low, high = float(values.min()), float(values.max())
+    ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
+    full = next((top for top in ranges if high <= top), 0.0)
+    if low < 0 or not full:
+        values, full = values - low, (high - low) or 1.0
+    return Image.fromarray(np.rint(values / full * 255).astype(np.uint8))
+
+
+def _upright(image: Image.Image, name: str) -> Image.Image:
+    """Decode the pixels, turn them as EXIF says, convert to RGB; a page of its own, without metadata."""
+    try:
+        image.load()
+    except _DECODER_ERRORS as error:
+        raise OcrPhasesError(
+            f"{name} is damaged or cut short ({error}): save or download it again."
+        ) from error
+    try:
+        turned = ImageOps.exif_transpose(image)
+    except _DECODER_ERRORS:  # unreadable EXIF says nothing about the pixels
+        turned = image.copy()
+    page = as_rgb(turned)
+    page.info.clear()
+    return page
+
+
+def _decode(data: bytes, name: str) -> Image.Image:
+    # Pillow warns from half of MAX_PIXELS on; a large scan is no bomb, and a real one is refused below.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            image = Image.open(io.BytesIO(data))
+        except Image.DecompressionBombError as error:
+            raise _too_large(name) from error
+        except _DECODER_ERRORS as error:
+            raise OcrPhasesError(
+                f"{name} is not an image that can be read: give a PNG, JPEG, TIFF, WebP or PDF file."
+            ) from error
+        with image:
+            if image.width * image.height > MAX_PIXELS:
+                raise _too_large(name)
+            return _upright(image, name)
+
+
+def _too_large(name: str) -> OcrPhasesError:
+    return OcrPhasesError(
+        f"{name} has more than {MAX_PIXELS // 10**6} megapixels: scale the page down first."
+    )
+
+
+def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
+    """A file's bytes, name, suffix in small letters, and the number behind ``.pdf#`` (None without one)."""
+    try:
+        path, number = Path(source).expanduser(), None
+        match = _PDF_PAGE.fullmatch(str(path))
+        if match and not path.exists():
+            path, number = Path(match["file"]), _page_number(match["number"])
+        if path.is_dir():
+            raise OcrPhasesError(f"{source!s} is a folder: give one page's file inside it.")
+        return path.read_bytes(), path.name, path.suffix.lower(), number
+    except FileNotFoundError as error:
+        raise OcrPhasesError(f"There is no file {source!s}: check the path.") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise OcrPhasesError(f"{source!s} cannot be opened ({error}): check the path.") from error
+
+
+def _page_number(text: str) -> int:
+    if not text.isdecimal():
+        raise OcrPhasesError(f"A page of a PDF is a number from 1, as in file.pdf#3, not {text!r}.")
+    return int(text)
+
+
+def _draw_pdf_page(data: bytes, name: str, number: int) -> Image.Image:
+    try:
+        import pypdfium2
+    except ImportError as error:
+        raise OcrPhasesError('Reading a PDF needs pypdfium2: pip install "ocr_phases[pdf]".') from error
+    try:
+        with pypdfium2.PdfDocument(data) as document:
+            if not 1 <= number <= len(document):
+                raise OcrPhasesError(f"{name} has no page {number}: choose one from 1 to {len(document)}.")
+            document.init_forms()  # without this, what was filled into a form is not drawn
+            page = document[number - 1]
+            scale = PDF_DPI / 72
+            width, height = page.get_size()
+            if width * height * scale**2 > MAX_PIXELS:
+                raise _too_large(f"{name}#{number}")
+            return as_rgb(page.render(scale=scale).to_pil())
+    except pypdfium2.PdfiumError as error:
+        raise OcrPhasesError(
+            f"{name} is not a PDF that can be read ({error}): remove its password or export it again."
+        ) from error

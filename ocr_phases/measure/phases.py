@@ -1,0 +1,287 @@
+"""The heart: prefill, one decode step, the decode loop. Plain functions over a loaded model.
+
+The rules of the two phases are checked while they run, at no cost on the device: eval mode, one token a
+step, no image argument in decode, one cache object that grows by exactly one entry a step. A broken rule
+is an `OcrPhasesError`, because a time measured under it would be of something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.families import Family, family_of
+from ocr_phases.measure.page import DeviceInputs
+from ocr_phases.measure.sampling import Sampler
+from ocr_phases.measure.timeline import NoTimeline, Timeline, stage_hooks
+
+
+@dataclass
+class DecodeState:
+    """What decode continues from. B rows; ``length`` is prompt plus decoded tokens in the cache.
+
+    ``ids`` are the generated ids on the host, one list a row; ``unread`` those still on the device.
+    """
+
+    family: Family
+    cache: Any
+    logits: Tensor  # [B, vocab], of the last position
+    attention_mask: Tensor  # int64 [B, length]
+    prompt_last: Tensor  # int64 [B], the prompt's last ids
+    token: Tensor  # int64 [B], the next step's input
+    length: int
+    lengths: list[int]  # of the cache, after the prefill and after every step
+    position_ids: Tensor | None  # int64 [B, 1] for padded rows, of the newest cache entry
+    sampler: Sampler
+    exact_mask: bool = False
+    sequence: Tensor | None = None  # int64 [B, length + 1], kept for logits processors only
+    prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
+    ids: list[list[int]] = field(default_factory=list)
+    unread: list[Tensor] = field(default_factory=list)
+
+    def choose(self, logits: Tensor) -> None:
+        """Take the next token from ``logits`` [B, vocab]."""
+        self.logits = logits
+        self.token = self.sampler(logits, self.sequence)
+        self.unread.append(self.token)
+        if self.sequence is not None:
+            self.sequence = torch.cat([self.sequence, self.token[:, None]], dim=1)
+
+    def read(self) -> list[list[int]]:
+        """Bring the unread tokens to the host in one copy: one list of B ids a step. Waits for the device."""
+        if not self.unread:
+            return []
+        new = [self.unread[0].tolist()] if len(self.unread) == 1 else torch.stack(self.unread).tolist()
+        self.unread.clear()
+        for row, tokens in enumerate(zip(*new, strict=True)):
+            self.ids[row].extend(tokens)
+        return new
+
+
+@torch.no_grad()
+def prefill(
+    model: nn.Module,
+    inputs: DeviceInputs,
+    timeline: Timeline | None = None,
+    *,
+    sampler: Sampler | None = None,
+    cache: Any = None,
+    all_logits: bool = False,
+    exact_mask: bool = False,
+) -> DecodeState:
+    """One forward over the whole prompt: vision, KV cache and the first token.
+
+    ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are computed
+    for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
+    ``cache`` may be handed in (a static one, say); else the model makes its own. ``exact_mask`` makes
+    decode hand the 2-D mask to the model also where nothing is padded. The first token is the argmax (or a
+    sample) of the last logits. Raises `OcrPhasesError` for a model in training mode.
+    """
+    family = family_of(model)
+    timeline = timeline or NoTimeline()
+    _check_eval(model)
+    batch, prompt_len = inputs.input_ids.shape
+    sampler = sampler or Sampler(device=inputs.input_ids.device)
+    views = family.views(inputs.pixel_values_local is not None)
+    with stage_hooks(model, family, timeline, views), timeline.in_phase("prefill"):
+        out = model(
+            **family.prefill_arguments(inputs),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=0 if all_logits else 1,
+        )
+        with timeline.span("sampling"):
+            state = DecodeState(
+                family=family,
+                cache=out.past_key_values,
+                logits=out.logits[:, -1],
+                attention_mask=inputs.attention_mask,
+                token=inputs.input_ids[:, -1],
+                length=prompt_len,
+                lengths=[prompt_len],
+                position_ids=None if inputs.position_ids is None else inputs.position_ids[:, -1:],
+                sampler=sampler,
+                exact_mask=exact_mask,
+                sequence=inputs.input_ids if sampler.needs_sequence else None,
+                prompt_last=inputs.input_ids[:, -1],
+                prefill_logits=out.logits if all_logits else None,
+                ids=[[] for _ in range(batch)],
+            )
+            state.choose(state.logits)
+            state.read()
+    _check_cache(state)
+    return state
+
+
+def redecode(state: DecodeState) -> None:
+    """Drop the first token and the last cache entry, so that decode makes token 1 in its step 0.
+
+    The tokens stay the same; step 0's time is then a decode time (``first_token="redecode"``).
+    """
+    state.cache.crop(-1)
+    state.length -= 1
+    state.attention_mask = state.attention_mask[:, :-1]
+    if state.position_ids is not None:
+        state.position_ids = state.position_ids - 1
+    if state.sequence is not None:
+        state.sequence = state.sequence[:, :-1]
+    if state.sampler.generator is not None:
+        state.sampler = state.sampler.restarted()
+    state.token = state.prompt_last
+    state.ids = [[] for _ in state.ids]
+
+
+@torch.no_grad()
+def decode_step(
+    model: nn.Module, state: DecodeState, timeline: Timeline | None = None, *, read: bool = True
+) -> Tensor:
+    """One forward of one token a row from the cache; returns the next token, int64 [B].
+
+    The attention mask grows by one column of ones before the step. ``read`` brings the token to the host
+    within the step, as a loop that looks for the end token must. Raises `OcrPhasesError` where a rule of
+    decode is broken.
+    """
+    timeline = timeline or NoTimeline()
+    _check_eval(model)
+    with timeline.span("decode_step"):
+        state.attention_mask = nn.functional.pad(state.attention_mask, (0, 1), value=1)
+        if state.position_ids is not None:
+            state.position_ids = state.position_ids + 1
+        arguments = state.family.step_arguments(state)
+        _check_step(state.family, arguments)
+        out = model(**arguments, use_cache=True, logits_to_keep=1)
+        _check_same_cache(state, out.past_key_values)
+        state.length += 1
+        state.lengths.append(state.length)
+        with timeline.span("sampling"):
+            state.choose(out.logits[:, -1])
+            if read:
+                state.read()
+    _check_cache(state)
+    return state.token
+
+
+@torch.no_grad()
+def decode(
+    model: nn.Module,
+    state: DecodeState,
+    max_new_tokens: int,
+    timeline: Timeline | None = None,
+    *,
+    eos_ids: Collection[int] = (),
+    pad_id: int = 0,
+    eos_check_every: int = 1,
+    on_tokens: Callable[[list[list[int]]], None] | None = None,
+) -> DecodeState:
+    """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token included.
+
+    Tokens are read, and the end looked for, every ``eos_check_every`` steps; what ran beyond the end is cut
+    from ``state.ids``, and rows that end early are filled with ``pad_id``. ``on_tokens`` gets the new ids of
+    each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``.
+    """
+    timeline = timeline or NoTimeline()
+    ended = [_has_ended(row, eos_ids) for row in state.ids]
+    budget = max_new_tokens - len(state.ids[0])
+    with stage_hooks(model, state.family, timeline, []), timeline.in_phase("decode"):
+        for step in range(budget):
+            if all(ended):
+                break
+            timeline.step = step
+            read = (step + 1) % eos_check_every == 0 or step + 1 == budget
+            seen = len(state.ids[0])
+            decode_step(model, state, timeline, read=read)
+            if not read:
+                continue
+            fresh = [row[seen:] for row in state.ids]
+            ended = [was or _has_ended(new, eos_ids) for was, new in zip(ended, fresh, strict=True)]
+            if on_tokens is not None:
+                on_tokens(fresh)
+            if any(ended):
+                done = torch.tensor(ended, device=state.token.device)
+                state.token = torch.where(done, pad_id, state.token)
+        timeline.step = None
+    rows = [until_end(row, eos_ids) for row in state.ids]
+    longest = max(map(len, rows))
+    state.ids = [row + [pad_id] * (longest - len(row)) for row in rows]
+    return state
+
+
+def generate(
+    model: nn.Module,
+    inputs: DeviceInputs,
+    max_new_tokens: int,
+    timeline: Timeline | None = None,
+    *,
+    sampler: Sampler | None = None,
+    first_token: str = "prefill",
+    exact_mask: bool = False,
+    **decode_options: Any,
+) -> DecodeState:
+    """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`."""
+    state = prefill(model, inputs, timeline, sampler=sampler, exact_mask=exact_mask)
+    if first_token == "redecode":
+        redecode(state)
+    return decode(model, state, max_new_tokens, timeline, **decode_options)
+
+
+def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
+    """``ids`` up to and with the first end token."""
+    for index, token in enumerate(ids):
+        if token in eos_ids:
+            return ids[: index + 1]
+    return ids
+
+
+def cache_length(cache: Any) -> int | None:
+    """Entries in a KV cache where the host knows it for free; None for a cache that counts on the device."""
+    length = cache.get_seq_length()
+    return length if isinstance(length, int) else None
+
+
+def cache_bytes_per_token(cache: Any) -> int:
+    """Bytes one cached token takes over all layers: keys and values of every head, for the whole batch."""
+    total = 0
+    for layer in cache.layers:
+        for tensor in (layer.keys, layer.values):
+            total += tensor[..., :1, :].numel() * tensor.element_size()
+    return total
+
+
+def _has_ended(ids: list[int], eos_ids: Collection[int]) -> bool:
+    return any(token in eos_ids for token in ids)
+
+
+def _check_eval(model: nn.Module) -> None:
+    if model.training:
+        raise OcrPhasesError("The model is in training mode: call model.eval() before measuring.")
+
+
+def _check_step(family: Family, arguments: dict[str, Any]) -> None:
+    width = arguments["input_ids"].shape[1]
+    if width != 1:
+        raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
+    leaked = [name for name in family.image_arguments if arguments.get(name) is not None]
+    if leaked:
+        raise OcrPhasesError(
+            f"Image arguments reached decode ({', '.join(leaked)}): pass them to prefill only."
+        )
+
+
+def _check_same_cache(state: DecodeState, returned: Any) -> None:
+    if returned is not state.cache:
+        raise OcrPhasesError(
+            "The model returned a new KV cache in decode: it must reuse the one it was given."
+        )
+
+
+def _check_cache(state: DecodeState) -> None:
+    length = cache_length(state.cache)
+    if length is not None and length != state.length:
+        raise OcrPhasesError(
+            f"The KV cache holds {length} tokens where {state.length} are right: it must grow by one a step."
+        )

@@ -1,0 +1,165 @@
+"""From finished runs to a `PhaseRun`: the parts of the record that say what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ocr_phases import record
+from ocr_phases.measure import environment, phases
+from ocr_phases.measure.page import PageInputs, valid_image_tokens
+from ocr_phases.measure.request import Request
+from ocr_phases.record import PhaseRun
+
+if TYPE_CHECKING:
+    from ocr_phases.measure.session import DeepSeekOCRSession
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run leaves: ``ids`` a row, peak bytes a phase, cache lengths after prefill and each step."""
+
+    packed: PageInputs
+    pages: list[list[tuple]]  # (image, bytes, name) of each page, a list a row
+    ids: list[list[int]]
+    spans: list[tuple]
+    peaks: dict[str, int | None]
+    lengths: list[int]
+    bytes_per_token: int
+
+
+def make_record(
+    session: DeepSeekOCRSession, request: Request, runs: Sequence[Run], memory_source: str | None
+) -> PhaseRun:
+    """One record of all measured ``runs`` of a request."""
+    first = runs[0]
+    columns = zip(*(span for run in runs for span in run.spans), strict=True)
+    phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
+    return PhaseRun(
+        created=environment.now(),
+        versions=environment.versions(),
+        device=environment.describe_device(session.device),
+        model=_describe_model(session, request),
+        pages=_describe_pages(request, first),
+        request={
+            **request.described(),
+            "prefill_len": first.packed.prefill_len,
+            "batch": first.packed.batch_size,
+        },
+        results=[_describe_row(session, request, ids) for ids in first.ids],
+        spans=record.make_spans(dict(zip(record.SPAN_COLUMNS, map(list, columns), strict=True))),
+        memory={
+            "source": memory_source,
+            "peak_bytes": {phase: [run.peaks[phase] for run in runs] for phase in phases_with_peak},
+            "weights_bytes": sum(p.numel() * p.element_size() for p in session.model.parameters()),
+        },
+        cache={
+            "lengths": first.lengths,
+            "bytes_per_token": first.bytes_per_token,
+            "bytes": [length * first.bytes_per_token for length in first.lengths],
+        },
+        checks=_checks(runs, request),
+    )
+
+
+def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text each id adds; joined they are the decoded text, special tokens included.
+
+    A character spread over several tokens belongs to the one that completes it; an id the tokenizer has no
+    text for shows as ``<id>``.
+    """
+    texts: list[str] = []
+    start = done = 0
+    for end in range(1, len(ids) + 1):
+        if ids[end - 1] >= len(tokenizer):
+            texts.append(f"<{ids[end - 1]}>")
+            start = done = end
+            continue
+        before = tokenizer.decode(ids[start:done])
+        now = tokenizer.decode(ids[start:end])
+        if now.endswith("\ufffd") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(now[len(before) :])
+        start, done = done, end
+    return texts
+
+
+def _describe_row(session: DeepSeekOCRSession, request: Request, ids: list[int]) -> dict[str, Any]:
+    eos = () if request.ignore_eos else (session.eos_id,)
+    ids = phases.until_end(ids, eos)
+    ended = ids[-1] in eos
+    texts = token_texts(session.tokenizer, ids) if request.return_text else [""] * len(ids)
+    return {
+        "ids": ids,
+        "token_texts": texts,
+        "text": "".join(texts[:-1] if ended else texts) if request.return_text else None,
+        "finish": "eos" if ended else "length",
+    }
+
+
+def _describe_pages(request: Request, run: Run) -> list[dict[str, Any]]:
+    described = []
+    views = iter(run.packed.views)
+    for row, pages in enumerate(run.pages):
+        for image, data, name in pages:
+            view = next(views)
+            described.append(
+                {
+                    **record.describe_page(image, data, name, embed=request.embed_page),
+                    "row": row,
+                    "preset": request.preset,
+                    "grid": list(view.grid),
+                    "image_tokens": run.packed.image_tokens[row],
+                    "text_tokens": run.packed.text_tokens[row],
+                    "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
+                }
+            )
+    return described
+
+
+def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, Any]:
+    checkpoint, model = session.checkpoint, session.model
+    text_config = model.config.get_text_config()
+    return {
+        "name": checkpoint.name,
+        "source": checkpoint.source,
+        "revision": checkpoint.revision,
+        "family": session.family.name,
+        "implementation": session.family.implementation,
+        "class": type(model).__name__,
+        "dtype": str(session.dtype).removeprefix("torch."),
+        "attention": model.config._attn_implementation,
+        "attention_kernels": environment.attention_kernels(session.device),
+        "experts": getattr(text_config, "_experts_implementation", None),
+        "strategy": request.strategy,
+        "parameters": session.family.parameters(model),
+        "config": checkpoint.config,
+    }
+
+
+def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
+    """What the repeats agree on, and the rules that held (a broken one stops the measurement)."""
+    same = all(run.ids == runs[0].ids for run in runs)
+    checks = [
+        {
+            "name": "repeats_agree",
+            "verdict": "pass" if same else "fail",
+            "expected": "every repeat generates the same tokens",
+            "measured": f"{len(runs)} repeats, {'equal' if same else 'different'} tokens",
+        }
+    ]
+    if request.generate:
+        return checks
+    lengths = runs[0].lengths
+    steps = f"{len(lengths) - 1} steps"
+    for name, expected, measured in (
+        ("eval_mode", "the model is in eval mode in every phase", "looked at before every forward"),
+        ("single_token_steps", "one token a row in each decode step", steps),
+        ("no_image_arguments_in_decode", "no image argument carries a value in decode", steps),
+        ("cache_reused", "one KV cache object through all steps", steps),
+        ("cache_growth", "one more entry a step", f"{lengths[0]} to {lengths[-1]} entries"),
+    ):
+        checks.append({"name": name, "verdict": "pass", "expected": expected, "measured": measured})
+    return checks

@@ -1,0 +1,102 @@
+"""Which token comes next: greedy, or sampled by transformers' logits processors with a seeded generator."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ocr_phases.errors import OcrPhasesError
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How the next token is chosen; ``temperature=0`` means greedy, ``top_k=0`` and ``top_p=1`` mean off."""
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    no_repeat_ngram_size: int = 0
+
+    @classmethod
+    def from_infer(cls, infer: dict[str, Any] | None) -> SamplingSettings:
+        """Read an ``infer`` mapping; `OcrPhasesError` for an unknown key or a value out of range."""
+        infer = dict(infer or {})
+        known = [item.name for item in fields(cls)]
+        unknown = sorted(set(infer) - set(known))
+        if unknown:
+            raise OcrPhasesError(f"infer does not know {', '.join(unknown)}; it knows {', '.join(known)}.")
+        if infer.get("do_sample") and infer.get("temperature") == 0:
+            raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
+        if infer.get("temperature") == 0:
+            infer.update(do_sample=False, temperature=1.0)
+        elif "temperature" in infer and "do_sample" not in infer:
+            infer["do_sample"] = True
+        settings = cls(**infer)
+        for name, good, wanted in (
+            ("temperature", settings.temperature > 0, "0 or more"),
+            ("top_p", 0 < settings.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", settings.top_k >= 0, "0 or more"),
+            ("no_repeat_ngram_size", settings.no_repeat_ngram_size >= 0, "0 or more"),
+        ):
+            if not good:
+                raise OcrPhasesError(f"infer's {name} is {getattr(settings, name)}: it must be {wanted}.")
+        return settings
+
+    def as_generate(self) -> dict[str, Any]:
+        """The same settings as keyword arguments of ``generate()``."""
+        arguments = asdict(self)
+        if not self.do_sample:
+            arguments = {"do_sample": False, "no_repeat_ngram_size": self.no_repeat_ngram_size}
+        return arguments
+
+
+class Sampler:
+    """Chooses tokens from logits. Processors run in ``generate()``'s order on float32 logits."""
+
+    def __init__(
+        self, settings: SamplingSettings | None = None, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        from transformers import generation
+
+        self.settings = settings or SamplingSettings()
+        self.seed, self.device = seed, device
+        self.processors = generation.LogitsProcessorList()
+        self.generator: torch.Generator | None = None
+        if self.settings.no_repeat_ngram_size:
+            self.processors.append(
+                generation.NoRepeatNGramLogitsProcessor(self.settings.no_repeat_ngram_size)
+            )
+        if self.settings.do_sample:
+            self.generator = torch.Generator(device).manual_seed(seed)
+            if self.settings.temperature != 1.0:
+                self.processors.append(generation.TemperatureLogitsWarper(self.settings.temperature))
+            if self.settings.top_k:
+                self.processors.append(generation.TopKLogitsWarper(self.settings.top_k))
+            if self.settings.top_p < 1.0:
+                self.processors.append(generation.TopPLogitsWarper(self.settings.top_p))
+
+    def restarted(self) -> Sampler:
+        """The same sampler with its generator back at the seed."""
+        return Sampler(self.settings, self.seed, self.device)
+
+    def __call__(self, logits: Tensor, sequence: Tensor | None) -> Tensor:
+        """Next token ids, int64 [B], for the last position's ``logits`` [B, vocab].
+
+        ``sequence`` int64 [B, length] is prompt plus generated ids, read by processors only (see
+        `needs_sequence`).
+        """
+        if not self.processors and self.generator is None:
+            return logits.argmax(dim=-1)
+        scores = self.processors(sequence, logits.float())
+        if self.generator is None:
+            return scores.argmax(dim=-1)
+        return torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator).squeeze(1)
+
+    @property
+    def needs_sequence(self) -> bool:
+        """Whether the ids so far must be kept for a processor."""
+        return bool(self.processors)

@@ -1,0 +1,291 @@
+"""DeepSeekOCRSession: a loaded model and what to call on it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure import phases
+from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.measure.families import family_of
+from ocr_phases.measure.images import load_page
+from ocr_phases.measure.page import DeviceInputs, PageInputs, get_preset, make_views, pack
+from ocr_phases.measure.recorder import Run, make_record
+from ocr_phases.measure.request import Page, Request, make_rows
+from ocr_phases.measure.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.strategies import decode_attention
+from ocr_phases.measure.timeline import NoTimeline, PeakMemory, Timeline
+from ocr_phases.record import PhaseRun
+
+
+class DeepSeekOCRSession:
+    """A loaded DeepSeek-OCR model, its tokenizer and device.
+
+    ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: str, dtype: torch.dtype) -> None:
+        self.checkpoint = checkpoint
+        self.model: Any = checkpoint.model
+        self.tokenizer = checkpoint.tokenizer
+        self.family = family_of(self.model)
+        self.device = device
+        self.dtype = dtype
+
+    # -- loading ----------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        model: str = "tiny",
+        *,
+        device: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
+    ) -> DeepSeekOCRSession:
+        """Load ``tiny``, ``dummy`` (random full-size weights), a checkpoint folder or a hub id.
+
+        ``device`` is auto, cpu or cuda; ``dtype`` float32, bfloat16 or float16, by default bfloat16 on CUDA
+        and float32 on the CPU. ``revision`` pins a hub id. Raises `OcrPhasesError` for what cannot be had.
+        """
+        device = resolve_device(device)
+        torch_dtype = resolve_dtype(dtype, device)
+        checkpoint = load_checkpoint(model, device=device, dtype=torch_dtype, revision=revision)
+        return cls(checkpoint, device, torch_dtype)
+
+    @classmethod
+    def from_local(
+        cls, folder: str | Path, *, device: str = "auto", dtype: str | torch.dtype | None = None
+    ) -> DeepSeekOCRSession:
+        """Load a checkpoint folder, and nothing but a folder."""
+        device = resolve_device(device)
+        torch_dtype = resolve_dtype(dtype, device)
+        checkpoint = load_checkpoint(str(folder), device=device, dtype=torch_dtype, local_only=True)
+        return cls(checkpoint, device, torch_dtype)
+
+    # -- the phases, one by one -------------------------------------------------------------------
+
+    def prepare(
+        self,
+        page: Page | Sequence[Page],
+        *,
+        preset: str | None = None,
+        prompt: str | Sequence[str] = "markdown",
+        grounding: bool = True,
+    ) -> PageInputs:
+        """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
+
+        ``preset`` defaults to the model's own. See `ocr_phases.measure.page` for the rules and errors.
+        """
+        rows, prompts = make_rows(page, prompt, grounding)
+        return self._pack(rows, preset or self.checkpoint.default_preset, prompts, NoTimeline())[0]
+
+    def run_prefill(
+        self, inputs: PageInputs | DeviceInputs, timeline: Timeline | None = None, **options: Any
+    ) -> phases.DecodeState:
+        """`phases.prefill` on this session's model and device."""
+        if isinstance(inputs, PageInputs):
+            inputs = inputs.to(self.device, self.dtype)
+        with self._execution():
+            return phases.prefill(self.model, inputs, timeline, **options)
+
+    def run_decode_step(self, state: phases.DecodeState, timeline: Timeline | None = None) -> Tensor:
+        """`phases.decode_step`: one more token a row, int64 [B]."""
+        with self._execution():
+            return phases.decode_step(self.model, state, timeline)
+
+    # -- the measurement --------------------------------------------------------------------------
+
+    def run_inference(
+        self,
+        page: Page | Sequence[Page],
+        prompt: str | Sequence[str] = "markdown",
+        *,
+        preset: str | None = None,
+        max_new_tokens: int = 512,
+        infer: dict[str, Any] | None = None,
+        grounding: bool = True,
+        return_text: bool = True,
+        ignore_eos: bool | None = None,
+        eos_check_every: int = 1,
+        first_token: str = "prefill",
+        repeats: int = 3,
+        warmup: int = 1,
+        seed: int = 0,
+        strategy: str = "eager",
+        exact_mask: bool = False,
+        autocast: bool = False,
+        embed_page: bool = True,
+        generate: bool = False,
+        on_tokens: Callable[[int, list[list[int]]], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> PhaseRun:
+        """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
+
+        Each run prepares the page, prefills and decodes up to ``max_new_tokens`` (the prefill's token
+        counted) from the same inputs and seed. ``infer`` sets sampling (`SamplingSettings`; temperature 0 is
+        greedy, and is the default). ``generate=True`` times ``model.generate()`` in place of the two phases.
+        ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
+        of the record, ``return_text=False`` the text. ``on_tokens(repeat, new ids a row)`` is called while
+        decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
+
+        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold.
+        """
+        rows, prompts = make_rows(page, prompt, grounding)
+        request = Request(
+            pages=rows,
+            prompt=prompt if isinstance(prompt, str) else prompts[0],
+            prompts=prompts,
+            preset=preset or self.checkpoint.default_preset,
+            max_new_tokens=max_new_tokens,
+            infer=SamplingSettings.from_infer(infer),
+            grounding=grounding,
+            return_text=return_text,
+            ignore_eos=self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
+            eos_check_every=eos_check_every,
+            first_token=first_token,
+            repeats=repeats,
+            warmup=warmup,
+            seed=seed,
+            strategy=strategy,
+            exact_mask=exact_mask,
+            autocast=autocast,
+            embed_page=embed_page,
+            generate=generate,
+        )
+        memory = PeakMemory(self.device)
+        runs = []
+        for number in range(-warmup, repeats):
+            notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
+            run = self._run_once(request, number, memory, notify)
+            if number >= 0:
+                runs.append(run)
+            if progress is not None:
+                progress(number + warmup + 1, warmup + repeats)
+        return make_record(self, request, runs, memory.source)
+
+    def _run_once(
+        self,
+        request: Request,
+        number: int,
+        memory: PeakMemory,
+        on_tokens: Callable[[list[list[int]]], None] | None,
+    ) -> Run:
+        """Prepare, prefill and decode once (or prepare and ``model.generate()``)."""
+        timeline = Timeline(self.device)
+        with memory.of("prepare"), timeline.in_phase("prepare"):
+            packed, pages = self._pack(request.pages, request.preset, request.prompts, timeline)
+            with timeline.span("transfer"):
+                inputs = packed.to(self.device, self.dtype)
+        self._check_length(packed, request)
+        lengths: list[int] = []
+        bytes_per_token = 0
+        with self._execution(request.autocast):
+            if request.generate:
+                with memory.of("generate"), timeline.in_phase("generate"):
+                    ids = self._generate(inputs, request)
+            else:
+                sampler = Sampler(request.infer, request.seed, self.device)
+                with memory.of("prefill"):
+                    state = phases.prefill(
+                        self.model, inputs, timeline, sampler=sampler, exact_mask=request.exact_mask
+                    )
+                bytes_per_token = phases.cache_bytes_per_token(state.cache)
+                if request.first_token == "redecode":
+                    phases.redecode(state)
+                with memory.of("decode"):
+                    phases.decode(
+                        self.model,
+                        state,
+                        request.max_new_tokens,
+                        timeline,
+                        eos_ids=() if request.ignore_eos else (self.eos_id,),
+                        pad_id=self.pad_id,
+                        eos_check_every=request.eos_check_every,
+                        on_tokens=on_tokens,
+                    )
+                ids, lengths = state.ids, state.lengths
+        return Run(packed, pages, ids, timeline.rows(number), memory.taken(), lengths, bytes_per_token)
+
+    def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:
+        """The same request through ``model.generate()``: one list of new ids a row."""
+        ends: dict[str, Any] = {"eos_token_id": self.eos_id}
+        if request.ignore_eos:
+            ends = {"eos_token_id": None, "min_new_tokens": request.max_new_tokens}
+        if request.infer.do_sample:
+            torch.manual_seed(request.seed)
+        arguments = self.family.prefill_arguments(inputs)
+        with torch.no_grad():
+            whole = self.model.generate(
+                **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
+                max_new_tokens=request.max_new_tokens,
+                pad_token_id=self.pad_id,
+                **ends,
+                **request.infer.as_generate(),
+            )
+        return whole[:, inputs.input_ids.shape[1] :].tolist()
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _pack(
+        self, rows: list[list[Page]], preset_name: str, prompts: list[str], timeline: Timeline
+    ) -> tuple[PageInputs, list[list[tuple]]]:
+        """Load, cut and tokenise; also gives each page as (image, bytes, name)."""
+        preset = get_preset(preset_name)
+        with timeline.span("load_image"):
+            pages = [[load_page(page) for page in row] for row in rows]
+            views = [[make_views(image, preset) for image, _, _ in row] for row in pages]
+        with timeline.span("tokenizer"):
+            packed = pack(
+                views,
+                prompts,
+                self._encode,
+                image_token_id=self.checkpoint.image_token_id,
+                bos_token_id=self._text_config.bos_token_id,
+                pad_token_id=self.pad_id,
+            )
+        return packed, pages
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @property
+    def _text_config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
+    def eos_id(self) -> int:
+        """The id that ends a generation."""
+        return self._text_config.eos_token_id
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows: the tokenizer's pad token, else the end token."""
+        pad = self.tokenizer.pad_token_id
+        return self.eos_id if pad is None else pad
+
+    @contextlib.contextmanager
+    def _execution(self, autocast: bool = False) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(decode_attention(self.device))
+            if autocast:
+                stack.enter_context(torch.autocast(torch.device(self.device).type, torch.bfloat16))
+            yield
+
+    def _check_length(self, packed: PageInputs, request: Request) -> None:
+        limit = self._text_config.max_position_embeddings
+        wanted = packed.prefill_len + request.max_new_tokens
+        if wanted > limit:
+            room = limit - packed.prefill_len
+            advice = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
+            raise OcrPhasesError(
+                f"{packed.prefill_len} prompt tokens and {request.max_new_tokens} new ones exceed the "
+                f"model's {limit} positions: {advice}."
+            )

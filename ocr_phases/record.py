@@ -1,0 +1,337 @@
+"""PhaseRun: what one measurement is, as a file and as tables.
+
+The record stands between the half that measures (torch, a model) and the half that reads and draws
+(numpy, pandas). It alone draws everything, so it carries the page, the tokens and every raw span.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import write_atomic
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SCHEMA = 1
+
+#: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
+#: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
+SPAN_COLUMNS = (
+    "repeat",
+    "phase",
+    "stage",
+    "view",
+    "step",
+    "device_start_ms",
+    "device_ms",
+    "host_start_ms",
+    "host_ms",
+)
+TOKEN_COLUMNS = (
+    "index",
+    "id",
+    "text",
+    "source",
+    "step",
+    "cache_len",
+    "region",
+    "device_ms",
+    "device_ms_p10",
+    "device_ms_p90",
+    "host_ms",
+)
+VISION_STAGES = ("sam", "clip", "projector")
+#: What closure adds up and divides by the whole prefill.
+PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "decoder", "lm_head", "sampling")
+
+_EMBED_BYTES = 2_000_000
+_EMBED_SIDE = 2_000
+
+
+@dataclass(frozen=True, eq=False)
+class PhaseRun:
+    """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
+
+    Reads like a mapping of its headline figures (``run["prefill_ms"]``, see `summary`) and gives its raw
+    data as tables (`spans`, `token_table`). Fields hold plain JSON values except `spans`.
+
+    A batch has one entry a row in ``results`` and one a page in ``pages`` (each names its ``row``).
+    """
+
+    created: str  # ISO 8601, UTC
+    versions: dict[str, Any]
+    device: dict[str, Any]
+    model: dict[str, Any]
+    pages: list[dict[str, Any]]
+    request: dict[str, Any]
+    results: list[dict[str, Any]]
+    spans: pd.DataFrame
+    memory: dict[str, Any]
+    cache: dict[str, Any]
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    # -- headline figures -------------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> Any:
+        return self.summary()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.summary())
+
+    def keys(self) -> list[str]:
+        """The names `summary` gives."""
+        return list(self.summary())
+
+    def summary(self) -> dict[str, Any]:
+        """Headline figures; times are milliseconds on the device clock, medians over repeats.
+
+        ``ttft_ms`` (time to first token) is prepare plus prefill. Inter-token latency pools the decode
+        steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
+        ``tokens_per_s`` is steps times batch over the whole decode phase. ``closure`` is the sum of the
+        prefill's stages over the whole prefill.
+        """
+        steps = self.stage_ms("decode_step")
+        decode_ms = self._phase_ms("decode")
+        prefill_ms = self._phase_ms("prefill")
+        prepare_ms = self._phase_ms("prepare")
+        vision = {f"{stage}_ms": self._median("prefill", stage) for stage in VISION_STAGES}
+        stage_sum = sum(self._per_repeat("prefill", stage) for stage in PREFILL_STAGES)
+        whole = self._per_repeat("prefill", "prefill")
+        peaks = self.memory.get("peak_bytes", {})
+        return {
+            "prefill_ms": prefill_ms,
+            "decode_ms": decode_ms,
+            "tokens": self.token_count,
+            "prefill_len": self.request["prefill_len"],
+            "vision_ms": _median(sum(self._per_repeat("prefill", stage) for stage in VISION_STAGES)),
+            **vision,
+            "text": self.text,
+            "prepare_ms": prepare_ms,
+            "ttft_ms": None if prefill_ms is None else (prepare_ms or 0.0) + prefill_ms,
+            "vision_fusion_ms": self._median("prefill", "vision_fusion"),
+            "prefill_decoder_ms": self._median("prefill", "decoder"),
+            "closure": _median(stage_sum / whole) if whole.all() else None,
+            "decode_steps": int(self._decode_steps().max()) if len(steps) else 0,
+            "inter_token_ms": _quantile(steps, 0.5),
+            "inter_token_ms_p90": _quantile(steps, 0.9),
+            "inter_token_ms_p99": _quantile(steps, 0.99),
+            "tokens_per_s": self._tokens_per_s(),
+            "generate_ms": self._phase_ms("generate"),
+            "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
+            "decode_peak_bytes": max(peaks.get("decode", []), default=None),
+            "kv_cache_bytes": max(self.cache.get("bytes", []), default=None),
+        }
+
+    @property
+    def page(self) -> dict[str, Any]:
+        """The first page."""
+        return self.pages[0]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The first row's result: ``ids``, ``token_texts``, ``text``, ``finish``."""
+        return self.results[0]
+
+    @property
+    def text(self) -> str | None:
+        """The first row's text without the end token; None where the run kept no text."""
+        return self.result["text"]
+
+    @property
+    def token_count(self) -> int:
+        """Generated tokens of the first row, the end token included."""
+        return len(self.result["ids"])
+
+    @property
+    def repeats(self) -> list[int]:
+        """The numbers of the measured repeats."""
+        return sorted(int(number) for number in self.spans["repeat"].unique())
+
+    # -- tables -----------------------------------------------------------------------------------
+
+    def stage_ms(self, stage: str, phase: str | None = None, clock: str = "device_ms") -> np.ndarray:
+        """Times of one stage in ms, float64, one a span, in recorded order (repeat, then step)."""
+        rows = self.spans[self.spans["stage"] == stage]
+        if phase is not None:
+            rows = rows[rows["phase"] == phase]
+        return rows[clock].to_numpy(dtype=np.float64)
+
+    @property
+    def token_table(self) -> pd.DataFrame:
+        """`tokens_of` the first row."""
+        return self.tokens_of(0)
+
+    def tokens_of(self, row: int) -> pd.DataFrame:
+        """One row a generated token of batch row ``row``: columns `TOKEN_COLUMNS`.
+
+        ms are medians over repeats of the decode step that made the token (p10 and p90 beside them);
+        missing for a token that came from the prefill. ``region`` is the index of the grounding region the
+        token belongs to, -1 before the first. In a batch a step's time is the whole batch's.
+        """
+        from ocr_phases.analyse.grounding import parse_grounding, token_regions
+
+        result = self.results[row]
+        ids, texts = result["ids"], result["token_texts"]
+        redecode = self.request.get("first_token") == "redecode"
+        index = np.arange(len(ids))
+        step = pd.array(index if redecode else index - 1, dtype="Int64")
+        if not redecode:
+            step[:1] = pd.NA
+        table = pd.DataFrame({"index": index, "id": ids, "text": texts})
+        table["source"] = np.where(step.isna(), "prefill", "decode")
+        table["step"] = step
+        lengths = self.cache.get("lengths", [])
+        # After the prefill the cache holds lengths[0]; step s leaves lengths[s + 1].
+        after = [0 if number is pd.NA else int(number) + 1 for number in step]
+        table["cache_len"] = pd.array(
+            [lengths[number] if number < len(lengths) else pd.NA for number in after], dtype="Int64"
+        )
+        table["region"] = token_regions(parse_grounding("".join(texts)), texts)
+        spans = self.spans[self.spans["stage"] == "decode_step"]
+        grouped = spans.groupby("step")
+        for column, values in {
+            "device_ms": grouped["device_ms"].median(),
+            "device_ms_p10": grouped["device_ms"].quantile(0.1),
+            "device_ms_p90": grouped["device_ms"].quantile(0.9),
+            "host_ms": grouped["host_ms"].median(),
+        }.items():
+            table[column] = table["step"].map(values).astype("float64")
+        return table[list(TOKEN_COLUMNS)]
+
+    def page_image(self, number: int = 0) -> Image | None:
+        """The embedded page as an upright RGB image; None where it was left out of the record."""
+        from ocr_phases.measure.images import load_page
+
+        data = self.pages[number].get("data")
+        return None if data is None else load_page(base64.b64decode(data))[0]
+
+    # -- the file ---------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON values; spans become one list a column."""
+        record = {item.name: getattr(self, item.name) for item in fields(self)}
+        record["spans"] = {
+            name: [None if value is pd.NA else value for value in self.spans[name].tolist()]
+            for name in SPAN_COLUMNS
+        }
+        return {"schema": record.pop("schema"), **record}
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
+        """The inverse of `to_dict`; `OcrPhasesError` for another schema or a record that misses a part."""
+        if not isinstance(record, dict) or "schema" not in record:
+            raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
+        if record["schema"] != SCHEMA:
+            raise OcrPhasesError(
+                f"This record has schema {record['schema']}, this version reads schema {SCHEMA}: "
+                "install the ocr_phases version that wrote it."
+            )
+        names = [item.name for item in fields(cls)]
+        missing = [name for name in names if name not in record]
+        if missing:
+            raise OcrPhasesError(f"This record misses {', '.join(missing)}: it is damaged or was cut short.")
+        values = {name: record[name] for name in names}
+        try:
+            values["spans"] = make_spans(values["spans"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise OcrPhasesError(f"This record's span table is damaged ({error}).") from error
+        return cls(**values)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record as JSON, atomically; `OcrPhasesError` where the file cannot be written."""
+        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return write_atomic(path, text.encode() + b"\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> PhaseRun:
+        """Read a record that `save` wrote; `OcrPhasesError` for anything else."""
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
+        except ValueError as error:
+            raise OcrPhasesError(f"{path} is not a record: it is no JSON ({error}).") from error
+        try:
+            return cls.from_dict(record)
+        except OcrPhasesError as error:
+            raise OcrPhasesError(f"{path}: {error}") from error
+
+    # -- arithmetic -------------------------------------------------------------------------------
+
+    def _per_repeat(self, phase: str, stage: str, clock: str = "device_ms") -> np.ndarray:
+        """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zeros where it has none."""
+        rows = self.spans[(self.spans["phase"] == phase) & (self.spans["stage"] == stage)]
+        sums = rows.groupby("repeat")[clock].sum()
+        return np.asarray([sums.get(number, 0.0) for number in self.repeats], dtype=np.float64)
+
+    def _median(self, phase: str, stage: str) -> float | None:
+        present = ((self.spans["phase"] == phase) & (self.spans["stage"] == stage)).any()
+        return _median(self._per_repeat(phase, stage)) if present else None
+
+    def _phase_ms(self, phase: str) -> float | None:
+        return self._median(phase, phase)
+
+    def _decode_steps(self) -> np.ndarray:
+        steps = self.spans[self.spans["stage"] == "decode_step"].groupby("repeat").size()
+        return np.asarray([steps.get(number, 0) for number in self.repeats])
+
+    def _tokens_per_s(self) -> float | None:
+        whole, steps = self._per_repeat("decode", "decode"), self._decode_steps()
+        if not steps.any() or not whole.all():
+            return None
+        return _median(steps * len(self.results) / whole * 1000.0)
+
+
+def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
+    """A span table from one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
+    table = pd.DataFrame({name: columns[name] for name in SPAN_COLUMNS if name != "step"})
+    table.insert(SPAN_COLUMNS.index("step"), "step", pd.array(columns["step"], dtype="Int64"))
+    times = [name for name in SPAN_COLUMNS if name.endswith("_ms")]
+    return table.astype({"repeat": "int64", **dict.fromkeys(times, "float64")})
+
+
+def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:
+    """The record's part about a page file: name, SHA-256, pixel size and the page itself.
+
+    ``image`` is the upright RGB page, ``data`` the file's bytes where it came from an image file. Embedded
+    are an image file's bytes up to 2 MB, else a JPEG of at most 2,000 px; ``embed=False`` leaves both out.
+    The hash is of the file, or of the raw pixels where there is no file.
+    """
+    page: dict[str, Any] = {
+        "file": name,
+        "sha256": hashlib.sha256(image.tobytes() if data is None else data).hexdigest(),
+        "width": image.width,
+        "height": image.height,
+        "data": None,
+    }
+    if embed:
+        if data is None or len(data) > _EMBED_BYTES or data.startswith(b"%PDF"):
+            small = image.copy()
+            small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
+            buffer = io.BytesIO()
+            small.save(buffer, "JPEG", quality=90)
+            data = buffer.getvalue()
+        page["data"] = base64.b64encode(data).decode()
+    return page
+
+
+def _median(values: np.ndarray | float | int) -> float | None:
+    values = np.asarray(values, dtype=np.float64)
+    return float(np.median(values)) if values.size else None
+
+
+def _quantile(values: np.ndarray, q: float) -> float | None:
+    return float(np.quantile(values, q)) if len(values) else None

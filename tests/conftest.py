@@ -1,0 +1,30 @@
+"""Shared fixtures: the recorded vendor data and loaded models, made once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ocr_phases import DeepSeekOCRSession
+
+GOLDEN = Path(__file__).parent / "golden"
+PAGES = Path(__file__).parents[1] / "data" / "pages"
+SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=1280,sam_layers=1,clip_layers=1"
+
+
+@pytest.fixture(scope="session")
+def golden_session() -> DeepSeekOCRSession:
+    return DeepSeekOCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def tiny_session() -> DeepSeekOCRSession:
+    return DeepSeekOCRSession.load("tiny", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def golden_forward() -> dict[str, torch.Tensor]:
+    return load_file(GOLDEN / "forward.safetensors")

@@ -1,0 +1,643 @@
+"""Pages, prompts and batches: the recorded vendor preprocessing, every kind of page, and bad input."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import re
+import sys
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.numpy import load_file
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure import images
+from ocr_phases.measure.page import (
+    PRESETS,
+    PROMPTS,
+    PageInputs,
+    PageViews,
+    Preset,
+    crop_grid,
+    get_preset,
+    image_token_count,
+    load_page,
+    make_views,
+    pack,
+    resolve_prompt,
+    valid_image_tokens,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+RECORDED: dict[str, Any] = json.loads((GOLDEN / "preprocess.json").read_text())
+POOLED = load_file(GOLDEN / "preprocess.safetensors")
+IMAGE_ID, BOS, PAD = 300, 0, 1
+
+
+def stand_in(text: str) -> list[int]:
+    """The tokenizer that the golden cases were recorded with."""
+    return [2 + byte % 250 for byte in text.encode()]
+
+
+def batch(views: list[list[PageViews]], prompts: list[str]) -> PageInputs:
+    return pack(views, prompts, stand_in, image_token_id=IMAGE_ID, bos_token_id=BOS, pad_token_id=PAD)
+
+
+def blank(width: int, height: int, colour: str = "white") -> Image.Image:
+    return Image.new("RGB", (width, height), colour)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def pooled(pixels: np.ndarray) -> np.ndarray:
+    """[S, S, 3] averaged to [3, 32, 32]."""
+    cell = len(pixels) // 32
+    return pixels.reshape(32, cell, 32, cell, 3).mean(axis=(1, 3)).transpose(2, 0, 1)
+
+
+# The recorded vendor preprocessing
+
+
+@pytest.mark.parametrize("name", RECORDED["cases"])
+def test_recorded_case(name: str) -> None:
+    case = RECORDED["cases"][name]
+    page, data, file_name = load_page(GOLDEN / "pages" / case["file"])
+    assert file_name == case["file"]
+    assert data == (GOLDEN / "pages" / case["file"]).read_bytes()
+    preset = get_preset(case["preset"])
+    assert (preset.base_size, preset.image_size) == (case["base_size"], case["image_size"])
+    views = make_views(page, preset)
+    assert views.size == page.size
+    assert [list(views.grid)] == case["spatial_crop"]
+    assert bool(len(views.crops)) == case["crops_used"]
+    assert image_token_count(preset, views.grid) == case["image_tokens"]
+
+    inputs = batch([[views]], [RECORDED["prompt"].strip()])
+    assert inputs.prefill_len == case["input_len"]
+    assert inputs.image_tokens == (case["image_tokens"],)
+    assert inputs.text_tokens == (case["input_len"] - case["image_tokens"],)
+    first, last = case["mask_first"], case["mask_last"]
+    assert inputs.images_seq_mask[0].nonzero().flatten().tolist() == list(range(first, last + 1))
+    ids = inputs.input_ids[0].tolist()
+    assert ids[:first] == case["text_ids_head"]
+    assert ids[last + 1 :] == case["text_ids_tail"]
+    assert ids[first : last + 1] == [IMAGE_ID] * case["image_tokens"]
+
+    pixels = inputs.pixel_values(torch.float32)
+    assert list(pixels.shape) == case["ori_shape"]
+    channels_first = views.global_view.transpose(2, 0, 1)
+    if PIL.__version__.split(".")[0] == RECORDED["pillow"].split(".")[0]:
+        assert hashlib.sha256(channels_first.tobytes()).hexdigest() == case["ori_sha256"]
+    assert np.abs(pooled(views.global_view) - POOLED[f"{name}.ori32"][0]).max() <= 1
+    if case["crops_used"]:
+        local = inputs.pixel_values_local(torch.float32)
+        assert local is not None
+        assert list(local.shape) == case["crop_shape"]
+        tiles = np.stack([pooled(crop) for crop in views.crops])
+        assert np.abs(tiles - POOLED[f"{name}.crop32"]).max() <= 1
+    else:
+        assert inputs.pixel_values_local(torch.float32) is None
+
+
+def test_the_recording_is_whole() -> None:
+    assert len(RECORDED["cases"]) == 45
+    assert {case["preset"] for case in RECORDED["cases"].values()} == set(PRESETS)
+
+
+# Presets and prompts
+
+
+def test_presets() -> None:
+    counts = {name: image_token_count(preset, (1, 1)) for name, preset in PRESETS.items()}
+    assert counts == {"tiny": 73, "small": 111, "base": 273, "large": 421, "gundam": 273}
+    assert image_token_count(PRESETS["gundam"], (2, 3)) == 903
+    with pytest.raises(
+        OcrPhasesError, match="no preset 'huge': choose one of tiny, small, base, large, gundam"
+    ):
+        get_preset("huge")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "grounding", "text"),
+    [
+        ("markdown", True, "<image>\n<|grounding|>Convert the document to markdown."),
+        ("markdown", False, "<image>\n<|grounding|>Convert the document to markdown."),
+        ("ocr", True, "<image>\n<|grounding|>OCR this image."),
+        (" free ", True, "<image>\nFree OCR."),
+        ("figure", True, "<image>\nParse the figure."),
+        ("describe", True, "<image>\nDescribe this image in detail."),
+        ("locate: the {total} ", False, "<image>\nLocate <|ref|>the {total}<|/ref|> in the image."),
+        ("locate:a:b", True, "<image>\nLocate <|ref|>a:b<|/ref|> in the image."),
+        ("Read it. ", True, "<image>\n<|grounding|>Read it."),
+        ("Read it. ", False, "<image>\nRead it."),
+        ("locate the total", False, "<image>\nlocate the total"),
+        ("<image>\nmine ", True, "<image>\nmine"),
+        ("first <image> then <image>", True, "first <image> then <image>"),
+    ],
+)
+def test_resolve_prompt(prompt: str, grounding: bool, text: str) -> None:
+    assert resolve_prompt(prompt, grounding=grounding) == text
+
+
+@pytest.mark.parametrize("prompt", ["locate", "locate:", " locate : "])
+def test_locate_needs_words(prompt: str) -> None:
+    with pytest.raises(OcrPhasesError, match="locate:some words"):
+        resolve_prompt(prompt)
+
+
+def test_empty_prompt() -> None:
+    with pytest.raises(OcrPhasesError, match="empty.*markdown"):
+        resolve_prompt(" \n")
+
+
+def test_every_prompt_preset_begins_with_the_page() -> None:
+    assert all(text.startswith("<image>\n") and text == text.strip() for text in PROMPTS.values())
+
+
+# Kinds of pages
+
+LEFT_BLACK = np.repeat(np.array([[0, 255]], np.uint8), 4, axis=0)  # 2 x 4 pixels: black left, white right
+
+
+def test_path_bytes_and_image_agree(tmp_path: Path) -> None:
+    image = blank(20, 10, "red")
+    data = encoded(image)
+    (tmp_path / "page.png").write_bytes(data)
+    for source in (tmp_path / "page.png", str(tmp_path / "page.png")):
+        page, original, name = load_page(source)
+        assert (original, name) == (data, "page.png")
+        assert page.tobytes() == image.tobytes()
+    page, original, name = load_page(data)
+    assert (page.tobytes(), original, name) == (image.tobytes(), data, "image")
+    page, original, name = load_page(image)
+    assert (page.tobytes(), original, name) == (image.tobytes(), None, "image")
+    assert page is not image
+
+
+@pytest.mark.parametrize(
+    "mode", ["RGB", "RGBA", "L", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "1", "I", "F", "I;16"]
+)
+def test_every_mode_keeps_black_and_white(mode: str) -> None:
+    if mode == "I;16":
+        image = Image.fromarray(LEFT_BLACK.astype(np.uint16) * 257)
+    elif mode == "I":
+        image = Image.fromarray(LEFT_BLACK.astype(np.int32) * 257)
+    else:
+        image = Image.fromarray(LEFT_BLACK).convert("RGB" if mode in {"HSV", "CMYK"} else "L").convert(mode)
+    assert image.mode == mode
+    page, _, _ = load_page(image)
+    assert page.mode == "RGB"
+    assert np.abs(np.asarray(page, int) - LEFT_BLACK[..., None]).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bit_grey_file_is_scaled(kind: str) -> None:
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    page, _, _ = load_page(encoded(Image.fromarray(ramp), kind))
+    assert np.array_equal(np.asarray(page)[..., 0], np.rint(ramp / 65535 * 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0, 0.5, 1.0], [0, 128, 255]),
+        ([0.0, 100.0, 255.0], [0, 100, 255]),
+        ([0.0, 65535.0, 257.0], [0, 255, 1]),
+        ([-1.0, 0.0, 1.0], [0, 128, 255]),
+        ([0.0, 1e6, 5e5], [0, 255, 128]),
+        ([7e4, 7e4, 7e4], [0, 0, 0]),
+        ([float("nan"), 0.0, 1.0], [0, 0, 255]),
+    ],
+)
+def test_float_grey_is_scaled(values: list[float], expected: list[int]) -> None:
+    page, _, _ = load_page(Image.fromarray(np.array([values], np.float32)))
+    assert np.asarray(page)[0, :, 0].tolist() == expected
+
+
+def test_transparency_becomes_white() -> None:
+    hidden = (0, 0, 0, 0)
+    rgba = Image.new("RGBA", (4, 2), hidden)
+    rgba.putpixel((0, 0), (255, 0, 0, 255))
+    rgba.putpixel((1, 0), (0, 0, 0, 128))
+    transparent_palette = Image.new("P", (4, 2), 0)
+    transparent_palette.putpalette([0, 0, 0, 255, 0, 0])
+    transparent_palette.putpixel((0, 0), 1)
+    grey = Image.new("LA", (4, 2), (0, 0))
+    grey.putpixel((0, 0), (76, 255))
+    sources = [encoded(rgba), encoded(transparent_palette, transparency=0), encoded(grey)]
+    sources.append(encoded(Image.new("RGB", (4, 2)), transparency=(0, 0, 0)))
+    for data in sources:
+        page, _, _ = load_page(data)
+        assert page.getpixel((3, 1)) == (255, 255, 255)
+    page, _, _ = load_page(sources[0])
+    assert page.getpixel((0, 0)) == (255, 0, 0)
+    assert page.getpixel((1, 0)) == (127, 127, 127)
+
+
+def test_opaque_alpha_is_a_plain_conversion() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 4), dtype=np.uint8)
+    pixels[..., 3] = 255
+    page, _, _ = load_page(encoded(Image.fromarray(pixels)))
+    assert np.array_equal(np.asarray(page), pixels[..., :3])
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_animation_gives_its_first_frame(kind: str) -> None:
+    frames = [blank(8, 8, colour) for colour in ("red", "blue")]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    page, _, _ = load_page(encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options))
+    assert page.getpixel((4, 4)) == (255, 0, 0)
+
+
+UNDO = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,  # stored turned to the left, shown turned back to the right
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+@pytest.mark.parametrize("orientation", UNDO)
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_exif_orientations(orientation: int, kind: str) -> None:
+    upright = Image.fromarray(np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3))
+    method = UNDO[orientation]
+    stored = upright if method is None else upright.transpose(method)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    page, _, _ = load_page(encoded(stored, kind, exif=exif))
+    assert page.size == (4, 6)
+    assert page.tobytes() == upright.tobytes()
+    assert load_page(page)[0].tobytes() == upright.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_unreadable_exif_is_ignored() -> None:
+    page, _, _ = load_page(encoded(blank(5, 3), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"))
+    assert page.size == (5, 3)
+    page, _, _ = load_page(encoded(blank(5, 3), exif=b"nonsense"))
+    assert page.size == (5, 3)
+
+
+def test_colour_profile_is_ignored() -> None:
+    page, _, _ = load_page(encoded(blank(5, 3, "#123456"), icc_profile=b"not a profile"))
+    assert page.getpixel((0, 0)) == (0x12, 0x34, 0x56)
+    assert not page.info
+
+
+# PDF
+
+
+@pytest.fixture
+def pdf(tmp_path: Path) -> Path:
+    """Three pages of 72 x 36 pt: red, green, blue."""
+    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
+    pages = [blank(72, 36, colour) for colour in ("red", "#00ff00", "blue")]
+    path = tmp_path / "doc.pdf"
+    pages[0].save(path, save_all=True, append_images=pages[1:], resolution=72)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("suffix", "number", "channel"), [("", 1, 0), ("#1", 1, 0), ("#2", 2, 1), ("#3", 3, 2)]
+)
+def test_pdf_page(pdf: Path, suffix: str, number: int, channel: int) -> None:
+    page, data, name = load_page(f"{pdf}{suffix}")
+    assert page.size == (144, 72)
+    assert name == f"doc.pdf#{number}"
+    assert data == pdf.read_bytes()
+    assert int(np.asarray(page)[35, 70].argmax()) == channel
+
+
+def test_pdf_as_bytes(pdf: Path) -> None:
+    page, _, name = load_page(pdf.read_bytes())
+    assert (page.size, name) == ((144, 72), "image#1")
+
+
+@pytest.mark.parametrize("number", ["0", "4"])
+def test_pdf_page_out_of_range(pdf: Path, number: str) -> None:
+    with pytest.raises(OcrPhasesError, match=rf"doc.pdf has no page {number}: choose one from 1 to 3\."):
+        load_page(f"{pdf}#{number}")
+
+
+def test_pdf_page_too_large(pdf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
+    with pytest.raises(OcrPhasesError, match="doc.pdf#2 has more than"):
+        load_page(f"{pdf}#2")
+
+
+def test_damaged_pdf(tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
+    (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7 and nothing more")
+    with pytest.raises(OcrPhasesError, match="doc.pdf is not a PDF that can be read"):
+        load_page(tmp_path / "doc.pdf")
+
+
+def test_pdf_page_must_be_a_number() -> None:
+    with pytest.raises(OcrPhasesError, match="number from 1, as in file.pdf#3, not 'two'"):
+        load_page("doc.pdf#two")
+
+
+def test_pdf_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
+    (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7")
+    with pytest.raises(OcrPhasesError, match=re.escape('pip install "ocr_phases[pdf]"')):
+        load_page(tmp_path / "doc.pdf")
+
+
+def test_a_file_named_like_a_pdf_page_is_that_file(tmp_path: Path) -> None:
+    path = tmp_path / "scan.pdf#2"
+    path.write_bytes(encoded(blank(4, 4)))
+    assert load_page(path)[2] == "scan.pdf#2"
+
+
+# Bad input
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("a page")
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF"):
+        data = encoded(Image.fromarray(noise), kind)
+        (tmp_path / f"cut.{kind}").write_bytes(data[: len(data) // 2])
+    for name, message in {
+        "none.png": "There is no file",
+        "none.pdf#2": "There is no file",
+        "": "is a folder",
+        "empty.png": r"empty.png is empty \(0 bytes\)",
+        "text.png": "text.png is not an image that can be read: give a PNG",
+        "cut.PNG": "cut.PNG is damaged or cut short",
+        "cut.JPEG": "cut.JPEG is damaged or cut short",
+        "cut.TIFF": "cut.TIFF is (damaged|not an image)",
+        "cut.WEBP": "cut.WEBP is (damaged|not an image)",
+        "cut.GIF": "cut.GIF is damaged or cut short",
+        "a\0b.png": "cannot be opened",
+        "x" * 5000: "cannot be opened",
+    }.items():
+        with pytest.raises(OcrPhasesError, match=message) as caught:
+            load_page(f"{tmp_path}/{name}")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(OcrPhasesError, match="image is empty"):
+        load_page(b"")
+    with pytest.raises(OcrPhasesError, match="not ndarray"):
+        load_page(noise)  # type: ignore[arg-type]
+
+
+def test_zero_pixels() -> None:
+    for size in ((0, 5), (5, 0)):
+        with pytest.raises(OcrPhasesError, match="no pixels"):
+            load_page(blank(*size))
+        with pytest.raises(OcrPhasesError, match="no pixels"):
+            make_views(blank(*size), PRESETS["tiny"])
+        with pytest.raises(OcrPhasesError, match="cannot be cut"):
+            crop_grid(*size)
+
+
+def test_mode_that_cannot_be_converted() -> None:
+    with pytest.raises(OcrPhasesError, match="mode La cannot be converted"):
+        load_page(Image.new("La", (3, 3)))
+
+
+def header_only_png(width: int, height: int) -> bytes:
+    """A PNG that says it is that large and holds no pixels."""
+    small = encoded(Image.new("1", (1, 1)))
+    header = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + small[24:29]
+    return small[:12] + header + zlib.crc32(header).to_bytes(4, "big") + small[33:]
+
+
+@pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None])
+def test_decompression_bomb(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    for size in ((20_000, 9_000), (100_000, 100_000)):
+        with pytest.raises(OcrPhasesError, match="more than 178 megapixels: scale the page down"):
+            load_page(header_only_png(*size))
+
+
+@pytest.mark.filterwarnings("error")
+def test_large_scan_is_no_bomb() -> None:
+    page, _, _ = load_page(encoded(Image.new("1", (12_000, 8_000), 1)))
+    assert page.size == (12_000, 8_000)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_files_never_escape(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["PNG", "JPEG", "TIFF", "GIF", "WEBP", "BMP"]))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    original = bytearray(
+        encoded(blank(16, 16, "red"), kind, **({} if kind in {"GIF", "BMP"} else {"exif": exif}))
+    )
+    for _ in range(data.draw(st.integers(1, 6))):
+        original[data.draw(st.integers(0, len(original) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        page, _, _ = load_page(bytes(original))
+    except OcrPhasesError:
+        return
+    assert page.mode == "RGB"
+
+
+# Tiling
+
+
+def test_ties_in_aspect_ratio_go_by_area() -> None:
+    assert crop_grid(700, 700) == (2, 2)
+    assert crop_grid(800, 800) == (2, 2)
+    assert crop_grid(1300, 1300) == (2, 2)
+    assert crop_grid(1358, 1358) == (3, 3)  # from more than half of 9 tiles on
+    assert crop_grid(1357, 1357) == (2, 2)
+    assert crop_grid(700, 1400) == (1, 2)
+    assert crop_grid(1200, 2400) == (2, 4)
+    assert crop_grid(100_000, 1) == (9, 1)
+    assert crop_grid(1, 100_000) == (1, 9)
+    assert crop_grid(640, 640) == (1, 1)
+    assert crop_grid(400, 300, image_size=320) != (1, 1)
+
+
+SIDES = st.one_of(st.integers(1, 3000), st.sampled_from([1, 2, 639, 640, 641, 1024, 1280, 20_000, 1_000_000]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(SIDES, SIDES)
+def test_grid_has_2_to_9_tiles_when_cut(width: int, height: int) -> None:
+    columns, rows = crop_grid(width, height)
+    assert (columns * rows == 1) == (max(width, height) <= 640)
+    assert columns * rows <= 9
+    if columns * rows > 1:
+        error = abs(width / height - columns / rows)
+        nearest = min(
+            abs(width / height - c / r) for c in range(1, 10) for r in range(1, 10) if 2 <= c * r <= 9
+        )
+        assert error == nearest
+
+
+@pytest.mark.parametrize("size", [(20_000, 50), (50, 20_000), (20_000, 1), (1, 20_000), (1, 1), (641, 640)])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=str)
+def test_extreme_pages(size: tuple[int, int], preset: Preset) -> None:
+    views = make_views(blank(*size, "black"), preset)
+    assert views.global_view.shape == (preset.base_size, preset.base_size, 3)
+    assert (views.global_view == 0).any(), "the page has vanished"
+    assert len(views.crops) == (math.prod(views.grid) if views.grid != (1, 1) else 0)
+    assert not views.crops.any()
+
+
+def test_crops_lie_row_by_row() -> None:
+    page = Image.new("RGB", (1280, 1920))
+    for index in range(6):
+        page.paste((index * 40, 0, 0), (index % 2 * 640, index // 2 * 640, index % 2 * 640 + 640, 1920))
+    views = make_views(page, PRESETS["gundam"])
+    assert views.grid == (2, 3)
+    assert views.crops[:, 320, 320, 0].tolist() == [0, 40, 80, 120, 160, 200]
+
+
+def test_any_mode_can_be_cut() -> None:
+    views = make_views(Image.new("L", (300, 300), 9), PRESETS["tiny"])
+    assert (views.global_view == 9).all()
+
+
+@pytest.mark.parametrize(
+    ("preset", "size", "grid", "tokens"),
+    [
+        ("tiny", (100, 900), (1, 1), 64),
+        ("small", (100, 900), (1, 1), 100),
+        ("base", (1000, 1000), (1, 1), 256),
+        ("base", (1240, 1754), (1, 1), 180),
+        ("large", (1240, 1754), (1, 1), 282),
+        ("gundam", (1240, 1754), (2, 3), 780),
+        ("gundam", (400, 300), (1, 1), 192),
+        ("gundam", (1, 20_000), (1, 9), 900),
+    ],
+)
+def test_valid_image_tokens(preset: str, size: tuple[int, int], grid: tuple[int, int], tokens: int) -> None:
+    assert valid_image_tokens(PRESETS[preset], size, grid) == tokens
+
+
+# Batches
+
+SMALL = Preset("test", 128, 64, True)  # other sizes than the published ones keep the tests fast
+WHOLE, CUT = make_views(blank(60, 60), SMALL), make_views(blank(200, 100), SMALL)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([SMALL, *PRESETS.values()]))
+@example(3000, 1, SMALL)
+@example(1, 1, SMALL)
+def test_image_tokens_are_those_of_the_views(width: int, height: int, preset: Preset) -> None:
+    views = make_views(blank(width, height), preset)
+    inputs = batch([[views]], [PROMPTS["free"]])
+    count = image_token_count(preset, views.grid)
+    assert int((inputs.input_ids == IMAGE_ID).sum()) == count == inputs.image_tokens[0]
+
+    def side(pixels: np.ndarray) -> int:
+        return pixels.shape[-2] // 64
+
+    q, local_q = side(views.global_view), side(views.crops)
+    expected = q * q + q + 1  # tokens, one line break a row, separator
+    expected += len(views.crops) * local_q**2
+    expected += views.grid[1] * local_q if len(views.crops) else 0
+    assert count == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(list(PRESETS.values())), SIDES, SIDES)
+def test_published_presets_token_counts(preset: Preset, width: int, height: int) -> None:
+    grid = crop_grid(width, height) if preset.crops else (1, 1)
+    q, columns, rows = preset.base_size // 64, *grid
+    crops = 100 * columns * rows + 10 * rows if grid != (1, 1) else 0
+    assert image_token_count(preset, grid) == q * q + q + 1 + crops
+    assert 0 <= valid_image_tokens(preset, (width, height), grid) <= image_token_count(preset, grid)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.text(max_size=20), min_size=2, max_size=3), min_size=1, max_size=4))
+def test_batches_are_padded_on_the_left(rows: list[list[str]]) -> None:
+    rows = [[piece.replace("<image>", "") for piece in row] for row in rows]
+    pages = [[WHOLE, CUT][: len(row) - 1] for row in rows]
+    inputs = batch(pages, ["<image>".join(row) for row in rows])
+    assert inputs.batch_size == len(rows)
+    assert inputs.views_per_row == tuple(len(row) - 1 for row in rows)
+    assert len(inputs.views) == sum(inputs.views_per_row)
+    lengths = []
+    for index, (row, views) in enumerate(zip(rows, pages, strict=True)):
+        expected = [BOS] + stand_in(row[0])
+        for piece, view in zip(row[1:], views, strict=True):
+            expected += [IMAGE_ID] * image_token_count(SMALL, view.grid) + stand_in(piece)
+        padding = inputs.prefill_len - len(expected)
+        lengths.append(len(expected))
+        assert inputs.input_ids[index].tolist() == [PAD] * padding + expected
+        assert inputs.attention_mask[index].tolist() == [0] * padding + [1] * len(expected)
+        assert inputs.images_seq_mask[index].tolist() == [False] * padding + [i == IMAGE_ID for i in expected]
+        assert inputs.image_tokens[index] + inputs.text_tokens[index] == len(expected)
+    assert inputs.prefill_len == max(lengths)
+    assert inputs.padded == (len(set(lengths)) > 1)
+    positions = inputs.to("cpu", torch.float32).position_ids
+    if not inputs.padded:
+        assert positions is None
+    else:
+        assert positions is not None
+        for row_positions, length in zip(positions.tolist(), lengths, strict=True):
+            assert row_positions[-length:] == list(range(length))
+            assert not any(row_positions[:-length])
+
+
+def test_to_device() -> None:
+    rng = np.random.default_rng(0)
+    pages = [
+        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)) for size in ((60, 40, 3), (90, 200, 3))
+    ]
+    views = [make_views(page, SMALL) for page in pages]
+    inputs = batch([[views[0]], [views[1]]], [PROMPTS["free"], PROMPTS["markdown"]])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        moved = inputs.to("cpu", dtype)
+        assert moved.pixel_values.dtype == dtype
+        assert moved.pixel_values.is_contiguous()
+        assert torch.equal(moved.pixel_values, inputs.pixel_values(dtype))
+        local = inputs.pixel_values_local(dtype)
+        assert local is not None
+        assert moved.pixel_values_local is not None
+        assert torch.equal(moved.pixel_values_local, local)
+    assert torch.equal(moved.input_ids, inputs.input_ids)
+    assert moved.num_local_patches == [0, 8]
+    assert moved.patches_grid == [[1, 1], [4, 2]]
+    pixels = torch.from_numpy(np.stack([view.global_view for view in views])).permute(0, 3, 1, 2)
+    expected = ((pixels.float() / 255 - 0.5) / 0.5).bfloat16().float()
+    assert torch.equal(inputs.pixel_values(torch.float32), expected)
+
+
+def test_pack_errors() -> None:
+    views = make_views(blank(60, 60), SMALL)
+    other = make_views(blank(60, 60), replace(SMALL, name="other", crops=False))
+    cases: list[tuple[list[list[PageViews]], list[str], str]] = [
+        ([], [], "one list of pages for each prompt"),
+        ([[views]], ["<image>", "<image>"], "one list of pages for each prompt: got 1 for 2"),
+        ([[]], ["text"], "'text' has no page"),
+        ([[views]], ["<image><image>"], "too many <image> .2 for 1 page"),
+        ([[views, views]], ["<image>"], "too few <image> .1 for 2 pages"),
+        ([[views]], ["text"], "too few <image> .0 for 1 page"),
+        ([[views], [other]], ["<image>", "<image>"], "same preset: cut them for one of other, test"),
+    ]
+    for rows, prompts, message in cases:
+        with pytest.raises(OcrPhasesError, match=message):
+            batch(rows, prompts)

@@ -1,0 +1,230 @@
+"""prefill and decode against the recorded vendor run, against ``generate()``, and against broken rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import PAGES
+from torch import Tensor
+
+from ocr_phases import DeepSeekOCRSession, OcrPhasesError, Timeline, decode, decode_step, prefill
+from ocr_phases.measure.page import DeviceInputs
+from ocr_phases.measure.phases import generate
+from ocr_phases.measure.sampling import Sampler, SamplingSettings
+
+CASES = ("base", "gundam", "small", "batch")
+TOLERANCE = 1e-4
+
+
+def golden_inputs(golden: dict[str, Tensor], case: str) -> DeviceInputs:
+    ids = golden[f"{case}.input_ids"]
+
+    def pixels(kind: str, row: int) -> Tensor:
+        levels = golden[f"{case}.{kind}.{row}"].float() / 255
+        return ((levels - 0.5) / 0.5).to(torch.bfloat16).float()
+
+    grids = golden[f"{case}.images_spatial_crop"].tolist()
+    crops = [pixels("images_crop", row) for row, grid in enumerate(grids) if grid != [1, 1]]
+    return DeviceInputs(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        images_seq_mask=ids == 300,
+        pixel_values=torch.cat([pixels("images_ori", row) for row in range(len(ids))]),
+        pixel_values_local=torch.cat(crops) if crops else None,
+        num_local_patches=[columns * rows if columns * rows > 1 else 0 for columns, rows in grids],
+        patches_grid=grids,
+        position_ids=None,
+    )
+
+
+@contextmanager
+def captured(module: torch.nn.Module, take: str) -> Iterator[list[Tensor]]:
+    """The tensors a module gives (``take="output"``) or is given as ``inputs_embeds``."""
+    seen: list[Tensor] = []
+
+    def hook(module, args, kwargs, output):
+        seen.append(kwargs["inputs_embeds"] if take == "inputs_embeds" else output)
+
+    handle = module.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_matches_the_recorded_vendor_run(case, golden_session, golden_forward):
+    model, golden = golden_session.model, golden_forward
+    inputs = golden_inputs(golden, case)
+    with (
+        captured(model.model.language_model, "inputs_embeds") as embeds,
+        captured(model.model.multi_modal_projector, "output") as projected,
+    ):
+        state = prefill(model, inputs, all_logits=True)
+    torch.testing.assert_close(embeds[0], golden[f"{case}.fused_embeds"], atol=TOLERANCE, rtol=0)
+    # The vendor calls the projector page by page with crops first, the native class global views first.
+    vendor = [golden[name] for name in sorted(golden) if name.startswith(f"{case}.projector.")]
+    if inputs.pixel_values_local is not None:
+        vendor = vendor[::-1]
+    ours = [row for output in projected for row in (output.split(1) if case == "batch" else [output])]
+    assert len(ours) == len(vendor)
+    for mine, theirs in zip(ours, vendor, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(state.prefill_logits, golden[f"{case}.prefill_logits"], atol=TOLERANCE, rtol=0)
+    assert state.length == int(golden[f"{case}.prefill_cache_len"])
+
+    expected = golden[f"{case}.greedy_tokens"]
+    for step in range(expected.shape[1] - 1):
+        decode_step(model, state)
+        torch.testing.assert_close(
+            state.logits, golden[f"{case}.step_logits"][:, step], atol=TOLERANCE, rtol=0
+        )
+    assert state.ids == expected.tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("exact_mask", [False, True])
+def test_equals_generate(case, exact_mask, golden_session, golden_forward):
+    inputs = golden_inputs(golden_forward, case)
+    model = golden_session.model
+    state = generate(model, inputs, 24, exact_mask=exact_mask)
+    arguments = {**state.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask}
+    whole = model.generate(**arguments, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=2)
+    assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
+    assert state.attention_mask.shape == (len(inputs.input_ids), state.length)
+
+
+def test_last_position_logits_only_unless_asked(golden_session, golden_forward):
+    inputs = golden_inputs(golden_forward, "small")
+    with captured(golden_session.model.lm_head, "output") as heads:
+        state = prefill(golden_session.model, inputs)
+    assert heads[0].shape[1] == 1
+    assert state.prefill_logits is None
+    full = prefill(golden_session.model, inputs, all_logits=True)
+    torch.testing.assert_close(full.prefill_logits[:, -1], state.logits, atol=1e-5, rtol=0)
+
+
+def test_redecode_gives_the_same_tokens(golden_session, golden_forward):
+    inputs = golden_inputs(golden_forward, "base")
+    straight = generate(golden_session.model, inputs, 12)
+    again = generate(golden_session.model, inputs, 12, first_token="redecode")
+    assert again.ids == straight.ids
+    prompt = inputs.input_ids.shape[1]
+    assert straight.lengths == list(range(prompt, prompt + 12))
+    assert again.lengths == [prompt, *range(prompt, prompt + 12)]
+
+
+@pytest.mark.parametrize("check_every", [1, 3, 7, 100])
+def test_stops_at_the_end_token_and_cuts_the_surplus(check_every, golden_session, golden_forward):
+    inputs = golden_inputs(golden_forward, "base")
+    free = generate(golden_session.model, inputs, 20).ids[0]
+    end = free[7]
+    wanted = free[: free.index(end) + 1]
+    seen: list[int] = []
+    state = generate(
+        golden_session.model,
+        inputs,
+        20,
+        eos_ids=[end],
+        eos_check_every=check_every,
+        on_tokens=lambda new: seen.extend(new[0]),
+    )
+    assert state.ids == [wanted]
+    assert [free[0], *seen][: len(wanted)] == wanted
+    assert len(seen) - len(wanted) + 1 < check_every
+
+
+def test_rows_that_end_early_are_padded_and_leave_the_others_alone(golden_session, golden_forward):
+    inputs = golden_inputs(golden_forward, "batch")
+    free = generate(golden_session.model, inputs, 16).ids
+    end = next(token for token in free[0] if token not in free[1])
+    cut = free[0].index(end) + 1
+    for check_every in (1, 4):
+        state = generate(
+            golden_session.model, inputs, 16, eos_ids=[end], pad_id=2, eos_check_every=check_every
+        )
+        assert state.ids == [free[0][:cut] + [2] * (16 - cut), free[1]]
+
+
+@pytest.mark.parametrize(
+    "infer",
+    [
+        {"no_repeat_ngram_size": 2},
+        {"temperature": 0.7, "top_k": 20},
+        {"do_sample": True, "top_p": 0.8},
+        {"temperature": 1.3, "top_p": 0.9, "top_k": 50, "no_repeat_ngram_size": 3},
+    ],
+)
+@pytest.mark.parametrize("first_token", ["prefill", "redecode"])
+def test_sampling_equals_generate(infer, first_token, golden_session, golden_forward):
+    inputs = golden_inputs(golden_forward, "small")
+    settings = SamplingSettings.from_infer(infer)
+    state = generate(
+        golden_session.model, inputs, 20, sampler=Sampler(settings, seed=5), first_token=first_token
+    )
+    torch.manual_seed(5)
+    whole = golden_session.model.generate(
+        **{**state.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask},
+        max_new_tokens=20,
+        eos_token_id=None,
+        pad_token_id=2,
+        **settings.as_generate(),
+    )
+    assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
+
+
+def test_broken_rules_are_errors(golden_session, golden_forward):
+    model = golden_session.model
+    inputs = golden_inputs(golden_forward, "small")
+    model.train()
+    try:
+        with pytest.raises(OcrPhasesError, match="training mode"):
+            prefill(model, inputs)
+    finally:
+        model.eval()
+
+    state = prefill(model, inputs)
+    state.cache.crop(-1)
+    with pytest.raises(OcrPhasesError, match="grow by one"):
+        decode_step(model, state)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda a: {**a, "pixel_values": torch.zeros(1)}, r"Image arguments reached decode \(pixel_values\)"),
+        (lambda a: {**a, "input_ids": a["input_ids"].repeat(1, 2)}, "one token a row, got 2"),
+        (lambda a: {**a, "past_key_values": None}, "new KV cache"),
+    ],
+)
+def test_faulty_step_arguments_are_errors(fault, message, golden_session, golden_forward):
+    state = prefill(golden_session.model, golden_inputs(golden_forward, "small"))
+    honest = state.family.step_arguments
+    state.family = replace(state.family, step_arguments=lambda state: fault(honest(state)))
+    with pytest.raises(OcrPhasesError, match=message):
+        decode_step(golden_session.model, state)
+
+
+def test_vision_runs_in_prefill_only(golden_session, golden_forward):
+    timeline = Timeline("cpu")
+    inputs = golden_inputs(golden_forward, "gundam")
+    decode(golden_session.model, prefill(golden_session.model, inputs, timeline), 6, timeline)
+    spans = [(phase, stage, view) for _, phase, stage, view, *_ in timeline.rows()]
+    for stage in ("sam", "clip", "projector"):
+        assert [view for phase, name, view in spans if name == stage] == ["global", "local"]
+        assert ("decode", stage, "") not in spans
+    assert sum(stage == "decode_step" for _, stage, _ in spans) == 5
+
+
+def test_a_loaded_model_needs_no_session():
+    from transformers import UnlimitedOcrForConditionalGeneration
+
+    session = DeepSeekOCRSession.load("tiny", device="cpu")
+    inputs = session.prepare(PAGES / "receipt.png").to("cpu", torch.float32)
+    assert isinstance(session.model, UnlimitedOcrForConditionalGeneration)
+    state = decode(session.model, prefill(session.model, inputs), 10)
+    assert len(state.ids[0]) == 10
