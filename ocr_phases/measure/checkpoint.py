@@ -6,17 +6,20 @@ weights as safetensors, and the tokenizer from ``tokenizer.json``.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import re
 import struct
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
@@ -265,16 +268,17 @@ def _load_folder(
         )
     config.image_token_id = image_token_id
     try:
-        model, report = UnlimitedOcrForConditionalGeneration.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, RuntimeError, ValueError) as error:
+        with _progress_bar_in_terminals():
+            model, report = UnlimitedOcrForConditionalGeneration.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0]
         raise OcrPhasesError(f"The weights in {folder} do not fit DeepSeek-OCR: {first}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -364,6 +368,21 @@ def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Ch
         image_token_id=raw["image_token_id"],
         default_ignore_eos=True,
     )
+
+
+@contextlib.contextmanager
+def _progress_bar_in_terminals() -> Iterator[None]:
+    """transformers' bar for loading weights, kept out of notebooks and logs."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure import phases

@@ -144,6 +144,9 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     ``vision_fusion`` runs from the end of the last projector call to the start of the language model.
     The hooks are removed at the end, also after an error.
     """
+    if isinstance(timeline, NoTimeline):
+        yield
+        return
     handles: list[Any] = []
     open_spans: dict[str, Span] = {}
     calls: dict[str, int] = {}

@@ -1,0 +1,1 @@
+"""Reads records: verdicts, cost, regions and comparisons, without torch."""

@@ -1,0 +1,226 @@
+"""Where on the page each piece of the output came from, and what writing it cost.
+
+The model marks a region as `<|ref|>LABEL<|/ref|><|det|>[[x1, y1, x2, y2], ...]<|/det|>` followed by the
+region's content. All of it is text that a model made up, so it is read with a strict grammar in linear time
+and never evaluated; whatever does not fit the grammar stays ordinary text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ocr_phases.errors import OcrPhasesError
+
+PREAMBLE = -1
+"""Region number of the tokens before the first region."""
+
+GRID = 999
+"""Box coordinates run from 0 to this, whatever the page's size."""
+
+REGION_COLUMNS = (
+    "region",
+    "label",
+    "boxes",
+    "repaired",
+    "tokens",
+    "characters",
+    "decode_ms",
+    "ms_per_char",
+    "share",
+    "text",
+)
+
+Box = tuple[int, int, int, int]
+
+# No tag may stand inside a label or a box list, so a failed match never reads past the next tag: linear time.
+_UNTAGGED = r"[^<]*(?:<(?!\|/?(?:ref|det)\|>)[^<]*)*"
+_MARKUP = re.compile(rf"<\|ref\|>({_UNTAGGED})<\|/ref\|><\|det\|>({_UNTAGGED})<\|/det\|>")
+_LIST_ITEM = re.compile(r"\s*\[([^\[\]]*)\]\s*(,|\Z)")
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+@dataclass(frozen=True)
+class Region:
+    """One marked region: its label, its boxes on the 0..999 grid and the characters of the text it spans."""
+
+    index: int
+    """Order in the text, from 0."""
+    label: str
+    """What the model called it; any characters, never to be trusted."""
+    boxes: tuple[Box, ...]
+    """`(x1, y1, x2, y2)` on the grid, repaired: inside it and with x1 <= x2, y1 <= y2. May be empty."""
+    repaired: bool
+    """A coordinate was clamped or corners were swapped."""
+    start: int
+    """Character at which the markup starts."""
+    content_start: int
+    """Character just behind the markup."""
+    end: int
+    """Character at which the next region starts, or the text's length."""
+    text: str
+    """The content, stripped."""
+
+    def pixel_boxes(self, width: int, height: int) -> list[Box]:
+        """The boxes in pixels of a page of this size; x2 and y2 may equal the width and the height."""
+        return [
+            (_pixel(x1, width), _pixel(y1, height), _pixel(x2, width), _pixel(y2, height))
+            for x1, y1, x2, y2 in self.boxes
+        ]
+
+
+@dataclass(frozen=True)
+class Grounding:
+    """All regions of one output text, in order, and how many boxes could not be used."""
+
+    regions: tuple[Region, ...]
+    dropped: int
+    """Boxes that were not four integers, plus one for each box list that could not be read at all."""
+
+
+def parse_grounding(text: str) -> Grounding:
+    """Read the regions out of a model's output text; never raises, in time linear in its length.
+
+    A region whose boxes are all dropped stays a region with `boxes=()`: its markup is markup (it vanishes
+    from the Markdown), and its text and time are its own, not its predecessor's. Markup that is never closed,
+    such as the last line of an output that hit its token limit, is ordinary text.
+    """
+    matches = list(_MARKUP.finditer(text))
+    bounds = [match.start() for match in matches] + [len(text)]
+    regions = []
+    dropped = 0
+    for index, match in enumerate(matches):
+        boxes, repaired, unusable = _read_boxes(match.group(2))
+        dropped += unusable
+        regions.append(
+            Region(
+                index=index,
+                label=match.group(1),
+                boxes=boxes,
+                repaired=repaired,
+                start=match.start(),
+                content_start=match.end(),
+                end=bounds[index + 1],
+                text=text[match.end() : bounds[index + 1]].strip(),
+            )
+        )
+    return Grounding(tuple(regions), dropped)
+
+
+def token_regions(grounding: Grounding, token_texts: Sequence[str]) -> list[int]:
+    """The region of every token, by the span its first character falls in; -1 before the first region.
+
+    The token texts joined are the text that was parsed. An empty token text belongs where it stands, and
+    tokens behind the end of that text (an end-of-sentence token cut from it) belong to the last region.
+    """
+    starts = [region.start for region in grounding.regions]
+    owners = []
+    position = 0
+    for token_text in token_texts:
+        owners.append(bisect_right(starts, position) - 1)
+        position += len(token_text)
+    return owners
+
+
+def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFrame:
+    """What each region cost to write: one row a region, and a first row `preamble` when it holds tokens.
+
+    `token_table` has a row a token with `region` (see `token_regions`), `text` and `device_ms`, NaN for the
+    token that came from the prefill. `decode_ms` is the sum over a region's tokens, markup included, so the
+    column sums to the sum of `device_ms`; `share` is the part of that sum (NaN when it is 0). `characters`
+    counts the stripped content, and `ms_per_char` is NaN where there is none. Raises OcrPhasesError when a
+    token names a region that is not there.
+    """
+    regions = token_table["region"]
+    count = len(grounding.regions)
+    if not regions.between(PREAMBLE, count - 1).all():
+        raise OcrPhasesError(
+            f"The token table names a region outside -1..{count - 1}; fill its region column with "
+            "token_regions() from the same text that was parsed."
+        )
+    tokens = regions.value_counts().to_dict()
+    decode_ms = token_table["device_ms"].astype(float).groupby(regions).sum().to_dict()
+    total = float(sum(decode_ms.values()))
+
+    def row(region: int, label: str, boxes: int, repaired: bool, text: str) -> tuple[object, ...]:
+        cost = float(decode_ms.get(region, 0.0))
+        per_character = cost / len(text) if text else float("nan")
+        share = cost / total if total else float("nan")
+        held = int(tokens.get(region, 0))
+        return region, label, boxes, repaired, held, len(text), cost, per_character, share, text
+
+    rows = [
+        row(item.index, item.label, len(item.boxes), item.repaired, item.text) for item in grounding.regions
+    ]
+    if PREAMBLE in tokens:
+        text = "".join(token_table.loc[regions == PREAMBLE, "text"]).strip()
+        rows.insert(0, row(PREAMBLE, "preamble", 0, False, text))
+    return _typed(pd.DataFrame(rows, columns=list(REGION_COLUMNS)))
+
+
+def _typed(table: pd.DataFrame) -> pd.DataFrame:
+    """Fix the column types, so that a table without rows has them too."""
+    integers = dict.fromkeys(("region", "boxes", "tokens", "characters"), "int64")
+    floats = dict.fromkeys(("decode_ms", "ms_per_char", "share"), "float64")
+    return table.astype({**integers, **floats, "repaired": "bool"})
+
+
+def _pixel(value: int, side: int) -> int:
+    return int(value / GRID * side)
+
+
+def _read_boxes(listing: str) -> tuple[tuple[Box, ...], bool, int]:
+    """The usable boxes of a `[[a, b, c, d], ...]` listing, whether one was repaired, how many were dropped.
+
+    A listing that is not a flat list of lists is dropped as a whole and counts as one.
+    """
+    items = _list_items(listing.strip())
+    if items is None:
+        return (), False, 1
+    boxes = []
+    repaired = False
+    for item in items:
+        numbers = item.split(",", 4)
+        values = [_read_coordinate(number.strip()) for number in numbers]
+        usable = [value for value in values if value is not None]
+        if len(numbers) != 4 or len(usable) != 4:
+            continue
+        box, changed = _repair(usable)
+        boxes.append(box)
+        repaired = repaired or changed
+    return tuple(boxes), repaired, len(items) - len(boxes)
+
+
+def _list_items(listing: str) -> list[str] | None:
+    """The insides of the inner lists, or None when the listing is anything but a non-empty list of lists."""
+    if not (listing.startswith("[") and listing.endswith("]")):
+        return None
+    inner = listing[1:-1]
+    items = []
+    position = 0
+    while match := _LIST_ITEM.match(inner, position):
+        items.append(match.group(1))
+        if match.group(2) == "":
+            return items
+        position = match.end()
+    return None
+
+
+def _read_coordinate(number: str) -> int | None:
+    """An integer, cut to just outside the grid when it is far outside (it may have thousands of digits)."""
+    if not _INTEGER.fullmatch(number):
+        return None
+    digits = number.lstrip("-").lstrip("0")
+    value = int(digits or "0") if len(digits) <= len(str(GRID)) else GRID + 1
+    return -value if number.startswith("-") else value
+
+
+def _repair(values: list[int]) -> tuple[Box, bool]:
+    """The box inside the grid with its corners in order, and whether that changed anything."""
+    x1, y1, x2, y2 = (min(max(value, 0), GRID) for value in values)
+    box = (min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2))
+    return box, list(box) != values

@@ -1,0 +1,1 @@
+"""Writes what a run leaves behind: result files, notebooks and HTML reports, without torch."""

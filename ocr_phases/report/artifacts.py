@@ -1,0 +1,226 @@
+"""The files an output turns into: result.mmd, images/K.jpg, result_with_boxes.jpg and geo.jpg.
+
+Everything here reads text that a model wrote: it is parsed, never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ocr_phases.analyse.grounding import Box, Grounding, Region, parse_grounding
+from ocr_phases.files import output_folder, write_atomic
+from ocr_phases.show.overlay import draw_boxes, printable
+
+EOS_TEXT = "<｜end▁of▁sentence｜>"
+
+Point = tuple[float, float]
+
+_LONGEST_GEOMETRY = 20_000
+_FARTHEST_POINT = 1e6
+_GEOMETRY_AXIS = 15
+_JPEG_LONGEST_SIDE = 65_500
+_NUMBER = r"\s*([-+]?[0-9]{1,12}(?:\.[0-9]{0,12})?)\s*"
+_POINT = rf"\({_NUMBER},{_NUMBER}\)"
+_LINE = re.compile(rf"\s*{_POINT}\s*--\s*{_POINT}\s*")
+_ENDPOINT = re.compile(rf"([^:]*):\s*{_POINT}\s*")
+
+
+@dataclass(frozen=True)
+class GeometryLine:
+    """A straight line between two points of the figure's own coordinates."""
+
+    start: Point
+    end: Point
+    dashed: bool
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A geometric figure as the model writes it: lines, and the points that carry a name."""
+
+    lines: tuple[GeometryLine, ...]
+    endpoints: tuple[tuple[str, Point], ...]
+
+
+def result_markdown(text: str) -> str:
+    """The Markdown of an output: no grounding markup, each crop of an `image` region linked in its place.
+
+    Links count on through all boxes of all `image` regions exactly as `crop_images` does, so `images/K.jpg`
+    is crop K. The end-of-sentence text is cut, and two LaTeX commands that viewers lack are spelled out.
+    """
+    text = _without_eos(text)
+    pieces = []
+    position = 0
+    crops = 0
+    for region in parse_grounding(text).regions:
+        pieces.append(text[position : region.start])
+        for _ in _crop_boxes(region):
+            pieces.append(f"![](images/{crops}.jpg)\n")
+            crops += 1
+        position = region.content_start
+    pieces.append(text[position:])
+    return "".join(pieces).replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
+
+
+def crop_images(page: Image.Image, grounding: Grounding) -> list[Image.Image]:
+    """The pictures on the page: one RGB crop for each box of an `image` region, in order.
+
+    A box without area on the 0..999 grid has no crop and no link. A box with an area that a small page rounds
+    away is widened to one pixel: which crops exist must not depend on the page's size, or links would drift.
+    """
+    upright = page.convert("RGB")
+    return [
+        upright.crop(_at_least_one_pixel(pixels, upright.size))
+        for region in grounding.regions
+        for box, pixels in zip(region.boxes, region.pixel_boxes(*upright.size), strict=True)
+        if box in _crop_boxes(region)
+    ]
+
+
+def parse_geometry(text: str) -> Geometry | None:
+    """The figure that a geometry output describes, or None when the text is anything else or malformed.
+
+    Expected is a literal dict whose `Line` holds as many `line` strings (`"(0, 1) -- (2, 3)"`) as `line_type`
+    strings, and `line_endpoint` strings (`"A: (0, 1)"`). A `line_type` of `--` is dashed, any other solid.
+    """
+    text = _without_eos(text)
+    if "line_type" not in text or len(text) > _LONGEST_GEOMETRY:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    figure = content.get("Line") if isinstance(content, dict) else None
+    if not isinstance(figure, dict):
+        return None
+    columns = [_strings(figure.get(name)) for name in ("line", "line_type", "line_endpoint")]
+    if any(column is None for column in columns):
+        return None
+    lines, types, endpoints = (column or [] for column in columns)
+    if len(lines) != len(types):
+        return None
+    return _geometry(lines, types, endpoints)
+
+
+def draw_geometry(geometry: Geometry) -> Image.Image:
+    """The figure on axes from -15 to 15, with the name of every named point beside it."""
+    figure = Figure(figsize=(6, 6), dpi=150, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    limits = (-_GEOMETRY_AXIS, _GEOMETRY_AXIS)
+    axes.set(xlim=limits, ylim=limits, aspect="equal")
+    axes.grid(visible=True, color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8, colors="0.4")
+    for line in geometry.lines:
+        xs, ys = zip(line.start, line.end, strict=True)
+        style = "--" if line.dashed else "-"
+        axes.plot(xs, ys, color="black", linewidth=1.2, linestyle=style, marker="o", markersize=3)
+    middle = np.mean([point for _, point in geometry.endpoints], axis=0) if geometry.endpoints else (0, 0)
+    for name, point in geometry.endpoints:
+        outward = math.atan2(point[1] - middle[1], point[0] - middle[0])
+        axes.annotate(
+            printable(name),
+            point,
+            xytext=(9 * math.cos(outward), 9 * math.sin(outward)),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            annotation_clip=True,
+            parse_math=False,
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name with a character the font lacks is drawn as an empty box
+        canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def write_artifacts(folder: Path, page: Image.Image | None, text: str) -> list[Path]:
+    """Write the files of one output into `folder` and return their paths, result.mmd first.
+
+    `page` is the upright page the model saw; without one (a record that does not embed its page) only
+    result.mmd is written. A file is never seen half written. Raises OcrPhasesError when the folder cannot
+    be written.
+    """
+    files = {"result.mmd": result_markdown(text).encode("utf-8", "replace")}
+    if page is not None:
+        grounding = parse_grounding(text)
+        for index, crop in enumerate(crop_images(page, grounding)):
+            files[f"images/{index}.jpg"] = _jpeg(crop)
+        files["result_with_boxes.jpg"] = _jpeg(draw_boxes(page, grounding))
+        geometry = parse_geometry(text)
+        if geometry is not None:
+            files["geo.jpg"] = _jpeg(draw_geometry(geometry))
+    output_folder(folder)
+    if any(name.startswith("images/") for name in files):
+        output_folder(folder / "images")
+    return [write_atomic(folder / name, content) for name, content in files.items()]
+
+
+def _without_eos(text: str) -> str:
+    return text.strip().removesuffix(EOS_TEXT).strip()
+
+
+def _crop_boxes(region: Region) -> list[Box]:
+    """The boxes of a region that become crops, the one rule that links and crops share."""
+    if region.label != "image":
+        return []
+    return [box for box in region.boxes if box[0] < box[2] and box[1] < box[3]]
+
+
+def _at_least_one_pixel(box: Box, page_size: tuple[int, int]) -> Box:
+    width, height = page_size
+    x1, y1 = min(box[0], width - 1), min(box[1], height - 1)
+    return x1, y1, max(box[2], x1 + 1), max(box[3], y1 + 1)
+
+
+def _strings(value: object) -> list[str] | None:
+    if not isinstance(value, list):
+        return None
+    strings = [item for item in value if isinstance(item, str)]
+    return strings if len(strings) == len(value) else None
+
+
+def _geometry(lines: list[str], types: list[str], endpoints: list[str]) -> Geometry | None:
+    line_matches = [match for match in map(_LINE.fullmatch, lines) if match]
+    named_matches = [match for match in map(_ENDPOINT.fullmatch, endpoints) if match]
+    if len(line_matches) != len(lines) or len(named_matches) != len(endpoints):
+        return None
+    numbers = [float(group) for match in line_matches for group in match.groups()]
+    numbers += [float(group) for match in named_matches for group in match.groups()[1:]]
+    if any(abs(number) > _FARTHEST_POINT for number in numbers):
+        return None
+    return Geometry(
+        tuple(
+            GeometryLine(_point(match.group(1, 2)), _point(match.group(3, 4)), kind == "--")
+            for match, kind in zip(line_matches, types, strict=True)
+        ),
+        tuple((match.group(1), _point(match.group(2, 3))) for match in named_matches),
+    )
+
+
+def _point(numbers: tuple[str, ...]) -> Point:
+    x, y = (float(number) for number in numbers)
+    return x, y
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    if max(image.size) > _JPEG_LONGEST_SIDE:  # the format cannot hold it
+        image = image.copy()
+        image.thumbnail((_JPEG_LONGEST_SIDE, _JPEG_LONGEST_SIDE))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()

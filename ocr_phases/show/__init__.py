@@ -1,0 +1,1 @@
+"""Draws records: plots, page overlays and the explorer, without torch."""

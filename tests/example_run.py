@@ -1,0 +1,201 @@
+"""Synthetic records for the tests of the half that reads and draws: every shape a record can have."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
+
+EOS = "<｜end▁of▁sentence｜>"
+
+REGIONS = (
+    ("title", (60, 40, 620, 90), "# Where the time goes"),
+    (
+        "text",
+        (60, 120, 930, 300),
+        "A page is read once and written token by token. We time both halves. " * 3,
+    ),
+    ("image", (60, 330, 480, 620), ""),
+    ("table", (520, 330, 930, 620), "<table><tr><td>Item</td><td>40</td></tr></table>"),
+    ("text", (60, 660, 930, 900), "The second part is light but happens for every token. " * 4),
+)
+TEXT = "\n\n".join(
+    f"<|ref|>{label}<|/ref|><|det|>[[{', '.join(map(str, box))}]]<|/det|>\n{words}"
+    for label, box, words in REGIONS
+)
+
+Row = tuple[Any, ...]
+
+
+def page_image(width: int = 620, height: int = 877) -> Image.Image:
+    """A page with grey bars for lines, so that overlays have something under them."""
+    image = Image.new("RGB", (width, height), (250, 250, 247))
+    draw = ImageDraw.Draw(image)
+    for top in range(60, height - 60, 18):
+        draw.rectangle((50, top, width - 60 - (top * 7) % 140, top + 8), fill=(190, 194, 200))
+    return image
+
+
+def make_run(
+    *,
+    text: str = TEXT,
+    return_text: bool = True,
+    repeats: int = 3,
+    crops: bool = True,
+    rows: int = 1,
+    embed: bool = True,
+    memory: bool = True,
+    cuda: bool = False,
+    generate: bool = False,
+    first_token: str = "prefill",
+    max_tokens: int | None = None,
+    seed: int = 0,
+    page_name: str = "example.png",
+) -> PhaseRun:
+    """A record as the measuring half writes it, with invented times that a seed fixes."""
+    rng = np.random.default_rng(seed)
+    pieces = _pieces(text, max_tokens)
+    steps = len(pieces) if first_token == "redecode" else len(pieces) - 1
+    prefill_len = 912 if crops else 282
+    spans: list[Row] = []
+    for repeat in range(repeats):
+        spans += _repeat(rng, repeat, 0 if generate else steps, crops, cuda, generate)
+    columns = {name: [row[place] for row in spans] for place, name in enumerate(SPAN_COLUMNS)}
+    lengths = [prefill_len + step for step in range(steps + 1)]
+    if first_token == "redecode":
+        lengths = [prefill_len, *lengths[:-1]]
+    per_token = 61_440 * rows
+    image = page_image()
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    page = describe_page(image, buffer.getvalue(), page_name, embed=embed)
+    page |= {"preset": "gundam" if crops else "base", "grid": [2, 3] if crops else [1, 1]}
+    page |= {"image_tokens": 903 if crops else 273, "text_tokens": 9, "valid_image_tokens": 780}
+    shown = "".join(piece for piece in pieces if piece != EOS)
+    result = {
+        "ids": list(range(len(pieces))),
+        "token_texts": pieces if return_text else [""] * len(pieces),
+        "text": shown if return_text else None,
+        "finish": "eos" if pieces[-1] == EOS else "length",
+    }
+    phases = (
+        {"prepare": 0.7, "generate": 1.9} if generate else {"prepare": 0.7, "prefill": 1.9, "decode": 1.4}
+    )
+    peaks = {phase: [int(peak * 1e9)] * repeats for phase, peak in phases.items()} if memory else {}
+    return PhaseRun(
+        created="2026-11-21T09:30:00Z",
+        versions={"python": "3.11.2", "torch": "2.11.0", "transformers": "5.23.0", "ocr_phases": "0.1.0"},
+        device={"name": "NVIDIA H200" if cuda else "Example CPU, 2 cores", "kind": "cuda" if cuda else "cpu"},
+        model={
+            "name": "tiny",
+            "source": "built in",
+            "family": "deepseek-ocr",
+            "implementation": "native",
+            "class": "UnlimitedOcrForConditionalGeneration",
+            "dtype": "bfloat16" if cuda else "float32",
+            "strategy": "eager",
+            "parameters": {"sam": 1_200_000, "clip": 1_500_000, "total": 9_100_000},
+            "config": {"hidden_size": 1280},
+        },
+        pages=[page | {"row": row} for row in range(rows)],
+        request={
+            "prompt": "<image>\n<|grounding|>Convert the document to markdown.",
+            "preset": "gundam" if crops else "base",
+            "max_new_tokens": len(pieces),
+            "prefill_len": prefill_len,
+            "first_token": first_token,
+            "repeats": repeats,
+            "warmup": 1,
+            "seed": 0,
+            "generate": generate,
+        },
+        results=[dict(result) for _ in range(rows)],
+        spans=make_spans(columns),
+        memory={
+            "source": ("cuda_peak_allocated" if cuda else "process_high_water_mark") if memory else None,
+            "peak_bytes": peaks,
+            "weights_bytes": 36_400_000,
+        },
+        cache={"lengths": [], "bytes_per_token": 0, "bytes": []}
+        if generate
+        else {
+            "lengths": lengths,
+            "bytes_per_token": per_token,
+            "bytes": [length * per_token for length in lengths],
+        },
+        checks=[
+            {
+                "name": "repeats_agree",
+                "verdict": "pass",
+                "expected": "every repeat generates the same tokens",
+                "measured": f"{repeats} repeats, equal tokens",
+            },
+            {
+                "name": "cache_growth",
+                "verdict": "pass",
+                "expected": "exactly one entry a step",
+                "measured": f"{lengths[0]} to {lengths[-1]} entries",
+            },
+            {
+                "name": "closure",
+                "verdict": "fail",
+                "expected": "the stages sum to 90 % of the prefill",
+                "measured": "81 %",
+            },
+        ],
+    )
+
+
+def _pieces(text: str, max_tokens: int | None) -> list[str]:
+    """The text in tokens of about four characters, closed by the end token unless a limit cuts it."""
+    pieces = [text[start : start + 4] for start in range(0, len(text), 4)] + [EOS]
+    return pieces if max_tokens is None else pieces[:max_tokens]
+
+
+def _repeat(
+    rng: np.random.Generator, repeat: int, steps: int, crops: bool, cuda: bool, generate: bool
+) -> list[Row]:
+    scale = 0.2 if cuda else 1.0
+    lead = 0.6 if cuda else 1.0  # the host runs ahead of the device
+    rows: list[Row] = []
+
+    def add(phase: str, stage: str, view: str, step: int | None, start: float, length: float) -> float:
+        host = length * (lead if phase == "prefill" else 1.0)
+        rows.append((repeat, phase, stage, view, step, start, length, start, host))
+        return start + length
+
+    def jitter(ms: float) -> float:
+        return float(ms * scale * rng.normal(1.0, 0.03))
+
+    clock = 0.0
+    for stage, ms in (("load_image", 21.0), ("tokenizer", 1.3), ("transfer", 4.2)):
+        clock = add("prepare", stage, "", None, clock, jitter(ms))
+    add("prepare", "prepare", "", None, 0.0, clock + 0.4 * scale)
+    start = clock = clock + 0.5 * scale
+    if generate:
+        add("generate", "generate", "", None, start, jitter(4200.0))
+        return rows
+    views = ("local", "global") if crops else ("global",)
+    for view in views:
+        for stage, ms in (("sam", 95.0), ("clip", 46.0), ("projector", 0.9)):
+            clock = add(
+                "prefill", stage, view, None, clock + 0.2, jitter(ms * (1.3 if view == "local" else 1))
+            )
+    for stage, ms in (("vision_fusion", 3.5), ("decoder", 160.0), ("lm_head", 2.0), ("sampling", 0.4)):
+        clock = add("prefill", stage, "", None, clock, jitter(ms))
+    clock += 2.0 * scale
+    add("prefill", "prefill", "", None, start, clock - start)
+    start = clock = clock + 0.1
+    for step in range(steps):
+        slow = 4.0 if step == 60 else 1.0
+        begin = clock + 0.05 * scale
+        clock = begin + 0.02 * scale
+        for stage, ms in (("decoder", 14.0 + step * 0.004), ("lm_head", 1.1), ("sampling", 0.5)):
+            clock = add("decode", stage, "", step, clock, jitter(ms * slow))
+        add("decode", "decode_step", "", step, begin, clock - begin)
+    add("decode", "decode", "", None, start, clock + 0.02 - start)
+    return rows

@@ -1,0 +1,224 @@
+"""The files that an output turns into."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from test_grounding import CASE, GOLDEN, fuzzed, marked
+
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.report.artifacts import (
+    EOS_TEXT,
+    Geometry,
+    GeometryLine,
+    crop_images,
+    draw_geometry,
+    parse_geometry,
+    result_markdown,
+    write_artifacts,
+)
+
+LINK = re.compile(r"!\[\]\(images/(\d+)\.jpg\)")
+FIGURE = {
+    "Line": {
+        "line": ["(-5, 0) -- (5, 0)", "(0,-8.5) -- (-5,0)"],
+        "line_type": ["-", "--"],
+        "line_endpoint": ["A: (-5, 0)", "$B_1$: (0, -8.5)"],
+    }
+}
+
+
+def golden_page() -> Image.Image:
+    return Image.open(GOLDEN / "pages" / CASE["page"])
+
+
+def figure(**changes: object) -> str:
+    return str({"Line": {**FIGURE["Line"], **changes}})
+
+
+def test_golden_markdown_with_the_drifting_links_mended() -> None:
+    """The vendor writes one link for the first image's two crops: the next one points wrongly."""
+    mended = (
+        "\n# Quarterly report\n\n\nRevenue grew := 12%.\n\n"
+        "![](images/0.jpg)\n![](images/1.jpg)\n"
+        "\n\n\n<table><tr><td>a</td><td>b</td></tr></table>\n\n\nlost\n"
+        "![](images/2.jpg)\n"
+        "\ntail"
+    )
+    assert result_markdown(CASE["model_text"]) == mended
+    vendor = mended.replace("![](images/1.jpg)\n", "").replace("images/2.jpg", "images/1.jpg")
+    assert vendor == CASE["result_mmd"]
+
+
+def test_golden_crops() -> None:
+    page = golden_page()
+    crops = crop_images(page, parse_grounding(CASE["model_text"]))
+    assert [list(crop.size) for crop in crops] == list(CASE["crops"].values())
+    x1, y1, x2, y2 = CASE["boxes_px"][2]
+    assert crops[0].tobytes() == page.convert("RGB").crop((x1, y1, x2, y2)).tobytes()
+
+
+def test_golden_files(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+    paths = write_artifacts(folder, golden_page(), CASE["model_text"])
+    names = ["result.mmd", "images/0.jpg", "images/1.jpg", "images/2.jpg", "result_with_boxes.jpg"]
+    assert paths == [folder / name for name in names]
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == sorted(paths)
+    assert paths[0].read_bytes().decode() == result_markdown(CASE["model_text"])
+    for number, size in enumerate(CASE["crops"].values()):
+        with Image.open(folder / "images" / f"{number}.jpg") as crop:
+            assert (list(crop.size), crop.format) == (size, "JPEG")
+    with Image.open(folder / "result_with_boxes.jpg") as drawn:
+        assert drawn.size == (1240, 1754)
+
+
+def test_a_page_that_is_not_embedded_gives_the_text_only(tmp_path: Path) -> None:
+    assert write_artifacts(tmp_path, None, CASE["model_text"]) == [tmp_path / "result.mmd"]
+    assert [path.name for path in tmp_path.iterdir()] == ["result.mmd"]
+
+
+def test_writing_again_replaces(tmp_path: Path) -> None:
+    write_artifacts(tmp_path, None, "old and longer")
+    write_artifacts(tmp_path, None, "new")
+    assert (tmp_path / "result.mmd").read_text(encoding="utf-8") == "new"
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    with pytest.raises(OcrPhasesError, match="taken"):
+        write_artifacts(taken, None, "text")
+    assert taken.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs permissions that bind this user")
+def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(OcrPhasesError, match="cannot be written"):
+        write_artifacts(tmp_path, None, "text")
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("plain", "plain"),
+        (f" a {EOS_TEXT} \n", "a"),
+        (f"a {EOS_TEXT} b", f"a {EOS_TEXT} b"),
+        (r"a \coloneqq b \eqqcolon c", "a := b =: c"),
+        (marked("image", "[[1, 2"), ""),
+        (marked("image", "[[5, 0, 5, 9], [0, 0, 9, 9]]"), "![](images/0.jpg)\n"),
+        (marked("images", "[[0, 0, 9, 9]]") + "x", "x"),
+        ("<|ref|>a phrase<|/ref|>", "<|ref|>a phrase<|/ref|>"),
+        (2 * marked("image", "[[0, 0, 9, 9]]"), "![](images/0.jpg)\n![](images/1.jpg)\n"),
+    ],
+)
+def test_markdown(text: str, markdown: str) -> None:
+    assert result_markdown(text) == markdown
+
+
+@pytest.mark.parametrize("size", [(1, 1), (20, 20), (2000, 3)])
+def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int]) -> None:
+    text = marked("image", "[[998, 998, 999, 999], [3, 3, 4, 4], [7, 7, 7, 9], [0, 0, 999, 999]]")
+    crops = crop_images(Image.new("RGBA", size), parse_grounding(text))
+    assert len(crops) == len(LINK.findall(result_markdown(text))) == 3
+    assert all(min(crop.size) >= 1 for crop in crops)
+    assert crops[2].size == size
+
+
+def test_a_page_longer_than_jpeg_allows(tmp_path: Path) -> None:
+    page = Image.new("L", (70_000, 2))
+    write_artifacts(tmp_path, page, marked("image", "[[0, 0, 999, 999]]"))
+    with Image.open(tmp_path / "images" / "0.jpg") as crop:
+        assert crop.width == 65_500
+
+
+def test_geometry_is_read() -> None:
+    assert parse_geometry(f"{FIGURE}{EOS_TEXT}") == Geometry(
+        lines=(
+            GeometryLine((-5.0, 0.0), (5.0, 0.0), dashed=False),
+            GeometryLine((0.0, -8.5), (-5.0, 0.0), dashed=True),
+        ),
+        endpoints=(("A", (-5.0, 0.0)), ("$B_1$", (0.0, -8.5))),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a page about line_type",
+        "{'line_type': []}",
+        "{'Line': ['line_type']}",
+        "['line_type']",
+        figure(line="(0, 0) -- (1, 1)"),
+        figure(line=["(0, 0) -- (1, 1)"]),
+        figure(line=["(0, 0)", "(0, 0) -- (1, 1)"]),
+        figure(line=["(0, 0) -- (1, 1, 1)", "(0, 0) -- (1, 1)"]),
+        figure(line=["(0, 0) -- (1e999, 1)", "(0, 0) -- (1, 1)"]),
+        figure(line=["(0, 0) -- (99999999, 1)", "(0, 0) -- (1, 1)"]),
+        figure(line=["(0, 0) -- (__import__('os'), 1)", "(0, 0) -- (1, 1)"]),
+        figure(line_type=["--", 1]),
+        figure(line_endpoint=["A (0, 0)"]),
+        figure(line_endpoint=None),
+        f"print({FIGURE})",
+        f"{FIGURE}" + " # " + "x" * 20_000,
+        "{[]: 'line_type'}",
+        "'line_type' \x00",
+        "[" * 5_000 + "'line_type'",
+        "-" * 15_000 + "1 # line_type",
+        "1" + "+1" * 9_000 + " # line_type",
+        "1" * 10_000 + " # line_type",
+    ],
+)
+def test_anything_else_is_no_geometry(text: str) -> None:
+    assert parse_geometry(text) is None
+
+
+def test_geometry_is_drawn_on_its_axes(tmp_path: Path) -> None:
+    paths = write_artifacts(tmp_path, Image.new("RGB", (60, 60), "white"), str(FIGURE))
+    assert [path.name for path in paths] == ["result.mmd", "result_with_boxes.jpg", "geo.jpg"]
+    with Image.open(paths[-1]) as drawn:
+        assert drawn.width == drawn.height
+
+
+def test_a_dashed_line_has_gaps() -> None:
+    def grey(dashed: bool) -> np.ndarray:
+        drawn = draw_geometry(Geometry((GeometryLine((-14.0, 3.3), (14.0, 3.3), dashed),), ()))
+        return np.asarray(drawn.convert("L"))
+
+    solid, dashed = grey(dashed=False), grey(dashed=True)
+    assert ((solid < 60) & (dashed > 200)).sum() > 100
+    assert ((dashed < 60) & (solid > 200)).sum() == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 4), max_size=3),
+    st.lists(st.tuples(st.text(), st.tuples(st.floats(-20, 20), st.floats(-20, 20))), max_size=3),
+)
+@example([(-1e6, 1e6, 1e6, -1e6)], [("$\\frac{$", (0.0, 0.0)), ("\ud800漢\n", (1.0, 1.0))])
+def test_any_geometry_can_be_drawn(
+    lines: list[tuple[float, float, float, float]], names: list[tuple[str, tuple[float, float]]]
+) -> None:
+    made = Geometry(tuple(GeometryLine((a, b), (c, d), a > c) for a, b, c, d in lines), tuple(names))
+    assert draw_geometry(made).size == draw_geometry(Geometry((), ())).size
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=fuzzed, size=st.sampled_from([(1, 1), (20, 20), (211, 97)]))
+@example(text="\ud800", size=(20, 20))
+def test_any_text_can_be_written(tmp_path: Path, text: str, size: tuple[int, int]) -> None:
+    page = Image.new("RGB", size, "white")
+    paths = write_artifacts(tmp_path, page, text)
+    assert all(path.stat().st_size > 0 for path in paths[1:])
+    links = [int(number) for number in LINK.findall(result_markdown(text))]
+    assert links == list(range(len(crop_images(page, parse_grounding(text)))))
+    assert len([path for path in paths if path.parent.name == "images"]) == len(links)

@@ -1,0 +1,288 @@
+"""Reading regions out of model text, and what each one cost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ocr_phases.analyse.grounding import (
+    PREAMBLE,
+    REGION_COLUMNS,
+    Region,
+    parse_grounding,
+    region_table,
+    token_regions,
+)
+from ocr_phases.errors import OcrPhasesError
+
+GOLDEN = Path(__file__).parent / "golden"
+CASE = json.loads((GOLDEN / "artifacts.json").read_text(encoding="utf-8"))
+
+FRAGMENTS = [
+    *("<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|/ref|><|det|>", "<|grounding|>", "<|", "|>", "<", "["),
+    *("]", "[[", "]]", ",", "], [", " ", "\n", "-", "-7", "0", "12", "500", "999", "1000", "9" * 5000, "1.5"),
+    *(
+        "[1, 2, 3, 4]",
+        "[[10, 20, 300, 400]]",
+        "[[900, 800, -5, 20], [1, 2, 3]]",
+        "image",
+        "text",
+        "\\coloneqq",
+    ),
+    *("<script>alert(1)</script>", "一二 ё 🙂", "\u202e", "\x00", "__import__('os')", "<|ref|>image<|/ref|>"),
+    "<|ref|>image<|/ref|><|det|>[[0, 0, 999, 999], [5, 5, 5, 90]]<|/det|>",
+]
+fuzzed = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=6), max_size=40).map("".join)
+
+
+def marked(label: str, boxes: object) -> str:
+    return f"<|ref|>{label}<|/ref|><|det|>{boxes}<|/det|>"
+
+
+def boxes_of(listing: str) -> tuple[tuple[tuple[int, ...], ...], bool, int]:
+    grounding = parse_grounding(marked("text", listing))
+    (region,) = grounding.regions
+    return region.boxes, region.repaired, grounding.dropped
+
+
+def tokens_of(texts: list[str], ms: list[float], regions: list[int]) -> pd.DataFrame:
+    return pd.DataFrame({"region": regions, "text": texts, "device_ms": ms})
+
+
+def test_golden_text() -> None:
+    grounding = parse_grounding(CASE["model_text"])
+    assert [region.label for region in grounding.regions] == [
+        *("title", "text", "image", "table", "broken", "image"),
+    ]
+    drawn = [box for region in grounding.regions for box in region.pixel_boxes(1240, 1754)]
+    assert [list(box) for box in drawn] == CASE["boxes_px"]
+    assert grounding.dropped == 1
+    broken = grounding.regions[4]
+    assert (broken.boxes, broken.text, broken.repaired) == ((), "lost", False)
+
+
+def test_real_model_output() -> None:
+    text = (GOLDEN / "real_model_output.txt").read_text(encoding="utf-8")
+    grounding = parse_grounding(text)
+    assert [(region.label, region.boxes) for region in grounding.regions] == [
+        ("text", ((55, 43, 130, 60),)),
+        ("image", ((70, 93, 450, 360),)),
+        ("text", ((460, 95, 896, 132),)),
+        ("equation", ((460, 217, 550, 256),)),
+        ("table", ((57, 450, 360, 500),)),
+        ("text", ((55, 515, 110, 534),)),
+        ("text", ((230, 515, 293, 534),)),
+    ]
+    assert [region.text for region in grounding.regions[:4]] == [
+        "2. način:",
+        "",
+        "Prvi dan trčanja Tomislav može izabrati na 7 različitih načina.",
+        r"\[ \frac{7 \cdot 4}{2} = 14. \]",
+    ]
+    assert grounding.regions[-1].text == "B) 108"
+    assert (grounding.dropped, any(region.repaired for region in grounding.regions)) == (0, False)
+
+
+def test_offsets() -> None:
+    first, second = marked("title", "[[1, 2, 3, 4]]"), marked("text", "[[5, 6, 7, 8]]")
+    text = f"Hi {first} A \n{second}B"
+    one, two = parse_grounding(text).regions
+    assert text[one.start : one.content_start] == first
+    assert text[one.content_start : one.end] == " A \n"
+    assert one.end == two.start
+    assert text[two.content_start : two.end] == "B"
+    assert two == Region(1, "text", ((5, 6, 7, 8),), False, one.end, len(text) - 1, len(text), "B")
+
+
+@pytest.mark.parametrize(
+    ("listing", "boxes", "repaired", "dropped"),
+    [
+        ("[[1, 2, 3, 4]]", ((1, 2, 3, 4),), False, 0),
+        (" [ [1,2,3,4] ,[ 005 ,6,7,8 ] ] ", ((1, 2, 3, 4), (5, 6, 7, 8)), False, 0),
+        ("[[-3, 2, 1000, 4]]", ((0, 2, 999, 4),), True, 0),
+        ("[[30, 40, 10, 20]]", ((10, 20, 30, 40),), True, 0),
+        (f"[[-{'9' * 9000}, 0, {'9' * 9000}, 999]]", ((0, 0, 999, 999),), True, 0),
+        ("[[-0, 0, 0, 0]]", ((0, 0, 0, 0),), False, 0),
+        ("[[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2.0, 3, 4], []]", ((1, 2, 3, 4),), False, 4),
+        ("[[1, 2, 3, x]]", (), False, 1),
+        ("[[1, 2, 3, ٤]]", (), False, 1),
+        ("[[1_0, 2, 3, 4]]", (), False, 1),
+        ("[[1, 2, 3", (), False, 1),
+        ("[1, 2, 3, 4]", (), False, 1),
+        ("[[1, 2, 3, 4],]", (), False, 1),
+        ("[[1, 2, 3, 4] [5, 6, 7, 8]]", (), False, 1),
+        ("[[[1, 2, 3, 4]]]", (), False, 1),
+        ("[]", (), False, 1),
+        ("[", (), False, 1),
+        ("", (), False, 1),
+        ("__import__('os').system('true')", (), False, 1),
+    ],
+)
+def test_box_lists(listing: str, boxes: object, repaired: bool, dropped: int) -> None:
+    assert boxes_of(listing) == (boxes, repaired, dropped)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]",
+        "<|ref|>text<|/ref|> <|det|>[[1, 2, 3, 4]]<|/det|>",
+        "text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>",
+        "<|ref|>just a phrase<|/ref|>",
+        "",
+    ],
+)
+def test_anything_else_is_text(text: str) -> None:
+    assert parse_grounding(text).regions == ()
+
+
+def test_unclosed_markup_leaves_the_next_region_alone() -> None:
+    text = "<|ref|>a<|/ref|><|det|>[[1, 2" + marked("b", "[[1, 2, 3, 4]]")
+    assert [region.label for region in parse_grounding(text).regions] == ["b"]
+
+
+def test_labels_are_data() -> None:
+    label = 'the <b>red</b> car\'s "{0}"\n价格 [[1, 2, 3, 4]]'
+    assert parse_grounding(marked(label, "[[1, 2, 3, 4]]")).regions[0].label == label
+
+
+def test_pixels_truncate() -> None:
+    region = parse_grounding(marked("text", "[[1, 500, 998, 999]]")).regions[0]
+    assert region.pixel_boxes(100, 2000) == [(0, 1001, 99, 2000)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|ref|>" * 29_000,
+        "<|ref|>" + "<" * 200_000,
+        "<|ref|>" + "<|/ref" * 34_000,
+        "<|ref|>a<|/ref|><|det|>" * 9_000,
+        marked("a", "[" * 200_000),
+        marked("a", "[" + " " * 200_000 + "]"),
+        marked("a", "[[" + "0" * 200_000 + "x, 1, 2, 3]]"),
+        marked("a", "[[1, 2, 3, 4]" + " " * 200_000 + "x]"),
+        marked("a", "[[" + "," * 200_000 + "]]"),
+        marked("a", "[" + "[1, 2, 3, 4], " * 14_000 + "[1, 2, 3, 4]]"),
+        marked("a", "[[1, 2, 3, 4]]") * 4_800,
+    ],
+)
+def test_long_garbage_is_read_in_linear_time(text: str) -> None:
+    began = time.process_time()
+    parse_grounding(text)
+    assert time.process_time() - began < 0.8
+
+
+def test_tokens_go_where_their_first_character_stands() -> None:
+    markup = ["<|ref|>", "text", "<|/ref|>", "<|det|>", "[[1, 2, 3, 4]]", "<|/det|>"]
+    texts = ["", "Sure", ":\n", *markup, "", "A", "b\n", *markup, "C", "", "<end>"]
+    grounding = parse_grounding("".join(texts[:-1]))
+    assert token_regions(grounding, texts) == [-1] * 3 + [0] * 9 + [1] * 9
+    assert token_regions(parse_grounding("plain"), ["pl", "ain"]) == [-1, -1]
+    assert token_regions(grounding, []) == []
+
+
+def test_region_table() -> None:
+    head, body = marked("title", "[[1, 2, 3, 4]]"), marked("image", "[[9, 2, 3, 4], [1, 2, 3, 4]]")
+    texts = ["Sure", " ", head, "Tit", "le\n", body, "\n"]
+    ms = [float("nan"), 1.0, 2.0, 3.0, 4.0, 5.0, 5.0]
+    grounding = parse_grounding("".join(texts))
+    table = region_table(grounding, tokens_of(texts, ms, token_regions(grounding, texts)))
+    assert list(table.columns) == list(REGION_COLUMNS)
+    assert table["region"].tolist() == [PREAMBLE, 0, 1]
+    assert table["label"].tolist() == ["preamble", "title", "image"]
+    assert table["boxes"].tolist() == [0, 1, 2]
+    assert table["repaired"].tolist() == [False, False, True]
+    assert table["tokens"].tolist() == [2, 3, 2]
+    assert table["characters"].tolist() == [4, 5, 0]
+    assert table["text"].tolist() == ["Sure", "Title", ""]
+    assert table["decode_ms"].tolist() == [1.0, 9.0, 10.0]
+    assert table["ms_per_char"].tolist()[:2] == [0.25, 1.8]
+    assert pd.isna(table["ms_per_char"].iloc[2])
+    assert table["share"].tolist() == [0.05, 0.45, 0.5]
+
+
+def test_region_table_without_tokens_or_time() -> None:
+    grounding = parse_grounding(marked("title", "[[1, 2, 3, 4]]") + "x")
+    table = region_table(grounding, tokens_of([], [], []))
+    assert table[["label", "tokens", "decode_ms"]].to_numpy().tolist() == [["title", 0, 0.0]]
+    assert table["share"].isna().all()
+    empty = region_table(parse_grounding(""), tokens_of([], [], []))
+    assert empty.empty
+    assert empty["decode_ms"].dtype == "float64"
+
+
+def test_region_table_refuses_tokens_of_another_text() -> None:
+    with pytest.raises(OcrPhasesError, match=r"token_regions\(\)"):
+        region_table(parse_grounding(""), tokens_of(["a"], [1.0], [0]))
+
+
+@settings(deadline=None)
+@given(fuzzed)
+def test_any_text_gives_ordered_spans_and_boxes_on_the_grid(text: str) -> None:
+    grounding = parse_grounding(text)
+    position = 0
+    for index, region in enumerate(grounding.regions):
+        assert region.index == index
+        assert position <= region.start < region.content_start <= region.end <= len(text)
+        assert region.text == text[region.content_start : region.end].strip()
+        position = region.end
+        for x1, y1, x2, y2 in region.boxes:
+            assert 0 <= x1 <= x2 <= 999
+            assert 0 <= y1 <= y2 <= 999
+        for x1, y1, x2, y2 in region.pixel_boxes(37, 1001):
+            assert 0 <= x1 <= x2 <= 37
+            assert 0 <= y1 <= y2 <= 1001
+    if grounding.regions:
+        assert position == len(text)
+
+
+@settings(deadline=None)
+@given(fuzzed, st.data())
+def test_any_cut_into_tokens_adds_up(text: str, data: st.DataObject) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
+    texts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    times = st.just(float("nan")) | st.floats(0, 1e6)
+    ms = data.draw(st.lists(times, min_size=len(texts), max_size=len(texts)))
+    grounding = parse_grounding(text)
+    regions = token_regions(grounding, texts)
+    assert regions == sorted(regions)
+    tokens = tokens_of(texts, ms, regions)
+    table = region_table(grounding, tokens)
+    assert table["decode_ms"].sum() == pytest.approx(tokens["device_ms"].sum(), rel=1e-12)
+    assert table["tokens"].sum() == len(texts)
+
+
+coordinate = st.integers(0, 999)
+box_list = st.lists(
+    st.tuples(coordinate, coordinate, coordinate, coordinate).map(list), min_size=1, max_size=3
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=8), box_list), max_size=5))
+def test_what_is_written_is_read_back(written: list[tuple[str, list[list[int]]]]) -> None:
+    grounding = parse_grounding("".join(marked(label, boxes) + "\n" for label, boxes in written))
+    assert grounding.dropped == 0
+    assert [region.label for region in grounding.regions] == [label for label, _ in written]
+    for region, (_, boxes) in zip(grounding.regions, written, strict=True):
+        in_order = [(min(a, c), min(b, d), max(a, c), max(b, d)) for a, b, c, d in boxes]
+        assert list(region.boxes) == in_order
+        assert region.repaired == ([list(box) for box in in_order] != boxes)
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, ocr_phases.analyse.grounding; print({'torch', 'matplotlib', 'PIL'} & set(sys.modules))"
+    )
+    root = GOLDEN.parent.parent
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "set()"

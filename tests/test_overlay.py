@@ -1,0 +1,188 @@
+"""Drawing regions and their decode time on a page."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageChops
+from test_grounding import CASE, GOLDEN, fuzzed, marked
+
+from ocr_phases.analyse.grounding import Grounding, parse_grounding, region_table, token_regions
+from ocr_phases.show.overlay import (
+    LABEL_COLOURS,
+    draw_boxes,
+    draw_decode_time,
+    label_colour,
+    printable,
+)
+
+SIZES = [(20, 20), (1, 1), (50, 4000), (20000, 50), (300, 400)]
+PAGE_TEXT = "Sure: " + "".join(
+    marked(label, boxes) + "words " * 5
+    for label, boxes in [
+        ("title", "[[80, 40, 900, 90]]"),
+        ("text", "[[80, 120, 480, 600]]"),
+        ("image", "[[520, 120, 900, 300], [520, 320, 900, 600]]"),
+        ("broken", "[[1, 2"),
+        ("a label made up by a user", "[[0, 700, 999, 999]]"),
+    ]
+)
+
+
+def white(width: int, height: int) -> Image.Image:
+    return Image.new("RGB", (width, height), "white")
+
+
+def timed(text: str, ms_per_character: float = 1.0) -> tuple[Grounding, pd.DataFrame]:
+    """Regions of a text and their table, when every character is a token."""
+    grounding = parse_grounding(text)
+    tokens = pd.DataFrame(
+        {
+            "region": np.array(token_regions(grounding, list(text)), dtype=np.int64),
+            "text": list(text),
+            "device_ms": np.full(len(text), ms_per_character),
+        }
+    )
+    return grounding, region_table(grounding, tokens)
+
+
+def test_golden_boxes_are_outlined_at_their_pixels() -> None:
+    page = Image.open(GOLDEN / "pages" / CASE["page"])
+    grounding = parse_grounding(CASE["model_text"])
+    drawn = draw_boxes(page, grounding, labels=False)
+    colours = [label_colour(region.label) for region in grounding.regions for _ in region.boxes]
+    right, bottom = page.width - 1, page.height - 1
+    for (x1, y1, x2, y2), colour in zip(CASE["boxes_px"], colours, strict=True):
+        for corner in [(x1, y1), (min(x2, right), min(y2, bottom))]:
+            assert drawn.getpixel(corner) == colour
+    outside = np.ones((page.height, page.width), dtype=bool)
+    for x1, y1, x2, y2 in CASE["boxes_px"]:
+        outside[y1 : y2 + 1, x1 : x2 + 1] = False
+    assert (np.asarray(drawn)[outside] == np.asarray(page.convert("RGB"))[outside]).all()
+
+
+def test_page_stays_as_it_was_and_readable() -> None:
+    page = white(400, 400)
+    page.paste("black", (100, 100, 200, 120))
+    before = page.copy()
+    grounding = parse_grounding(marked("text", "[[0, 0, 999, 999]]"))
+    drawn = draw_boxes(page, grounding, labels=False)
+    assert ImageChops.difference(page, before).getbbox() is None
+    ink, paper = drawn.convert("L").getpixel((150, 110)), drawn.convert("L").getpixel((300, 300))
+    assert isinstance(ink, int)
+    assert isinstance(paper, int)
+    assert paper - ink > 150
+
+
+def test_tags_are_drawn_beside_each_other() -> None:
+    """Two tiny boxes at the same place: the second tag must not cover the first."""
+    listing = "[[400, 400, 410, 410]]"
+    first = parse_grounding(marked("title", listing))
+    both = parse_grounding(marked("title", listing) + marked("table", listing))
+    tagged = np.asarray(draw_boxes(white(800, 800), first))
+    twice = np.asarray(draw_boxes(white(800, 800), both))
+    solid = (tagged == LABEL_COLOURS["title"]).all(axis=2)
+    solid[318:332, 318:332] = False  # the boxes themselves
+    assert solid.sum() > 100
+    assert (twice[solid] == LABEL_COLOURS["title"]).all()
+    assert (twice == LABEL_COLOURS["table"]).all(axis=2).sum() > 100
+
+
+@pytest.mark.parametrize(
+    "corner", ["[[0, 0, 5, 5]]", "[[990, 0, 999, 5]]", "[[0, 990, 5, 999]]", "[[990, 990, 999, 999]]"]
+)
+def test_tags_stay_on_the_page(corner: str) -> None:
+    """A whole tag is as many pixels in any corner as in the middle of the page."""
+
+    def tag_pixels(listing: str) -> int:
+        grounding = parse_grounding(marked("table", listing))
+        plain = draw_boxes(white(600, 600), grounding, labels=False)
+        return int(
+            (np.asarray(draw_boxes(white(600, 600), grounding)) != np.asarray(plain)).any(axis=2).sum()
+        )
+
+    # The outline of the box itself may lie under the tag.
+    assert tag_pixels(corner) == pytest.approx(tag_pixels("[[500, 500, 505, 505]]"), abs=20)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "1", "P"])
+def test_any_page_can_be_drawn_on(size: tuple[int, int], mode: str) -> None:
+    grounding, table = timed(PAGE_TEXT)
+    page = Image.new(mode, size, 1)
+    drawn = draw_boxes(page, grounding)
+    assert (drawn.size, drawn.mode) == (size, "RGB")
+    slow = draw_decode_time(page, grounding, table)
+    assert slow.width >= size[0]
+    assert slow.height > size[1]
+
+
+def test_decode_time_colours() -> None:
+    """The slowest region is the darkest, and an idle one the brightest."""
+    cheap, dear = marked("text", "[[0, 0, 400, 400]]"), marked("text", "[[500, 500, 999, 999]]")
+    grounding = parse_grounding(cheap + dear)
+    table = pd.DataFrame({"region": [0, 1], "decode_ms": [0.0, 80.0]})
+    drawn = draw_decode_time(white(500, 500), grounding, table).convert("L")
+    cheap_grey, dear_grey = drawn.getpixel((60, 60)), drawn.getpixel((420, 420))
+    assert isinstance(cheap_grey, int)
+    assert isinstance(dear_grey, int)
+    assert cheap_grey - dear_grey > 50
+
+
+def test_time_without_a_box_is_named() -> None:
+    grounding, table = timed(PAGE_TEXT)
+    boxed = {region.index for region in grounding.regions if region.boxes}
+    only_boxed = table[table["region"].isin(boxed)]
+    page = white(600, 800)
+    with_note, without = (
+        draw_decode_time(page, grounding, table),
+        draw_decode_time(page, grounding, only_boxed),
+    )
+    assert with_note.height > without.height
+
+
+@pytest.mark.parametrize("text", ["", "no boxes at all", marked("text", "[[1, 2, 3, 4]]")])
+def test_decode_time_of_nothing(text: str) -> None:
+    draw_decode_time(white(300, 200), *timed(text, ms_per_character=0.0))
+    empty = pd.DataFrame({"region": [], "decode_ms": []})
+    draw_decode_time(white(300, 200), parse_grounding(text), empty)
+
+
+def test_label_colours_are_the_same_in_every_process() -> None:
+    labels = ["title", "stamp", "签名", "\ud800", ""]
+    code = (
+        "import json, sys; from ocr_phases.show.overlay import label_colour; "
+        "print(json.dumps([label_colour(x) for x in json.loads(sys.argv[1])])); "
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(labels)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert json.loads(done.stdout) == [list(label_colour(label)) for label in labels]
+    assert label_colour("title") == LABEL_COLOURS["title"]
+
+
+def test_printable() -> None:
+    assert printable(" a\n\tb\x00\ud800 c ") == "a b c"
+    assert printable("x" * 100, longest=5) == "xxxx…"
+    assert len(printable("\u202e" * 10**6 + "x")) <= 24
+
+
+@settings(max_examples=40, deadline=None)
+@given(fuzzed, st.sampled_from([(1, 1), (20, 20), (211, 97), (3, 400)]))
+def test_any_text_can_be_drawn(text: str, size: tuple[int, int]) -> None:
+    grounding, table = timed(text)
+    assert draw_boxes(white(*size), grounding).size == size
+    assert draw_decode_time(white(*size), grounding, table).height > size[1]

@@ -1,0 +1,136 @@
+"""The record: exact round trips, atomic saving, and clear refusals."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS, describe_page
+
+EXAMPLE = Path(__file__).parent / "golden" / "run.json"
+
+
+@pytest.fixture(scope="module")
+def run() -> PhaseRun:
+    return PhaseRun.load(EXAMPLE)
+
+
+def test_the_committed_example_loads_and_stays_itself(run, tmp_path):
+    again = PhaseRun.load(run.save(tmp_path / "run.json"))
+    assert again.to_dict() == run.to_dict() == json.loads(EXAMPLE.read_text())
+    pd.testing.assert_frame_equal(again.spans, run.spans, check_exact=True)
+    assert run.schema == SCHEMA
+    assert tuple(run.spans.columns) == SPAN_COLUMNS
+
+
+def test_headline_figures_follow_from_the_spans(run):
+    spans = run.spans
+    prefill = spans[spans["stage"] == "prefill"]["device_ms"]
+    assert run["prefill_ms"] == np.median(prefill)
+    assert run["tokens"] == len(run.result["ids"])
+    assert run["decode_steps"] == run["tokens"] - 1
+    steps = spans[spans["stage"] == "decode_step"]["device_ms"]
+    assert run["inter_token_ms"] == np.median(steps)
+    assert run["inter_token_ms_p99"] == np.quantile(steps, 0.99)
+    prepare = np.median(spans[spans["stage"] == "prepare"]["device_ms"])
+    assert run["ttft_ms"] == pytest.approx(prepare + run["prefill_ms"])
+    assert 0.9 < run["closure"] <= 1.0
+    assert run["vision_ms"] >= run["sam_ms"]
+    assert set(run.keys()) == set(run)
+
+
+def test_token_table(run):
+    table = run.token_table
+    assert tuple(table.columns) == TOKEN_COLUMNS
+    assert table["id"].tolist() == run.result["ids"]
+    assert "".join(table["text"]).startswith(run.text)
+    first, rest = table.iloc[0], table.iloc[1:]
+    assert first["source"] == "prefill"
+    assert first["step"] is pd.NA
+    assert math.isnan(first["device_ms"])
+    assert rest["step"].tolist() == list(range(len(rest)))
+    assert table["cache_len"].tolist() == run.cache["lengths"]
+    by_step = run.spans[run.spans["stage"] == "decode_step"].groupby("step")["device_ms"].median()
+    assert rest["device_ms"].to_numpy() == pytest.approx(by_step.to_numpy(), rel=0, abs=0)
+    assert (rest["device_ms_p10"] <= rest["device_ms"]).all()
+    assert (rest["device_ms"] <= rest["device_ms_p90"]).all()
+    assert table["region"].max() >= 0
+
+
+def test_the_page_is_in_the_record(run):
+    image = run.page_image()
+    assert image.size == (run.page["width"], run.page["height"])
+    assert image.mode == "RGB"
+
+
+def test_pages_are_embedded_small_or_left_out():
+    noise = np.random.default_rng(0).integers(0, 255, (1500, 3000, 3), dtype=np.uint8)
+    page = Image.fromarray(noise)
+    buffer = io.BytesIO()
+    page.save(buffer, "PNG")
+    described = describe_page(page, buffer.getvalue(), "noise.png")
+    embedded = Image.open(io.BytesIO(base64.b64decode(described["data"])))
+    assert (embedded.format, embedded.size) == ("JPEG", (2000, 1000))
+    assert (described["width"], described["height"]) == (3000, 1500)
+    assert describe_page(page, buffer.getvalue(), "noise.png", embed=False)["data"] is None
+    small = Image.new("RGB", (10, 20))
+    buffer = io.BytesIO()
+    small.save(buffer, "PNG")
+    assert base64.b64decode(describe_page(small, buffer.getvalue(), "s.png")["data"]) == buffer.getvalue()
+    pdf = describe_page(small, b"%PDF-1.7 all its pages", "s.pdf#1")
+    assert base64.b64decode(pdf["data"]).startswith(b"\xff\xd8")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.update(schema=99), "schema 99"),
+        (lambda r: r.pop("schema"), "no schema number"),
+        (lambda r: r.pop("spans"), "misses spans"),
+        (lambda r: r["spans"].pop("stage"), "span table is damaged"),
+        (lambda r: r["spans"].update(stage=["prefill"]), "span table is damaged"),
+        (lambda r: r["spans"].update(host_ms=["x"] * len(r["spans"]["host_ms"])), "span table is damaged"),
+    ],
+)
+def test_other_records_are_refused(change, message, tmp_path):
+    content = json.loads(EXAMPLE.read_text())
+    change(content)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(OcrPhasesError, match=message) as caught:
+        PhaseRun.load(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '"x"', "\x00"])
+def test_files_that_are_no_record(content, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(content)
+    with pytest.raises(OcrPhasesError):
+        PhaseRun.load(path)
+    with pytest.raises(OcrPhasesError, match="cannot be read"):
+        PhaseRun.load(tmp_path / "none.json")
+
+
+def test_a_failed_save_keeps_the_old_file(run, tmp_path, monkeypatch):
+    path = run.save(tmp_path / "run.json")
+    before = path.read_bytes()
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OcrPhasesError, match="No space left on device"):
+        run.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]

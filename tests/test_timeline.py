@@ -1,0 +1,118 @@
+"""Spans, hooks and NVTX ranges: complete, and closed also when a phase raises."""
+
+from __future__ import annotations
+
+import nvtx
+import pytest
+import torch
+
+from ocr_phases import Timeline
+from ocr_phases.measure.families import NATIVE
+from ocr_phases.measure.timeline import NoTimeline, PeakMemory, stage_hooks
+from ocr_phases.record import SPAN_COLUMNS
+
+
+@pytest.fixture
+def ranges(monkeypatch) -> list[str]:
+    """The NVTX ranges open at the moment; the second item of a pair would be missing a pop."""
+    stack: list[str] = []
+    monkeypatch.setattr(nvtx, "push_range", lambda name: stack.append(name))
+    monkeypatch.setattr(nvtx, "pop_range", lambda: stack.pop())
+    return stack
+
+
+def hook_count(model: torch.nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_spans_nest_and_carry_phase_step_and_view(ranges):
+    timeline = Timeline("cpu")
+    with timeline.in_phase("decode"):
+        timeline.step = 3
+        with timeline.span("decode_step"), timeline.span("decoder", view="global"):
+            assert ranges == ["decode", "decode_step", "decoder"]
+        timeline.step = None
+    rows = [dict(zip(SPAN_COLUMNS, row, strict=True)) for row in timeline.rows(repeat=2)]
+    assert [(r["repeat"], r["phase"], r["stage"], r["view"], r["step"]) for r in rows] == [
+        (2, "decode", "decode", "", None),
+        (2, "decode", "decode_step", "", 3),
+        (2, "decode", "decoder", "global", 3),
+    ]
+    for outer, inner in zip(rows, rows[1:], strict=False):
+        assert outer["host_start_ms"] <= inner["host_start_ms"]
+        assert outer["host_ms"] >= inner["host_ms"]
+    assert all(row["device_ms"] == row["host_ms"] for row in rows)
+    assert ranges == []
+
+
+def test_everything_is_closed_when_a_phase_raises(ranges):
+    timeline = Timeline("cpu")
+    with pytest.raises(ZeroDivisionError), timeline.in_phase("prefill"), timeline.span("outer"):
+        timeline.begin("left open")
+        raise ZeroDivisionError
+    assert ranges == []
+    assert [row[2] for row in timeline.rows()] == ["prefill", "outer", "left open"]
+    assert timeline.phase == ""
+
+
+@pytest.mark.parametrize("failing", [None, "sam", "clip", "projector", "decoder", "lm_head"])
+def test_hooks_and_ranges_go_away_also_after_an_error(failing, ranges, tiny_session):
+    from conftest import PAGES
+
+    model = tiny_session.model
+    before = hook_count(model)
+    inputs = tiny_session.prepare(PAGES / "slide.png")
+    timeline = Timeline("cpu")
+    if failing is None:
+        tiny_session.run_prefill(inputs, timeline)
+    else:
+
+        def fault(module, args):
+            raise RuntimeError("planted")
+
+        handle = NATIVE.stages(model)[failing].register_forward_pre_hook(fault)
+        with pytest.raises(RuntimeError, match="planted"):
+            tiny_session.run_prefill(inputs, timeline)
+        handle.remove()
+    assert hook_count(model) == before
+    assert ranges == []
+    stages = [row[2] for row in timeline.rows()]
+    assert stages[0] == "prefill"
+    if failing is None:
+        assert stages[1:] == ["sam", "clip", "projector", "vision_fusion", "decoder", "lm_head", "sampling"]
+
+
+def test_the_profiler_sees_the_stages_while_it_runs(tiny_session):
+    from conftest import PAGES
+
+    inputs = tiny_session.prepare(PAGES / "slide.png")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        timeline = Timeline("cpu")
+        tiny_session.run_prefill(inputs, timeline)
+    seen = {event.key: event.count for event in profiler.key_averages()}
+    for stage in ("prefill", "sam", "clip", "projector", "vision_fusion", "decoder", "lm_head", "sampling"):
+        assert seen[stage] == 1
+    # An independent clock: the profiler's own time for the range.
+    by_name = {event.key: event.cpu_time_total / 1e3 for event in profiler.key_averages()}
+    ours = {row[2]: row[8] for row in timeline.rows()}
+    assert ours["sam"] == pytest.approx(by_name["sam"], rel=0.05, abs=1.0)
+
+
+def test_no_timeline_collects_nothing(tiny_session):
+    timeline = NoTimeline()
+    with stage_hooks(tiny_session.model, NATIVE, timeline, ["global"]), timeline.in_phase("prefill"):
+        assert hook_count(tiny_session.model) == 0
+    assert timeline.rows() == []
+
+
+def test_peak_memory_sees_a_large_block():
+    memory = PeakMemory("cpu")
+    if memory.source is None:
+        pytest.skip("this system does not let a process reset its high-water mark")
+    with memory.of("small"):
+        pass
+    with memory.of("large"):
+        block = torch.ones(64 * 2**20, dtype=torch.uint8)
+    peaks = memory.taken()
+    assert peaks["large"] - peaks["small"] >= 0.9 * block.numel()
+    assert memory.taken() == {}
