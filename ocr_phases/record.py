@@ -60,7 +60,7 @@ _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PhaseRun:
     """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
 
@@ -82,6 +82,11 @@ class PhaseRun:
     cache: dict[str, Any]
     checks: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
+
+    def __repr__(self) -> str:
+        times = {"prefill": self["prefill_ms"], "decode": self["decode_ms"], "generate": self["generate_ms"]}
+        shown = ", ".join(f"{phase} {ms:.1f} ms" for phase, ms in times.items() if ms is not None)
+        return f"<PhaseRun {self.page['file']} on {self.model['name']}: {self.token_count} tokens, {shown}>"
 
     # -- headline figures -------------------------------------------------------------------------
 
@@ -298,7 +303,7 @@ class PhaseRun:
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
     """A span table from one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
     table = pd.DataFrame({name: columns[name] for name in SPAN_COLUMNS if name != "step"})
-    table.insert(SPAN_COLUMNS.index("step"), "step", pd.array(columns["step"], dtype="Int64"))
+    table.insert(SPAN_COLUMNS.index("step"), "step", pd.Series(columns["step"], dtype="Int64"))
     times = [name for name in SPAN_COLUMNS if name.endswith("_ms")]
     return table.astype({"repeat": "int64", **dict.fromkeys(times, "float64")})
 

@@ -31,8 +31,8 @@ class Span:
     step: int | None = None
     host_start: float = 0.0
     host_end: float = 0.0
-    start: torch.cuda.Event | None = None
-    end: torch.cuda.Event | None = None
+    start: Any = None  # torch.cuda.Event on CUDA
+    end: Any = None
     profiled: Any = None
 
 

@@ -1,0 +1,109 @@
+"""The command line: what it writes, what it refuses, and that it starts without the heavy libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GOLDEN, PAGES
+from PIL import Image
+
+from ocr_phases import PhaseRun
+from ocr_phases.cli import _folders, main
+
+RECORD = GOLDEN / "run.json"
+QUICK = ["--max-new-tokens", "6", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
+
+
+def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
+    target = tmp_path / "new" / "run.json"
+    assert main(["profile", str(PAGES / "slide.png"), "--save", str(target), *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert "prefill" in out
+    assert out.splitlines()[-1] == f"Wrote {target}"
+    assert PhaseRun.load(target)["tokens"] == 6
+
+
+def test_artifacts_from_a_record(tmp_path, capsys):
+    assert main(["artifacts", str(RECORD), "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"Wrote {tmp_path}"
+    assert (tmp_path / "result.mmd").read_text().strip().startswith("# CORNER CAFE")
+    assert Image.open(tmp_path / "result_with_boxes.jpg").size == (1024, 1024)
+    assert (tmp_path / "images" / "0.jpg").is_file()
+
+
+def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
+    """What a person may get wrong: the arguments, and a part of the sentence they should read."""
+    page = str(PAGES / "slide.png")
+    (folder / "empty.png").touch()
+    (folder / "text.png").write_text("no image")
+    (folder / "no_model").mkdir()
+    (folder / "file").touch()
+    (folder / "bad.json").write_text("{}")
+    return {
+        "missing page": (["profile", str(folder / "none.png")], "There is no file"),
+        "missing page, report": (["report", str(folder / "none.png")], "There is no file"),
+        "empty page": (["profile", str(folder / "empty.png")], "empty"),
+        "no image": (["profile", str(folder / "text.png")], "text.png"),
+        "a folder as page": (["profile", str(folder)], "is a folder"),
+        "unknown preset": (["profile", page, "--preset", "huge"], "huge"),
+        "unknown model": (["profile", page, "--model", "huge"], "no model 'huge'"),
+        "unknown device": (["profile", page, "--device", "abacus"], "Unknown device"),
+        "unknown dtype": (["profile", page, "--dtype", "int3"], "Unknown dtype"),
+        "no checkpoint": (["profile", page, "--model", str(folder / "no_model")], "no config.json"),
+        "no tokens": (["profile", page, "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        "save under a file": (
+            ["profile", page, "--save", str(folder / "file" / "run.json")],
+            "cannot be written",
+        ),
+        "out under a file": (["report", page, "--out", str(folder / "file")], "cannot be written"),
+        "nothing to report": (["report"], "one of the two"),
+        "page and record": (["report", page, "--record", str(RECORD)], "one of the two"),
+        "no record": (["artifacts", str(folder / "bad.json")], "no schema number"),
+        "missing record": (["artifacts", str(folder / "none.json")], "cannot be read"),
+    }
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inputs = bad_inputs(tmp_path)
+    for what, (arguments, message) in inputs.items():
+        before = sorted(tmp_path.rglob("*"))
+        assert main(arguments) == 2, what
+        error = capsys.readouterr().err.strip()
+        assert message in error, what
+        assert error.startswith("ocr-phases: "), what
+        assert len(error.splitlines()) == 1, what
+        assert sorted(tmp_path.rglob("*")) == before, what
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="a CUDA device is here")
+def test_cuda_where_there_is_none(capsys):
+    assert main(["profile", str(PAGES / "slide.png"), "--device", "cuda"]) == 2
+    assert "sees no CUDA" in capsys.readouterr().err
+
+
+def test_folders_are_named_like_pages():
+    out = Path("out")
+    assert _folders(["a/x.png", "b/x.png", "doc.pdf#3"], out) == {
+        "a/x.png": out / "x",
+        "b/x.png": out / "x-2",
+        "doc.pdf#3": out / "doc-3",
+    }
+
+
+@pytest.mark.parametrize("code", ["import ocr_phases", "import ocr_phases.cli"])
+def test_starting_loads_nothing_heavy(code):
+    heavy = ("torch", "transformers", "pandas", "matplotlib", "numpy", "papermill")
+    check = f"{code}; import sys; sys.exit(any(name in sys.modules for name in {heavy!r}))"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_help_names_every_verb():
+    answer = subprocess.run(
+        [sys.executable, "-m", "ocr_phases.cli", "--help"], capture_output=True, text=True, check=True
+    )
+    for verb in ("report", "profile", "artifacts"):
+        assert verb in answer.stdout

@@ -1,0 +1,204 @@
+"""A whole measurement on the built-in model: equal to ``generate()``, complete, or refused in a sentence."""
+
+from __future__ import annotations
+
+import difflib
+import json
+
+import pytest
+from conftest import GOLDEN, PAGES, SMALL_DUMMY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ocr_phases import DeepSeekOCRSession, OcrPhasesError
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.measure.checkpoint import load_tokenizer
+from ocr_phases.measure.recorder import token_texts
+from ocr_phases.measure.sampling import SamplingSettings
+
+RECEIPT = PAGES / "receipt.png"
+QUICK = {"max_new_tokens": 24, "repeats": 1, "warmup": 0}
+
+
+@pytest.fixture(scope="module")
+def run(tiny_session):
+    return tiny_session.run_inference(RECEIPT, repeats=2, warmup=1)
+
+
+def test_tiny_reads_the_receipt(run):
+    truth = json.loads((PAGES / "receipt.json").read_text())
+    assert run.result["finish"] == "eos"
+    regions = parse_grounding(run.text).regions
+    assert [region.label for region in regions] == [region["label"] for region in truth["regions"]]
+    for mine, true in zip(regions, truth["regions"], strict=True):
+        assert difflib.SequenceMatcher(None, mine.text, true["text"]).ratio() > 0.9
+    assert run.token_table["region"].nunique() == len(truth["regions"])
+
+
+def test_the_run_equals_generate(tiny_session, run):
+    once = tiny_session.run_inference(RECEIPT, repeats=1, warmup=0, generate=True)
+    assert once.result == run.result
+    assert once["generate_ms"] > 0
+    assert once["prefill_ms"] is None
+    assert once["tokens_per_s"] is None
+
+
+def test_the_record_holds_what_it_promises(run):
+    assert run.repeats == [0, 1]
+    assert run.page["file"] == "receipt.png"
+    assert len(run.page["sha256"]) == 64
+    assert (run.page["image_tokens"], run.page["text_tokens"]) == (73, 9)
+    assert run.page["grid"] == [1, 1]
+    assert run.request["prefill_len"] == 82
+    assert run.versions["torch"]
+    assert run.versions["transformers"]
+    assert run.device["kind"] == "cpu"
+    assert run.model["parameters"]["total"] > 9e6
+    assert run.model["revision"].startswith("sha256:")
+    assert run.cache["lengths"][0] == 82
+    # Keys and values of 4 layers, 4 heads of 64, float32.
+    assert run.cache["bytes_per_token"] == 2 * 4 * 4 * 64 * 4
+    assert {check["verdict"] for check in run.checks} == {"pass"}
+    stages = run.spans.groupby("phase")["stage"].unique()
+    assert set(stages["prepare"]) == {"prepare", "load_image", "tokenizer", "transfer"}
+    assert set(stages["decode"]) == {"decode", "decode_step", "decoder", "lm_head", "sampling"}
+
+
+def test_gundam_times_both_views(tiny_session):
+    run = tiny_session.run_inference(GOLDEN / "pages" / "a4_1240x1754.png", preset="gundam", **QUICK)
+    sam = run.spans[run.spans["stage"] == "sam"]
+    assert sam["view"].tolist() == ["global", "local"]
+    assert run.page["grid"] == [2, 3]
+    assert run.page["image_tokens"] == 903
+
+
+def test_tokens_are_streamed_while_decoding(tiny_session):
+    seen: list[tuple[int, list[int]]] = []
+    done: list[tuple[int, int]] = []
+    run = tiny_session.run_inference(
+        RECEIPT,
+        max_new_tokens=10,
+        repeats=1,
+        warmup=1,
+        on_tokens=lambda repeat, new: seen.append((repeat, new[0])),
+        progress=lambda *counts: done.append(counts),
+    )
+    assert done == [(1, 2), (2, 2)]
+    measured = [token for repeat, tokens in seen if repeat == 0 for token in tokens]
+    assert measured == run.result["ids"][1:]
+    assert len([1 for repeat, _ in seen if repeat == -1]) == 9
+
+
+def test_options_reach_the_run(tiny_session):
+    plain = tiny_session.run_inference(RECEIPT, **QUICK)
+    again = tiny_session.run_inference(RECEIPT, first_token="redecode", exact_mask=True, **QUICK)
+    assert again.result == plain.result
+    assert again.token_table["source"].tolist() == ["decode"] * 24
+    assert again["decode_steps"] == 24
+    mute = tiny_session.run_inference(RECEIPT, return_text=False, embed_page=False, **QUICK)
+    assert mute["text"] is None
+    assert mute.page_image() is None
+    assert mute.result["token_texts"] == [""] * 24
+    endless = tiny_session.run_inference(RECEIPT, ignore_eos=True, max_new_tokens=300, repeats=1, warmup=0)
+    assert endless["tokens"] == 300
+    assert endless.result["finish"] == "length"
+    one = tiny_session.run_inference(RECEIPT, max_new_tokens=1, repeats=1, warmup=0)
+    assert (one["tokens"], one["decode_steps"], one["inter_token_ms"]) == (1, 0, None)
+    sampled = [
+        tiny_session.run_inference(RECEIPT, infer={"temperature": 3.0}, seed=seed, **QUICK).result["ids"]
+        for seed in (1, 1, 2)
+    ]
+    assert sampled[0] == sampled[1] != sampled[2]
+
+
+def test_a_batch_equals_its_single_runs(tiny_session):
+    names = ["receipt.png", "slide.png", "invoice.png"]
+    batch = tiny_session.run_inference([PAGES / name for name in names], repeats=1, warmup=0)
+    for row, name in enumerate(names):
+        single = tiny_session.run_inference(PAGES / name, repeats=1, warmup=0)
+        assert batch.results[row] == single.result
+        assert batch.pages[row]["row"] == row
+    assert batch.request["batch"] == 3
+    assert len(batch.tokens_of(1)) == len(batch.results[1]["ids"])
+
+
+def test_rows_of_different_length_are_padded_and_stay_themselves(golden_session):
+    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
+    prompts = ["free", "<image>\n<|grounding|>A much longer prompt than the other row has."]
+    batch = golden_session.run_inference(pages, prompts, preset="tiny", ignore_eos=True, **QUICK)
+    for row, (page, prompt) in enumerate(zip(pages, prompts, strict=True)):
+        single = golden_session.run_inference(page, prompt, preset="tiny", ignore_eos=True, **QUICK)
+        assert batch.results[row]["ids"] == single.result["ids"]
+
+
+def test_several_pages_in_one_prompt(golden_session):
+    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
+    run = golden_session.run_inference(pages, "<image>\n<image>\nCompare.", preset="tiny", **QUICK)
+    assert run.request["batch"] == 1
+    assert [page["row"] for page in run.pages] == [0, 0]
+    assert run.page["image_tokens"] == 146
+    once = golden_session.run_inference(
+        pages, "<image>\n<image>\nCompare.", preset="tiny", generate=True, **QUICK
+    )
+    assert once.result["ids"] == run.result["ids"]
+
+
+def test_dummy_runs_the_asked_number_of_tokens():
+    session = DeepSeekOCRSession.load(SMALL_DUMMY, device="cpu")
+    run = session.run_inference(RECEIPT, preset="tiny", max_new_tokens=9, repeats=1, warmup=0)
+    assert run["tokens"] == 9
+    assert len(run.result["token_texts"]) == 9
+    once = session.run_inference(RECEIPT, preset="tiny", max_new_tokens=9, repeats=1, warmup=0, generate=True)
+    assert once.result["ids"] == run.result["ids"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"eos_check_every": 0}, "eos_check_every is 0"),
+        ({"preset": "huge"}, "huge.*tiny"),
+        ({"first_token": "none"}, "Unknown first_token 'none'"),
+        ({"strategy": "magic"}, "Unknown strategy 'magic'"),
+        ({"generate": True, "first_token": "redecode"}, "drop one of the two"),
+        ({"infer": {"heat": 1}}, "does not know heat"),
+        ({"infer": {"temperature": -1}}, "temperature is -1"),
+        ({"infer": {"top_p": 0}}, "top_p is 0"),
+        ({"infer": {"do_sample": True, "temperature": 0}}, "drop one of the two"),
+        ({"max_new_tokens": 4096}, "ask for at most 4014"),
+        ({"prompt": "no page <image> and <image>"}, "<image>"),
+    ],
+)
+def test_bad_requests_are_one_sentence(options, message, tiny_session):
+    with pytest.raises(OcrPhasesError, match=message) as caught:
+        tiny_session.run_inference(RECEIPT, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_temperature_zero_is_greedy():
+    assert SamplingSettings.from_infer({"temperature": 0.0}) == SamplingSettings()
+    assert SamplingSettings.from_infer({"temperature": 0.5}).do_sample
+
+
+TOKENIZER = load_tokenizer(GOLDEN / "checkpoint")
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=40))
+def test_token_texts_join_to_the_decoded_text(ids):
+    texts = token_texts(TOKENIZER, ids)
+    assert len(texts) == len(ids)
+    assert "".join(texts) == TOKENIZER.decode(ids)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(max_size=30))
+def test_token_texts_of_real_text(text):
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert "".join(token_texts(TOKENIZER, ids)) == TOKENIZER.decode(ids)
+
+
+def test_ids_without_text_show_as_their_number():
+    assert token_texts(TOKENIZER, [100, 5000, 100])[1] == "<5000>"
