@@ -36,24 +36,24 @@ def report(arguments: argparse.Namespace) -> None:
     """One HTML report a page (or of an existing record), with its record, notebook and artifacts."""
     if bool(arguments.record) == bool(arguments.pages):
         raise OcrPhasesError("Name the pages to measure, or one --record to show: one of the two.")
-    from ocr_phases.files import output_folder
     from ocr_phases.measure.images import load_page
+    from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import report_page
 
+    # A wrong page or record is told before anything slow starts.
     for page in arguments.pages:
         load_page(page)
+    if arguments.record:
+        PhaseRun.load(arguments.record)
     jobs = _folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, folder in jobs.items():
-        output_folder(folder)
-        parameters: dict[str, Any] = {"output_dir": str(folder.resolve())}
         if page is None:
-            parameters["record"] = str(Path(arguments.record).resolve())
+            parameters = {"record": str(Path(arguments.record).resolve())}
         else:
             name, number = _split_pdf(page)
-            parameters["page"] = str(Path(name).resolve()) + number
-            parameters |= _measure_parameters(arguments)
+            parameters = {"page": str(Path(name).resolve()) + number, **_measure_parameters(arguments)}
         written = report_page(folder, parameters, show_code=arguments.show_code)
-        print(f"Wrote {written['html']}")
+        print(f"Wrote {written['report.html']}")
 
 
 def profile(arguments: argparse.Namespace) -> None:

@@ -187,6 +187,13 @@ def test_broken_rules_are_errors(golden_session, golden_forward):
     finally:
         model.eval()
 
+    model.hf_device_map = {"model": 0, "lm_head": 1}
+    try:
+        with pytest.raises(OcrPhasesError, match="spread over several devices"):
+            prefill(model, inputs)
+    finally:
+        del model.hf_device_map
+
     state = prefill(model, inputs)
     state.cache.crop(-1)
     with pytest.raises(OcrPhasesError, match="grow by one"):

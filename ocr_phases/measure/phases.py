@@ -80,11 +80,12 @@ def prefill(
     for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
     ``cache`` may be handed in (a static one, say); else the model makes its own. ``exact_mask`` makes
     decode hand the 2-D mask to the model also where nothing is padded. The first token is the argmax (or a
-    sample) of the last logits. Raises `OcrPhasesError` for a model in training mode.
+    sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread
+    over several devices.
     """
     family = family_of(model)
     timeline = timeline or NoTimeline()
-    _check_eval(model)
+    _check_model(model)
     batch, prompt_len = inputs.input_ids.shape
     sampler = sampler or Sampler(device=inputs.input_ids.device)
     views = family.views(inputs.pixel_values_local is not None)
@@ -147,7 +148,7 @@ def decode_step(
     decode is broken.
     """
     timeline = timeline or NoTimeline()
-    _check_eval(model)
+    _check_model(model)
     with timeline.span("decode_step"):
         state.attention_mask = nn.functional.pad(state.attention_mask, (0, 1), value=1)
         if state.position_ids is not None:
@@ -256,7 +257,12 @@ def _has_ended(ids: list[int], eos_ids: Collection[int]) -> bool:
     return any(token in eos_ids for token in ids)
 
 
-def _check_eval(model: nn.Module) -> None:
+def _check_model(model: nn.Module) -> None:
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise OcrPhasesError(
+            "The model is spread over several devices (device_map), so one device's clock would mistime it: "
+            "load it onto one device."
+        )
     if model.training:
         raise OcrPhasesError("The model is in training mode: call model.eval() before measuring.")
 

@@ -20,7 +20,7 @@ from ocr_phases.measure.page import DeviceInputs, PageInputs, get_preset, make_v
 from ocr_phases.measure.recorder import Run, make_record
 from ocr_phases.measure.request import Page, Request, make_rows
 from ocr_phases.measure.sampling import Sampler, SamplingSettings
-from ocr_phases.measure.strategies import decode_attention
+from ocr_phases.measure.strategies import current_device, decode_attention
 from ocr_phases.measure.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.record import PhaseRun
 
@@ -160,15 +160,22 @@ class DeepSeekOCRSession:
             embed_page=embed_page,
             generate=generate,
         )
-        memory = PeakMemory(self.device)
         runs = []
-        for number in range(-warmup, repeats):
-            notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-            run = self._run_once(request, number, memory, notify)
-            if number >= 0:
-                runs.append(run)
-            if progress is not None:
-                progress(number + warmup + 1, warmup + repeats)
+        with current_device(self.device):
+            memory = PeakMemory(self.device)
+            for number in range(-warmup, repeats):
+                notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
+                try:
+                    run = self._run_once(request, number, memory, notify)
+                except torch.OutOfMemoryError as error:
+                    raise OcrPhasesError(
+                        f"{self.device} is out of memory with {len(rows)} row(s) at preset {request.preset} "
+                        f"and {max_new_tokens} new tokens: use a smaller preset, fewer pages or fewer tokens."
+                    ) from error
+                if number >= 0:
+                    runs.append(run)
+                if progress is not None:
+                    progress(number + warmup + 1, warmup + repeats)
         return make_record(self, request, runs, memory.source)
 
     def _run_once(
@@ -274,6 +281,7 @@ class DeepSeekOCRSession:
     @contextlib.contextmanager
     def _execution(self, autocast: bool = False) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(current_device(self.device))
             stack.enter_context(decode_attention(self.device))
             if autocast:
                 stack.enter_context(torch.autocast(torch.device(self.device).type, torch.bfloat16))

@@ -17,3 +17,10 @@ def decode_attention(device: torch.device | str) -> AbstractContextManager:
     if torch.device(device).type != "cuda":
         return contextlib.nullcontext()
     return sdpa_kernel(list(DECODE_BACKENDS))
+
+
+def current_device(device: torch.device | str) -> AbstractContextManager:
+    """Make a CUDA device the current one, for its events, memory counters and synchronize."""
+    if torch.device(device).type != "cuda":
+        return contextlib.nullcontext()
+    return torch.cuda.device(torch.device(device))
