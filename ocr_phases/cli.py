@@ -64,10 +64,10 @@ def profile(arguments: argparse.Namespace) -> None:
     target = Path(arguments.save)
     output_folder(target.parent)
     run = _measure(arguments)
+    run.save(target)
     print(verdict(run))
     print()
     print(stage_table(run).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
-    run.save(target)
     print(f"\nWrote {target}")
 
 

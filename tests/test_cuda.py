@@ -11,6 +11,7 @@ from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from test_phases import golden_inputs
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, decode_step
+from ocr_phases.measure.strategies import decode_execution
 
 pytestmark = [
     pytest.mark.cuda,
@@ -32,8 +33,9 @@ def on_cuda(inputs):
 @pytest.mark.parametrize("case", ["base", "gundam", "small", "batch"])
 def test_matches_the_recorded_vendor_run_on_the_gpu(case, golden_forward):
     session = DeepSeekOCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
-    state = session.run_prefill(on_cuda(golden_inputs(golden_forward, case)), all_logits=True)
-    # float32 matrix products sum in another order on a GPU.
+    # Convolutions use TF32 by default even for a float32 model.
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        state = session.run_prefill(on_cuda(golden_inputs(golden_forward, case)), all_logits=True)
     torch.testing.assert_close(
         state.prefill_logits.cpu(), golden_forward[f"{case}.prefill_logits"], atol=1e-3, rtol=0
     )
@@ -55,13 +57,13 @@ def test_float32_tokens_equal_generate(preset, model):
 
 def test_a_step_waits_for_the_device_once(cuda_session):
     state = cuda_session.run_prefill(cuda_session.prepare(PAGES / "receipt.png"))
-    decode_step(cuda_session.model, state)
+    cuda_session.run_decode_step(state)
     torch.cuda.synchronize()
     counts = {}
     for read in (True, False):
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            with warnings.catch_warnings(record=True) as caught:
+            with warnings.catch_warnings(record=True) as caught, decode_execution(cuda_session.model):
                 warnings.simplefilter("always")
                 decode_step(cuda_session.model, state, read=read)
         finally:

@@ -18,6 +18,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.families import Family, family_of
 from ocr_phases.measure.page import DeviceInputs
 from ocr_phases.measure.sampling import Sampler
+from ocr_phases.measure.strategies import decode_execution
 from ocr_phases.measure.timeline import NoTimeline, Timeline, stage_hooks
 
 
@@ -188,7 +189,11 @@ def decode(
     timeline = timeline or NoTimeline()
     ended = [_has_ended(row, eos_ids) for row in state.ids]
     budget = max_new_tokens - len(state.ids[0])
-    with stage_hooks(model, state.family, timeline, []), timeline.in_phase("decode"):
+    with (
+        decode_execution(model),
+        stage_hooks(model, state.family, timeline, []),
+        timeline.in_phase("decode"),
+    ):
         for step in range(budget):
             if all(ended):
                 break

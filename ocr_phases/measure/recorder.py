@@ -10,6 +10,7 @@ from ocr_phases import record
 from ocr_phases.measure import environment, phases
 from ocr_phases.measure.page import PageInputs, valid_image_tokens
 from ocr_phases.measure.request import Request
+from ocr_phases.measure.strategies import decode_experts
 from ocr_phases.record import PhaseRun
 
 if TYPE_CHECKING:
@@ -121,7 +122,6 @@ def _describe_pages(request: Request, run: Run) -> list[dict[str, Any]]:
 
 def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, Any]:
     checkpoint, model = session.checkpoint, session.model
-    text_config = model.config.get_text_config()
     return {
         "name": checkpoint.name,
         "source": checkpoint.source,
@@ -132,7 +132,8 @@ def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, 
         "dtype": str(session.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
         "attention_kernels": environment.attention_kernels(session.device),
-        "experts": getattr(text_config, "_experts_implementation", None),
+        "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
+        "decode_experts": decode_experts(model).get("text_config"),
         "strategy": request.strategy,
         "parameters": session.family.parameters(model),
         "config": checkpoint.config,

@@ -20,7 +20,7 @@ from ocr_phases.measure.page import DeviceInputs, PageInputs, get_preset, make_v
 from ocr_phases.measure.recorder import Run, make_record
 from ocr_phases.measure.request import Page, Request, make_rows
 from ocr_phases.measure.sampling import Sampler, SamplingSettings
-from ocr_phases.measure.strategies import current_device, decode_attention
+from ocr_phases.measure.strategies import current_device, decode_attention, decode_execution
 from ocr_phases.measure.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.record import PhaseRun
 
@@ -98,7 +98,7 @@ class DeepSeekOCRSession:
 
     def run_decode_step(self, state: phases.DecodeState, timeline: Timeline | None = None) -> Tensor:
         """`phases.decode_step`: one more token a row, int64 [B]."""
-        with self._execution():
+        with self._execution(), decode_execution(self.model):
             return phases.decode_step(self.model, state, timeline)
 
     # -- the measurement --------------------------------------------------------------------------

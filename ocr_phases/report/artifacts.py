@@ -152,8 +152,8 @@ def write_artifacts(folder: Path, page: Image.Image | None, text: str) -> list[P
     """Write the files of one output into `folder` and return their paths, result.mmd first.
 
     `page` is the upright page the model saw; without one (a record that does not embed its page) only
-    result.mmd is written. A file is never seen half written. Raises OcrPhasesError when the folder cannot
-    be written.
+    result.mmd is written. A file is never seen half written; crops and a figure left there by an
+    earlier output go. Raises OcrPhasesError when the folder cannot be written.
     """
     files = {"result.mmd": result_markdown(text).encode("utf-8", "replace")}
     if page is not None:
@@ -165,6 +165,9 @@ def write_artifacts(folder: Path, page: Image.Image | None, text: str) -> list[P
         if geometry is not None:
             files["geo.jpg"] = _jpeg(draw_geometry(geometry))
     output_folder(folder)
+    for stale in [*folder.glob("images/*.jpg"), folder / "geo.jpg"]:
+        if stale.relative_to(folder).as_posix() not in files:
+            stale.unlink(missing_ok=True)
     if any(name.startswith("images/") for name in files):
         output_folder(folder / "images")
     return [write_atomic(folder / name, content) for name, content in files.items()]

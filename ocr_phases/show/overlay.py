@@ -125,7 +125,7 @@ def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
 
 def _text_size(page_size: tuple[int, int]) -> int:
     """Font size in pixels that reads alike on a thumbnail and on a scan, whatever the page's shape."""
-    return max(10, round(math.sqrt(page_size[0] * page_size[1]) / 72))
+    return max(10, round(math.sqrt(page_size[0] * page_size[1]) / 46))
 
 
 def _draw_rectangles(canvas: Image.Image, tags: Sequence[_Tag], fill_alpha: int) -> None:

@@ -1,0 +1,217 @@
+"""Runs a shipped notebook through papermill and renders it as one HTML file that fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.assets import asset
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import output_folder, write_atomic
+from ocr_phases.show.html import fragments_css
+
+#: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
+NOTEBOOK_ONLY = "notebook-only"
+
+# A UNIX socket's path may have 107 characters, and the kernel appends to this one.
+_LONGEST_SOCKET = 80
+
+
+def report_page(
+    output_dir: str | Path, parameters: Mapping[str, Any], *, show_code: bool = False
+) -> dict[str, Path]:
+    """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, ``report.html`` among it.
+
+    ``parameters`` are the notebook's; ``output_dir`` among them is set here. Raises `OcrPhasesError` where
+    the folder cannot be written or the notebook fails; ``report.ipynb`` then shows where.
+    """
+    folder = output_folder(output_dir).resolve()
+    values = {**parameters, "output_dir": str(folder)}
+    notebook = execute_notebook("page_report", values, folder / "report.ipynb")
+    page = values.get("page") or values.get("record") or "sample page"
+    title = f"{Path(str(page)).name} – ocr_phases"
+    render_html(notebook, folder / "report.html", show_code=show_code, title=title)
+    names = (
+        "run.json",
+        "result.mmd",
+        "images",
+        "result_with_boxes.jpg",
+        "geo.jpg",
+        "report.ipynb",
+        "report.html",
+    )
+    return {name: folder / name for name in names if (folder / name).exists()}
+
+
+def execute_notebook(
+    name: str, parameters: Mapping[str, Any], output_path: str | Path, *, timeout: float | None = None
+) -> Path:
+    """Run the shipped notebook ``name`` with ``parameters`` and keep it, executed, at ``output_path``.
+
+    The kernel is this interpreter, in this working directory; ``timeout`` is in seconds, for each cell.
+    Raises `OcrPhasesError` for an unknown notebook or parameter, and where a cell fails: the notebook is then
+    kept up to its error, which the message names.
+    """
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    source = _notebook(name)
+    _check_parameters(source, parameters)
+    target = Path(output_path).resolve()
+    output_folder(target.parent)
+    # papermill wants a name that ends in .ipynb, and writes after every cell.
+    handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".ipynb")
+    os.close(handle)
+    failure = None
+    try:
+        with _kernel_manager() as manager:
+            papermill.execute_notebook(
+                str(source),
+                scratch,
+                parameters=dict(parameters),
+                kernel_name="python3",
+                kernel_manager_class=manager,
+                progress_bar=sys.stderr.isatty(),
+                execution_timeout=timeout,
+            )
+    except PapermillExecutionError as error:
+        failure = f"Cell {error.cell_index} of {name} failed ({error.ename}: {_one_line(error.evalue)})"
+    except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died, or a cell took too long
+        failure = f"{name} was not run to its end ({type(error).__name__}: {_one_line(str(error))})"
+    _keep(Path(scratch), target)
+    if failure is not None:
+        raise OcrPhasesError(f"{failure}: see {target}.")
+    return target
+
+
+def render_html(
+    notebook: str | Path, html_path: str | Path, *, show_code: bool = False, title: str = "ocr_phases report"
+) -> Path:
+    """Render an executed notebook as one HTML file that makes no request; stderr and widgets are left out.
+
+    Headings of the second level become the contents. ``show_code`` adds the code. Raises `OcrPhasesError`
+    where the notebook cannot be read or the file cannot be written.
+    """
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    path = Path(notebook)
+    try:
+        content = nbformat.read(path, as_version=4)
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        raise OcrPhasesError(
+            f"{path} is not a notebook that can be read ({_one_line(str(error))})."
+        ) from error
+    for cell in [cell for cell in content.cells if NOTEBOOK_ONLY in cell.metadata.get("tags", [])]:
+        if show_code and cell.cell_type == "code":
+            cell.outputs = []
+        else:
+            content.cells.remove(cell)
+    folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
+    exporter = HTMLExporter(
+        template_name=folder.name,
+        extra_template_basedirs=[str(folder.parent)],
+        exclude_input=not show_code,
+        exclude_input_prompt=True,
+        exclude_output_prompt=True,
+        anchor_link_text="#",
+    )
+    script = (folder / "sort.js").read_text(encoding="utf-8")
+    css = (folder / "page.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    report = {
+        "title": title,
+        "css": fragments_css() + css,
+        "script": script,
+        "script_hash": f"sha256-{digest}",
+        "contents": _contents(content),
+    }
+    body, _ = exporter.from_notebook_node(content, resources={"report": report})
+    return write_atomic(html_path, body.encode("utf-8", "replace"))
+
+
+def _keep(scratch: Path, target: Path) -> None:
+    """Put what papermill wrote in its place; where it wrote nothing, leave nothing."""
+    data = scratch.read_bytes()
+    scratch.unlink()
+    if data:
+        write_atomic(target, data)
+
+
+def _notebook(name: str) -> Path:
+    folder = asset("notebooks")
+    path = folder / f"{name}.ipynb"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.ipynb")))
+        raise OcrPhasesError(f"There is no notebook {name!r}: choose one of {known}.")
+    return path
+
+
+def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
+    """papermill would only warn, and hand the unknown parameter to a notebook that ignores it."""
+    import papermill
+
+    known = papermill.inspect_notebook(str(notebook))
+    unknown = sorted(set(parameters) - set(known))
+    if unknown:
+        raise OcrPhasesError(
+            f"{notebook.stem} has no parameter {', '.join(unknown)}: it takes {', '.join(known)}."
+        )
+
+
+@contextlib.contextmanager
+def _kernel_manager() -> Iterator[Any]:
+    """A class for kernels of this very interpreter, whatever kernels the machine has registered.
+
+    They talk over UNIX sockets where they are to be had (kernels started at once race for TCP ports), find
+    this package also in a source tree, and keep their own files in a folder that goes at the end.
+    """
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+
+    with tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True) as folder:
+        connection = str(Path(folder, "kernel.json"))
+        sockets = os.name == "posix" and len(connection) <= _LONGEST_SOCKET
+        environment = {**os.environ, "IPYTHONDIR": folder, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        package = str(Path(str(resources.files("ocr_phases"))).parent)
+        if package not in sysconfig.get_paths().values():
+            paths = (package, environment.get("PYTHONPATH"))
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+
+        class Manager(AsyncKernelManager):
+            def __init__(self, **options: Any) -> None:
+                options["kernel_spec_manager"] = KernelSpecManager(kernel_dirs=[])
+                transport = "ipc" if sockets else "tcp"
+                super().__init__(**options, transport=transport, connection_file=connection)
+
+            async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
+                await super().start_kernel(**options, env=environment)
+
+        yield Manager
+
+
+def _contents(notebook: Any) -> list[tuple[str, str]]:
+    """Second-level headings of the Markdown cells, each with the id that nbconvert gives it."""
+    lines = [
+        line.removeprefix("## ").strip()
+        for cell in notebook.cells
+        if cell.cell_type == "markdown"
+        for line in cell.source.splitlines()
+        if line.startswith("## ")
+    ]
+    return [(line, line.replace(" ", "-")) for line in lines]
+
+
+def _one_line(text: object) -> str:
+    """The first line of a message, short enough for a sentence."""
+    line = next((line.strip() for line in str(text).splitlines() if line.strip()), "no message")
+    return (line if len(line) <= 200 else f"{line[:199]}…").rstrip(".")

@@ -1,0 +1,388 @@
+"""HTML fragments for notebooks and reports: pure functions from a record, a table or a figure to a string.
+
+Whatever a model, a file name or a person wrote is escaped here and nowhere else; no fragment carries a
+script, a style of its own or an address. Classes start with ``op-`` and are dressed by ``fragments.css``.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ocr_phases.analyse.summary import (
+    bytes_text,
+    ms_text,
+    percent_text,
+    repeat_table,
+    stage_name,
+    stage_table,
+    verdict,
+    vision_share,
+)
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.overlay import printable
+
+if TYPE_CHECKING:
+    from IPython.display import Image as DisplayImage
+    from PIL.Image import Image
+
+FIGURE_DPI = 100
+_SHARPNESS = 2  # pixels a CSS pixel, for screens of high density
+_LONG_TEXT = 1_200
+_SHORT_TEXT = 60
+_NOTHING = "–"
+
+#: Column -> (heading, unit). A unit decides how the column is written; without one it follows the value.
+HEADINGS: dict[str, tuple[str, str]] = {
+    "device_ms": ("device, median", "ms"),
+    "device_ms_p10": ("p10", "ms"),
+    "device_ms_p90": ("p90", "ms"),
+    "host_ms": ("host, median", "ms"),
+    "share": ("share", "%"),
+    "prepare_ms": ("prepare", "ms"),
+    "prefill_ms": ("prefill", "ms"),
+    "decode_ms": ("decode", "ms"),
+    "generate_ms": ("generate", "ms"),
+    "ttft_ms": ("first token", "ms"),
+    "tokens_per_s": ("tokens/s", ""),
+    "ms_per_char": ("per character", "ms"),
+    "cache_len": ("cache length", ""),
+}
+
+
+def notebook_style() -> str:
+    """A ``<style>`` for fragments shown in JupyterLab, in its own colours; a report brings its own."""
+    theme = {
+        "--op-ink": "var(--jp-content-font-color1, #1c2024)",
+        "--op-muted": "var(--jp-content-font-color2, #5b6470)",
+        "--op-line": "var(--jp-border-color2, #d8dde3)",
+        "--op-soft": "var(--jp-layout-color2, #f4f6f8)",
+        "--op-card": "var(--jp-layout-color1, #ffffff)",
+        "--op-accent": "var(--jp-brand-color1, #0072b2)",
+    }
+    colours = "".join(f"{name}:{value};" for name, value in theme.items())
+    return f"<style>:root{{{colours}}}\n{fragments_css()}</style>"
+
+
+def fragments_css() -> str:
+    """The style sheet of everything this module writes; colours are custom properties set by the page."""
+    return resources.files("ocr_phases.show").joinpath("fragments.css").read_text(encoding="utf-8")
+
+
+def header_html(run: PhaseRun, title: str | None = None) -> str:
+    """The head of a report: the page's thumbnail (where it is in the record), a title and the verdict."""
+    page = run.page_image()
+    thumbnail = ""
+    if page is not None:
+        page.thumbnail((480, 480))
+        thumbnail = f'<div class="op-thumb">{image_html(page, "The page that was read", width=180)}</div>'
+    name = title or str(run.page.get("file", "page"))
+    device = run.device.get("name", "unknown device")
+    taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
+    line = " · ".join(str(part) for part in (run.model.get("name", "unknown model"), device, taken))
+    return (
+        f'<header class="op op-header">{thumbnail}<div class="op-lead"><h1>{_safe(name)}</h1>'
+        f'<p class="op-sub">{_safe(line)}</p><p class="op-verdict">{_safe(verdict(run))}</p></div></header>'
+    )
+
+
+def cards_html(run: PhaseRun) -> str:
+    """The key figures of a run as cards; a figure that this kind of run does not have gets no card."""
+    figures = run.summary()
+    steps = figures["decode_steps"]
+    if figures["prefill_ms"] is None:
+        cards = [
+            ("generate()", ms_text(figures["generate_ms"]), f"{figures['tokens']:,} tokens, in one call")
+        ]
+    else:
+        share = vision_share(run)
+        cards = [
+            ("Time to first token", ms_text(figures["ttft_ms"]), "prepare + prefill"),
+            ("Prefill", ms_text(figures["prefill_ms"]), f"{figures['prefill_len']:,} prompt tokens"),
+            ("Vision share", percent_text(share), f"{ms_text(figures['vision_ms'])} of the prefill"),
+        ]
+    if steps:
+        tail = f"p90 {ms_text(figures['inter_token_ms_p90'])}, p99 {ms_text(figures['inter_token_ms_p99'])}"
+        rate = figures["tokens_per_s"]
+        speed = "n/a" if rate is None else f"{rate:,.1f}"
+        rows = len(run.results)
+        cards += [
+            ("Inter-token latency", ms_text(figures["inter_token_ms"]), f"median; {tail}"),
+            ("Tokens per second", speed, "decode only" if rows == 1 else f"decode, {rows} rows together"),
+            ("Decode", ms_text(figures["decode_ms"]), f"{steps:,} step{'' if steps == 1 else 's'}"),
+        ]
+    peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
+    if peaks:
+        highest = max(peaks, key=lambda phase: peaks[phase])
+        cards.append(("Peak memory", bytes_text(peaks[highest]), f"in {highest}"))
+    if figures["kv_cache_bytes"]:
+        each = run.cache.get("bytes_per_token")
+        note = f"{bytes_text(each)} a token" if each else "at its largest"
+        cards.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
+    items = "".join(
+        f'<div class="op-card"><dt>{_safe(label)}</dt><dd><strong>{_safe(value)}</strong> '
+        f"<small>{_safe(note)}</small></dd></div>"
+        for label, value, note in cards
+    )
+    return f'<dl class="op op-cards">{items}</dl>'
+
+
+def table_html(
+    table: pd.DataFrame,
+    *,
+    caption: str = "",
+    headings: Mapping[str, tuple[str, str]] | None = None,
+    strong: Sequence[bool] | None = None,
+) -> str:
+    """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text escaped.
+
+    ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
+    ``strong`` marks rows, such as a phase's whole among its stages.
+    """
+    known = {**HEADINGS, **(headings or {})}
+    columns = [
+        (str(name), *known.get(str(name), (str(name).replace("_", " "), ""))) for name in table.columns
+    ]
+    numeric = {name: _is_numeric(table[name]) for name, _, _ in columns}
+    head = "".join(
+        f'<th scope="col"{_right(numeric[name])}>{_safe(text)}{_unit(unit)}</th>'
+        for name, text, unit in columns
+    )
+    body = []
+    for place, values in enumerate(table.itertuples(index=False, name=None)):
+        cells = "".join(
+            _cell(value, unit, numeric[name]) for value, (name, _, unit) in zip(values, columns, strict=True)
+        )
+        marked = ' class="op-strong"' if strong is not None and strong[place] else ""
+        body.append(f"<tr{marked}>{cells}</tr>")
+    title = f"<caption>{_safe(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="op op-scroll"><table class="op-table">{title}<thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def stages_html(run: PhaseRun) -> str:
+    """`stage_table` as a table: each phase's whole stands out, what lies inside a decode step is indented."""
+    table = stage_table(run)
+    whole = table["stage"] == table["phase"]
+    inside = (table["phase"] == "decode") & ~whole & (table["stage"] != "decode_step")
+    names = table["stage"].map(stage_name)
+    table["stage"] = names.mask(whole, "whole phase").mask(inside, "\N{NO-BREAK SPACE}" * 4 + names)
+    if not table["view"].any():
+        table = table.drop(columns="view")
+    if len(run.repeats) == 1:
+        table = table.drop(columns=["device_ms_p10", "device_ms_p90"])
+    if run.device.get("kind") != "cuda":
+        table = table.drop(columns="host_ms")
+    return table_html(table, strong=whole.tolist(), headings=_clock_headings(run))
+
+
+def repeats_html(run: PhaseRun) -> str:
+    """`repeat_table` as a table, without the phases that this run does not have."""
+    table = repeat_table(run).dropna(axis="columns", how="all")
+    return table_html(table if table["steps"].any() else table.drop(columns="steps"))
+
+
+def regions_html(table: pd.DataFrame) -> str:
+    """`ocr_phases.analyse.grounding.region_table` as a table, the costliest region first.
+
+    Texts are cut short, and columns that hold nothing out of the ordinary (boxes, repaired) left out.
+    """
+    table = table.sort_values("decode_ms", ascending=False, kind="stable")
+    table = table.assign(
+        label=[printable(label) for label in table["label"]],
+        text=[printable(text, _SHORT_TEXT) for text in table["text"]],
+    )
+    usual = [name for name, value in (("repaired", False), ("boxes", 1)) if (table[name] == value).all()]
+    table = table.drop(columns=usual)
+    return table_html(table, headings={"decode_ms": ("decode time", "ms"), "text": ("begins with", "")})
+
+
+def text_html(text: str, summary: str = "The text as the model wrote it") -> str:
+    """Model text, escaped, in a block that scrolls; a long one starts folded."""
+    opened = "" if len(text) > _LONG_TEXT else " open"
+    return (
+        f'<details class="op op-fold"{opened}><summary>{_safe(summary)} ({len(text):,} characters)</summary>'
+        f'<pre class="op-text" tabindex="0">{_safe(text)}</pre></details>'
+    )
+
+
+def note_html(sentence: str) -> str:
+    """A sentence in place of something that is not there."""
+    return f'<p class="op op-note">{_safe(sentence)}</p>'
+
+
+def checks_html(checks: Iterable[Mapping[str, Any]]) -> str:
+    """Checks (``name, verdict, expected, measured``) as a table; verdicts in words as well as in colour."""
+    rows = []
+    for check in checks:
+        word = str(check.get("verdict", ""))
+        kind = word if word in ("pass", "fail") else "other"
+        name = str(check.get("name", "")).replace("_", " ")
+        texts = "".join(f"<td>{_safe(check.get(key) or _NOTHING)}</td>" for key in ("expected", "measured"))
+        badge = f'<span class="op-badge op-{kind}">{_safe(word)}</span>'
+        rows.append(f"<tr><td>{_safe(name)}</td><td>{badge}</td>{texts}</tr>")
+    if not rows:
+        return note_html("This record holds no checks.")
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("check", "verdict", "expected", "measured"))
+    return (
+        f'<div class="op op-scroll"><table class="op-table"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def measured_html(run: PhaseRun) -> str:
+    """How it was measured: device, versions, model, page and request, folded away."""
+    model = {key: value for key, value in run.model.items() if key != "config"}
+    pages = [{key: value for key, value in page.items() if key != "data"} for page in run.pages]
+    memory = {"peaks are": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")}
+    parts: list[tuple[str, Mapping[str, Any]]] = [
+        ("Device", run.device),
+        ("Memory", memory),
+        ("Versions", run.versions),
+        ("Model", model),
+        *((("Page" if len(pages) == 1 else f"Page {number + 1}"), page) for number, page in enumerate(pages)),
+        ("Request", run.request),
+    ]
+    blocks = "".join(f"<h3>{_safe(title)}</h3>{_pairs(values)}" for title, values in parts)
+    config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
+    blocks += (
+        "<details class='op-fold'><summary>The model's configuration</summary>"
+        f'<pre class="op-text" tabindex="0">{_safe(config)}</pre></details>'
+    )
+    return (
+        '<details class="op op-fold"><summary>Device, versions, model and request</summary>'
+        f"{blocks}</details>"
+    )
+
+
+def image_html(image: Image, alt: str, *, width: int, quality: int = 85) -> str:
+    """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense screens."""
+    small = image.convert("RGB")
+    small.thumbnail((width * _SHARPNESS, 6 * width * _SHARPNESS))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=quality, optimize=True)
+    shown = min(width, small.width)
+    return (
+        f'<img class="op-image" src="data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}" '
+        f'width="{shown}" height="{round(small.height * shown / small.width)}" alt="{_safe(alt)}">'
+    )
+
+
+def pictures_html(pictures: Sequence[tuple[Image, str]]) -> str:
+    """Page pictures side by side where there is room, each with its caption."""
+    figures = "".join(
+        f'<figure class="op-picture">{image_html(image, caption, width=520)}'
+        f"<figcaption>{_safe(caption)}</figcaption></figure>"
+        for image, caption in pictures
+    )
+    return f'<div class="op op-pictures">{figures}</div>'
+
+
+def figure_png(figure: Figure) -> bytes:
+    """A figure as a PNG of 200 dots per inch."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
+        figure.savefig(buffer, format="png", dpi=FIGURE_DPI * _SHARPNESS, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def figure_image(figure: Figure, alt: str) -> DisplayImage:
+    """A figure for the end of a notebook cell: a PNG with its text alternative, shown at half its pixels."""
+    from IPython.display import Image as DisplayImage
+
+    width = round(figure.get_size_inches()[0] * FIGURE_DPI)
+    return DisplayImage(data=figure_png(figure), format="png", width=width, alt=alt)
+
+
+def _clock_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:
+    """On a CPU there is one clock, so no column needs to say which."""
+    if run.device.get("kind") == "cuda":
+        return {}
+    return {"device_ms": ("time, median", "ms")}
+
+
+def _safe(value: object) -> str:
+    # A lone surrogate can be in model text and in no UTF-8 file.
+    text = str(value).encode("utf-8", "replace").decode("utf-8")
+    return html.escape(
+        "".join(char if char.isprintable() or char in "\n\t\N{NO-BREAK SPACE}" else "\ufffd" for char in text)
+    )
+
+
+def _is_numeric(column: pd.Series) -> bool:
+    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+
+
+def _right(numeric: bool) -> str:
+    return ' class="op-num"' if numeric else ""
+
+
+def _unit(unit: str) -> str:
+    return f' <span class="op-unit">{_safe(unit)}</span>' if unit else ""
+
+
+def _cell(value: Any, unit: str, numeric: bool) -> str:
+    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return f"<td{_right(numeric)}>{_NOTHING}</td>"
+    if not numeric:
+        if isinstance(value, bool):
+            value = "yes" if value else ""
+        return f"<td>{_safe(value)}</td>"
+    return f'<td class="op-num" data-value="{float(value)!r}">{_safe(_number(value, unit))}</td>'
+
+
+def _number(value: float, unit: str) -> str:
+    """As many digits as tell values apart: the unit stands in the heading."""
+    if unit == "%":
+        return percent_text(float(value)).removesuffix(" %")
+    if unit == "bytes":
+        return bytes_text(float(value))
+    if float(value).is_integer() and unit != "ms":
+        return f"{int(value):,}"
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 999.5 else f"{value:.1f}" if size >= 99.95 else f"{value:.2f}"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    names = {key: str(key).replace("_", " ").removesuffix(" bytes") for key in values}
+    rows = "".join(
+        f"<dt>{_safe(names[key])}</dt><dd>{_safe(_value(key, value))}</dd>" for key, value in values.items()
+    )
+    return f'<dl class="op-pairs">{rows}</dl>'
+
+
+def _value(key: str, value: Any) -> str:
+    if value is None:
+        return _NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and key.endswith("_bytes"):
+        return bytes_text(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{inner} {_value(str(inner), item)}" for inner, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_value(key, item) for item in value)
+    if isinstance(value, int) and key in (
+        "parameters",
+        "sam",
+        "clip",
+        "projector",
+        "decoder",
+        "lm_head",
+        "total",
+    ):
+        return f"{value:,}"
+    return str(value)

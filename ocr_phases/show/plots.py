@@ -1,0 +1,420 @@
+"""The pictures of one record. Every function takes a PhaseRun and returns a matplotlib Figure of its own.
+
+No pyplot and no global state: a figure can be drawn in any thread and is freed with its last reference.
+Figures are 10 inches wide, so that at the report's width type is as large as its points say. Colours are
+Okabe and Ito's, told apart with any colour vision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from ocr_phases.analyse.summary import (
+    PHASES,
+    bytes_text,
+    ms_text,
+    percent_text,
+    repeat_table,
+    stage_name,
+    stage_table,
+    step_table,
+    vision_share,
+)
+from ocr_phases.record import PREFILL_STAGES, VISION_STAGES, PhaseRun
+from ocr_phases.show.overlay import printable
+
+WIDTH = 10.0
+
+INK, MUTED, FAINT = "#222222", "#666666", "#d9d9d9"
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+
+PHASE_COLOURS = {"prepare": "#8c8c8c", "prefill": BLUE, "decode": ORANGE, "generate": GREEN}
+STAGE_COLOURS = {
+    "load_image": "#5c5c5c",
+    "tokenizer": "#8c8c8c",
+    "transfer": "#bdbdbd",
+    "sam": BLUE,
+    "clip": SKY,
+    "projector": GREEN,
+    "vision_fusion": PURPLE,
+    "decoder": ORANGE,
+    "lm_head": VERMILLION,
+    "sampling": YELLOW,
+}
+_VIEW_COLOURS = {"global": BLUE, "local": SKY, "": BLUE}
+_NAMED_OUTLIERS = 4
+_ROW_HEIGHT = 0.62
+
+
+def plot_token_latency(run: PhaseRun, floor_ms: float | None = None) -> Figure:
+    """Time of every decode step in ms: median over repeats, p10 to p90 as a band, outliers named.
+
+    ``floor_ms`` draws a line at what the hardware could do. The scale follows the bulk of the steps, a step
+    above it is marked at the top edge with its time.
+    """
+    table = step_table(run)
+    if table.empty:
+        return _sentence("There were no decode steps, so there is no latency to draw.")
+    figure, axes = _figure(3.9)
+    steps, device = table["step"].to_numpy(), table["device_ms"].to_numpy()
+    own_clock = run.device.get("kind") == "cuda"
+    name = "device, median" if own_clock else "median"
+    marker = "o" if len(table) == 1 else ""
+    if len(run.repeats) > 1:
+        axes.fill_between(
+            steps,
+            table["device_ms_p10"],
+            table["device_ms_p90"],
+            color=BLUE,
+            alpha=0.22,
+            linewidth=0,
+            label=f"p10 to p90 of {len(run.repeats)} repeats",
+        )
+    axes.plot(steps, device, color=BLUE, linewidth=1.3, marker=marker, label=name)
+    if own_clock:
+        host = table["host_ms"]
+        axes.plot(steps, host, color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median")
+    middle = float(run.summary()["inter_token_ms"])
+    axes.axhline(middle, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
+    if floor_ms is not None:
+        label = f"hardware floor, {ms_text(floor_ms)}"
+        axes.axhline(floor_ms, color=GREEN, linewidth=1.4, linestyle=(0, (6, 2)), label=label)
+    # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
+    usual = table.loc[~table["outlier"], ["device_ms", "host_ms"]].quantile(0.99)
+    band = float(table["device_ms_p90"].quantile(0.75))
+    room = 1.6 if table["outlier"].any() else 1.35  # for the names of outliers
+    top = room * max(usual["device_ms"], usual["host_ms"], band, middle, floor_ms or 0.0)
+    axes.set_ylim(0, top)
+    axes.set_xlim(-0.5, max(float(steps[-1]), 0.0) + 0.5)
+    _name_outliers(axes, table[table["outlier"]], top, int(steps[-1]))
+    axes.set_xlabel("decode step")
+    axes.set_ylabel("time of the step (ms)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    found = f"{ms_text(middle)} in the median of {len(table):,}" if len(table) > 1 else ms_text(middle)
+    _title(axes, f"Each decode step: {found}")
+    figure.legend(loc="outside lower center", ncols=5, fontsize=9, frameon=False, labelcolor=INK)
+    return figure
+
+
+def plot_vision_stages(run: PhaseRun) -> Figure:
+    """The prefill's stages as bars in ms with their share of it; vision by view, the rest in grey below."""
+    table = stage_table(run)
+    table = table[table["phase"] == "prefill"]
+    stages = table[table["stage"].isin(PREFILL_STAGES)]
+    if stages.empty:
+        return _sentence("This run has no prefill of its own, so there are no vision stages to draw.")
+    whole = float(table.loc[table["stage"] == "prefill", "device_ms"].iloc[0])
+    stages = stages.sort_values(
+        "stage", key=lambda column: column.map(PREFILL_STAGES.index), kind="stable"
+    ).reset_index(drop=True)
+    figure, axes = _figure(1.5 + 0.36 * (len(stages) + 1))
+    labels = []
+    for place, (_, row) in enumerate(stages.iterrows()):
+        vision = row["stage"] in (*VISION_STAGES, "vision_fusion")
+        colour = _VIEW_COLOURS.get(row["view"], BLUE) if row["stage"] in VISION_STAGES else PURPLE
+        ends = (float(row["device_ms_p10"]), float(row["device_ms_p90"]))
+        _bar(axes, place, row["device_ms"], whole, colour if vision else "#b5b5b5", ends[1])
+        if len(run.repeats) > 1:
+            axes.plot(ends, (place, place), color=INK, linewidth=1.1, solid_capstyle="butt")
+        labels.append(" ".join(filter(None, (stage_name(row["stage"]), row["view"]))))
+    rest = max(0.0, whole - float(stages["device_ms"].sum()))
+    _bar(axes, len(stages), rest, whole, FAINT, rest)
+    axes.set_yticks(range(len(stages) + 1), [*labels, "between stages"])
+    axes.invert_yaxis()
+    longest = max(float(stages["device_ms_p90"].max()), rest)
+    axes.set_xlim(0, 1.18 * longest)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("time (ms)" + (", line: p10 to p90 over repeats" if len(run.repeats) > 1 else ""))
+    _title(axes, f"Vision is {percent_text(vision_share(run))} of a prefill of {ms_text(whole)}")
+    views = [view for view in ("global", "local") if (stages["view"] == view).any()]
+    keys = [Patch(color=_VIEW_COLOURS[view], label=f"{view} view") for view in views]
+    keys += [Patch(color=PURPLE, label="fusion with the text"), Patch(color="#b5b5b5", label="no vision")]
+    axes.legend(handles=keys, loc="lower right", fontsize=9, frameon=False)
+    return figure
+
+
+def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
+    """One repeat from its start, in ms: prepare and prefill by stage, and below it the whole with every step.
+
+    ``repeat`` defaults to the one whose total is the median. Device times, where the device has a clock.
+    """
+    if repeat is None:
+        repeat = _typical_repeat(run)
+    spans = run.spans[run.spans["repeat"] == repeat]
+    figure = Figure(figsize=(WIDTH, 4.9), layout="constrained", facecolor="white")
+    zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0))
+    early = spans[spans["phase"].isin(("prepare", "prefill"))]
+    title = "Prepare and prefill" if (early["phase"] == "prefill").any() else "Prepare"
+    _lanes(zoomed, early, _ends(early))
+    _title(zoomed, f"{title}, {ms_text(_ends(early))} (repeat {repeat})")
+    _stage_keys(zoomed, early)
+    _lanes(whole, spans, _ends(spans))
+    steps = int((spans["stage"] == "decode_step").sum())
+    tail = f", {steps:,} decode step{'' if steps == 1 else 's'}" if steps else ""
+    _title(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
+    whole.set_xlabel("time since the start of the repeat (ms)")
+    return figure
+
+
+def plot_memory(run: PhaseRun) -> Figure:
+    """Peak memory of each phase, and how the KV cache grows with every step."""
+    if not any(run.memory.get("peak_bytes", {}).values()) and not run.cache.get("bytes"):
+        return _sentence("Neither peak memory nor the KV cache was observed in this run.")
+    figure = Figure(figsize=(WIDTH, 3.3), layout="constrained", facecolor="white")
+    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
+    _draw_peaks(left, run)
+    _draw_cache(right, run)
+    return figure
+
+
+def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
+    _style(axes)
+    _title(axes, "Peak memory of each phase")
+    peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
+    peaks = {phase: peaks[phase] for phase in PHASES if phase in peaks}
+    if not peaks:
+        _inside(axes, "Peak memory could not be measured here.")
+        return
+    for place, (phase, peak) in enumerate(peaks.items()):
+        axes.bar(place, peak, color=PHASE_COLOURS[phase], width=0.62)
+        axes.annotate(
+            bytes_text(peak), (place, peak), (0, 3), textcoords="offset points", ha="center", fontsize=9
+        )
+    weights = run.memory.get("weights_bytes")
+    if weights:
+        axes.axhline(weights, color=INK, linewidth=1.0, linestyle="--")
+        axes.annotate(
+            f"weights {bytes_text(weights)}",
+            (1.0, weights),
+            (-2, 3),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="right",
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
+        )
+    axes.set_xticks(range(len(peaks)), list(peaks))
+    axes.set_ylim(0, 1.18 * max(*peaks.values(), weights or 0))
+    axes.grid(visible=False, axis="x")
+    sources = {"cuda_peak_allocated": "allocated on the device", "process_high_water_mark": "whole process"}
+    _byte_axis(axes, sources.get(str(run.memory.get("source")), "peak"))
+
+
+def _draw_cache(axes: Axes, run: PhaseRun) -> None:
+    _style(axes)
+    _title(axes, "KV cache")
+    sizes, lengths = run.cache.get("bytes") or [], run.cache.get("lengths") or []
+    if not sizes:
+        _inside(axes, "The cache was not observed in this run.")
+        return
+    after = np.arange(len(sizes))
+    axes.fill_between(after, sizes, color=GREEN, alpha=0.18, linewidth=0)
+    axes.plot(after, sizes, color=GREEN, linewidth=1.6, marker="o" if len(sizes) == 1 else "")
+    axes.set_xlim(0, max(1, len(sizes) - 1))
+    axes.set_ylim(0, 1.22 * max(sizes))
+    named = [(len(sizes) - 1, "right", -4, 6)]
+    # The first is named under the line, if there is room under it.
+    if len(sizes) > 1 and sizes[0] > 0.15 * sizes[-1]:
+        named.append((0, "left", 4, -15))
+    for place, side, right, up in named:
+        tokens = f", {lengths[place]:,} tokens" if place < len(lengths) else ""
+        axes.annotate(
+            f"{bytes_text(sizes[place])}{tokens}",
+            (after[place], sizes[place]),
+            (right, up),
+            textcoords="offset points",
+            ha=side,
+            fontsize=9,
+        )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("decode steps done (0: after the prefill)")
+    _byte_axis(axes, "keys and values")
+
+
+def _name_outliers(axes: Axes, outliers: pd.DataFrame, top: float, last: int) -> None:
+    """Mark slow steps, at the top edge where they are above it, and name the slowest few."""
+    if outliers.empty:
+        return
+    shown = outliers["device_ms"].clip(upper=0.975 * top)
+    axes.plot(outliers["step"], shown, "^", color=VERMILLION, markersize=6, linestyle="", label="outlier")
+    named = outliers.nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("step")
+    for place, (_, row) in enumerate(named.iterrows()):
+        text = "" if pd.isna(row["text"]) else printable(str(row["text"]), 12)
+        token = f" “{text}”" if text else ""
+        left = row["step"] < 0.72 * last
+        axes.annotate(
+            f"step {row['step']}{token}: {ms_text(row['device_ms'])}",
+            (row["step"], min(row["device_ms"], 0.975 * top)),
+            (row["step"] + (0.015 if left else -0.015) * last, 0.95 - 0.075 * place),
+            textcoords=("data", "axes fraction"),
+            ha="left" if left else "right",
+            va="center",
+            fontsize=9,
+            color=INK,
+            parse_math=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": VERMILLION,
+                "linewidth": 0.7,
+                "relpos": (0.0 if left else 1.0, 0.5),
+            },
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.75},
+        )
+
+
+def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
+    """Phases in the upper lane, stages (in decode: steps) in the lower one."""
+    _style(axes)
+    for _, row in spans[spans["stage"] == spans["phase"]].iterrows():
+        phase, start, length = row["phase"], row["device_start_ms"], row["device_ms"]
+        name = f"{phase} {ms_text(length)}" if length > 0.16 * end else phase
+        _block(axes, 1, start, length, end, PHASE_COLOURS[phase], name)
+    steps = spans[spans["stage"] == "decode_step"].sort_values("step")
+    if len(steps):
+        shades = _step_shades(steps["device_ms"].to_numpy())
+        bars = list(zip(steps["device_start_ms"], steps["device_ms"], strict=True))
+        axes.broken_barh(bars, (-_ROW_HEIGHT / 2, _ROW_HEIGHT), facecolors=shades, linewidth=0)
+        axes.text(end, -0.42, "darker: slower step", ha="right", va="top", fontsize=9, color=MUTED)
+    inner = spans[(spans["stage"] != spans["phase"]) & (spans["phase"] != "decode")]
+    for _, row in inner.iterrows():
+        stage, start, length = row["stage"], row["device_start_ms"], row["device_ms"]
+        name, view = stage_name(stage), row["view"]
+        if view and _fits(f"{name} {view}", length, end):
+            name = f"{name} {view}"
+        _block(axes, 0, start, length, end, STAGE_COLOURS.get(stage, MUTED), name)
+    axes.set_yticks((1, 0), ("phase", "step" if len(steps) else "stage"))
+    if len(steps) and len(inner):
+        axes.set_yticks((1, 0), ("phase", "stage, step"))
+    axes.set_ylim(-0.75 if len(steps) else -0.5, 1.5)
+    axes.set_xlim(0, end * 1.005 or 1.0)
+    axes.grid(visible=False, axis="y")
+
+
+def _block(axes: Axes, lane: int, start: float, length: float, end: float, colour: str, name: str) -> None:
+    # An outline would hide a block that is as thin as itself.
+    outline = 0.6 if length > 0.01 * end else 0.0
+    axes.barh(
+        lane, length, left=start, height=_ROW_HEIGHT, color=colour, edgecolor="white", linewidth=outline
+    )
+    if _fits(name, length, end):
+        light = colour in (YELLOW, SKY, ORANGE, "#bdbdbd", PURPLE)
+        axes.text(
+            start + length / 2,
+            lane,
+            name,
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=INK if light else "white",
+        )
+
+
+def _fits(name: str, length: float, end: float) -> bool:
+    """Whether a block can carry its name: about 140 characters of 9 points fit across a panel."""
+    return length / (end or 1.0) * 140 > len(name) + 1
+
+
+def _step_shades(times: np.ndarray) -> np.ndarray:
+    """RGBA [n, 4] of steps from light to dark orange by their time, over the bulk of the times."""
+    low, high = np.quantile(times, (0.02, 0.98))
+    place = np.clip((times - low) / ((high - low) or 1.0), 0.0, 1.0)
+    return np.asarray(matplotlib.colormaps["YlOrBr"](0.35 + 0.55 * place))
+
+
+def _stage_keys(axes: Axes, spans: pd.DataFrame) -> None:
+    """Every stage's colour and time under the panel: most blocks are too narrow to carry their name."""
+    inner = spans[spans["stage"] != spans["phase"]]
+    sums = inner.groupby("stage", sort=False)["device_ms"].sum()
+    keys = [
+        Patch(color=STAGE_COLOURS.get(stage, MUTED), label=f"{stage_name(stage)} {ms_text(ms)}")
+        for stage, ms in zip(map(str, sums.index), sums, strict=True)
+    ]
+    if keys:
+        columns = math.ceil(len(keys) / 2) if len(keys) > 5 else len(keys)
+        axes.legend(
+            handles=keys,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.14),
+            ncols=columns,
+            fontsize=9,
+            frameon=False,
+            handlelength=1.2,
+            columnspacing=1.4,
+        )
+
+
+def _typical_repeat(run: PhaseRun) -> int:
+    table = repeat_table(run)
+    total = table[["ttft_ms", "decode_ms", "generate_ms"]].sum(axis=1)
+    return int(table["repeat"].iloc[int((total - total.median()).abs().to_numpy().argmin())])
+
+
+def _ends(spans: pd.DataFrame) -> float:
+    ends = spans["device_start_ms"] + spans["device_ms"]
+    return float(ends.max()) if len(spans) else 0.0
+
+
+def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_from: float) -> None:
+    axes.barh(place, ms, color=colour, height=0.7)
+    axes.annotate(
+        f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})",
+        (max(ms, label_from), place),
+        (7, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+        color=INK,
+    )
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    _style(axes)
+    return figure, axes
+
+
+def _style(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#999999")
+    axes.grid(visible=True, color="#e6e6e6", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9.5, colors="#444444", labelcolor=INK)
+    axes.xaxis.label.set(fontsize=10, color=INK)
+    axes.yaxis.label.set(fontsize=10, color=INK)
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
+
+
+def _byte_axis(axes: Axes, label: str) -> None:
+    """Ticks in one decimal unit that suits the axis."""
+    top = axes.get_ylim()[1]
+    units: Sequence[tuple[float, str]] = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
+    size, unit = next((pair for pair in units if top >= pair[0]), units[-1])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g}"))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axes.set_ylabel(f"{label} ({unit})")
+
+
+def _inside(axes: Axes, text: str) -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=MUTED, transform=axes.transAxes)
+
+
+def _sentence(text: str) -> Figure:
+    """A figure that only says why there is nothing to see."""
+    figure = Figure(figsize=(WIDTH, 1.0), layout="constrained", facecolor="white")
+    _inside(figure.subplots(), text)
+    return figure

@@ -1,0 +1,45 @@
+"""Everything right of the record works without torch, without a GPU and without a model."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report")
+
+
+def modules() -> list[str]:
+    names = ["ocr_phases", "ocr_phases.record", *ROOMS]
+    for room in ROOMS:
+        paths = importlib.import_module(room).__path__
+        names += [module.name for module in pkgutil.iter_modules(paths, prefix=f"{room}.")]
+    return names
+
+
+@pytest.mark.parametrize("module", modules())
+def test_import_leaves_torch_alone(module: str) -> None:
+    program = f"import sys, {module}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_a_record_is_read_and_shown_without_torch(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["torch"] = None  # an import of it would now fail
+sys.path.insert(0, sys.argv[2])
+from example_run import make_run
+from ocr_phases import PhaseRun
+from ocr_phases.analyse.summary import verdict
+from ocr_phases.show import html, plots
+run = PhaseRun.load(make_run().save(sys.argv[1]))
+assert verdict(run) and html.header_html(run) and html.figure_png(plots.plot_phase_timeline(run))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "run.json"), str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

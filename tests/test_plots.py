@@ -1,0 +1,106 @@
+"""The figures: what they say for every shape of record, and that they leave no state behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+
+import matplotlib
+import pytest
+from example_run import make_run
+from matplotlib.figure import Figure
+from test_summary import SHAPES
+
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.html import figure_png
+from ocr_phases.show.plots import (
+    plot_memory,
+    plot_phase_timeline,
+    plot_token_latency,
+    plot_vision_stages,
+)
+
+PLOTS = (plot_token_latency, plot_vision_stages, plot_phase_timeline, plot_memory)
+Plot = Callable[[PhaseRun], Figure]
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("plot", PLOTS)
+@pytest.mark.filterwarnings("error")
+def test_every_shape_can_be_drawn(plot: Plot, shape: str) -> None:
+    figure = plot(make_run(**SHAPES[shape]))
+    assert isinstance(figure, Figure)
+    assert figure_png(figure).startswith(b"\x89PNG")
+    assert not any("nan" in text for text in words(figure))
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_no_type_is_smaller_than_nine_points(plot: Plot) -> None:
+    figure = plot(make_run(cuda=True))
+    figure.canvas.draw()
+    sizes = {text.get_fontsize() for text in figure.findobj(matplotlib.text.Text) if text.get_text()}
+    assert min(sizes) >= 9
+
+
+def test_drawing_changes_no_setting_and_needs_no_pyplot() -> None:
+    before = dict(matplotlib.rcParams)
+    for plot in PLOTS:
+        figure_png(plot(make_run()))
+    assert dict(matplotlib.rcParams) == before
+    program = "import sys, ocr_phases.show.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_latency_names_the_outlier_with_its_token_and_keeps_the_scale() -> None:
+    figure = plot_token_latency(make_run())
+    assert any(text.startswith("step 60 “") and "64." in text for text in words(figure))
+    assert figure.axes[0].get_ylim()[1] < 30
+
+
+def test_latency_draws_both_clocks_on_cuda_and_the_floor_when_given() -> None:
+    def labels(figure: Figure) -> set[str]:
+        return {str(label) for label in figure.axes[0].get_legend_handles_labels()[1]}
+
+    assert {"device, median", "host, median"} <= labels(plot_token_latency(make_run(cuda=True)))
+    assert "hardware floor, 1.00 ms" in labels(plot_token_latency(make_run(), floor_ms=1.0))
+    assert not any("floor" in label or "host" in label for label in labels(plot_token_latency(make_run())))
+
+
+def test_latency_has_no_band_for_one_repeat() -> None:
+    assert plot_token_latency(make_run()).axes[0].collections
+    assert not plot_token_latency(make_run(repeats=1)).axes[0].collections
+
+
+def test_tokens_are_drawn_as_they_are_and_not_as_mathematics() -> None:
+    figure = plot_token_latency(make_run(text="$\\frac$ $" * 90))
+    assert figure_png(figure).startswith(b"\x89PNG")
+
+
+def test_vision_names_views_shares_and_the_rest() -> None:
+    said = words(plot_vision_stages(make_run()))
+    assert {"SAM local", "SAM global", "CLIP local", "language model", "between stages"} <= set(said)
+    assert any(text.startswith("Vision is 66 %") for text in said)
+    assert not any("local" in text for text in words(plot_vision_stages(make_run(crops=False))))
+
+
+def test_timeline_takes_the_typical_repeat_or_the_one_asked_for() -> None:
+    run = make_run()
+    slow = run.spans.copy()
+    times = ["device_start_ms", "device_ms", "host_start_ms", "host_ms"]
+    slow.loc[slow["repeat"] == 0, times] *= 3
+    run = dataclasses.replace(run, spans=slow)
+    assert any("(repeat 0)" in text for text in words(plot_phase_timeline(run, repeat=0)))
+    assert not any("(repeat 0)" in text for text in words(plot_phase_timeline(run)))
+
+
+def test_memory_says_when_there_is_nothing() -> None:
+    said = words(plot_memory(make_run(generate=True, memory=False)))
+    assert said == ["Neither peak memory nor the KV cache was observed in this run."]
+    assert "Peak memory could not be measured here." in words(plot_memory(make_run(memory=False)))
+    assert "The cache was not observed in this run." in words(plot_memory(make_run(generate=True)))

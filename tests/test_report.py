@@ -1,0 +1,379 @@
+"""The report: fragments, the notebook run through papermill, and the one HTML file, also in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pandas as pd
+import pytest
+from example_run import make_run, page_image
+from test_summary import SHAPES
+
+from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import PhaseRun
+from ocr_phases.report import render
+from ocr_phases.report.render import execute_notebook, render_html, report_page
+from ocr_phases.show import html
+
+CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+ATTACK = (
+    "<script>alert(1)</script></details></pre><img src=x onerror=alert(2)>"
+    "<|ref|><svg onload=alert(3)><|/ref|><|det|>[[10, 10, 500, 500]]<|/det|>\n<iframe src='//example.org'>"
+    "</style></title><b style='position:fixed'>"
+) * 3
+
+
+class Elements(HTMLParser):
+    """Every element of a document with its attributes; what stands in a script or style is text."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.stray: list[str] = []
+        self.said = ""
+        self.feed(document)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "img", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.said += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+        else:
+            self.stray.append(tag)
+
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.found}
+
+
+def fragments(run: PhaseRun) -> str:
+    grounding = parse_grounding("".join(run.result["token_texts"]))
+    parts = [
+        html.header_html(run),
+        html.cards_html(run),
+        html.stages_html(run),
+        html.repeats_html(run),
+        html.regions_html(region_table(grounding, run.token_table)),
+        html.text_html(run.text or ""),
+        html.checks_html(run.checks),
+        html.measured_html(run),
+    ]
+    return "".join(parts)
+
+
+# -- fragments ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("error")
+def test_every_shape_has_sound_fragments(shape: str) -> None:
+    document = fragments(make_run(**SHAPES[shape]))
+    elements = Elements(document)
+    assert not elements.open
+    assert not elements.stray
+    assert "nan" not in elements.said
+
+
+def test_no_fragment_lets_text_become_an_element() -> None:
+    run = make_run(text=ATTACK, page_name="<img src=x onerror=alert(4)>.png")
+    plain = Elements(fragments(make_run()))
+    attacked = Elements(fragments(run))
+    assert attacked.tags() <= plain.tags()
+    assert not attacked.stray
+    for _, attributes in attacked.found:
+        assert not any(name.startswith("on") for name in attributes)
+        assert (attributes.get("src") or "data:").startswith("data:")
+
+
+def test_control_characters_and_lone_surrogates_are_replaced() -> None:
+    assert "\x00" not in html.text_html("a\x00b\ud800c\x1b[31m")
+    assert "\n\tb" in html.text_html("a\n\tb")
+    html.text_html("\ud800").encode()
+
+
+def test_short_text_is_open_and_long_text_is_folded() -> None:
+    assert " open>" in html.text_html("short")
+    assert " open>" not in html.text_html("long " * 1_000)
+
+
+def test_table_rounds_aligns_and_keeps_the_values_for_sorting() -> None:
+    table = pd.DataFrame(
+        {"name": ["a<b", "c"], "device_ms": [1234.5678, float("nan")], "share": [0.5, 0.0421]}
+    )
+    document = html.table_html(table, strong=[True, False])
+    for piece in ("a&lt;b", ">1,235<", ">–<", ">50<", ">4.2<", 'data-value="1234.5678"', "op-strong"):
+        assert piece in document
+    assert document.count('class="op-num"') == 6
+
+
+def test_figures_are_inline_and_have_words(tmp_path: Path) -> None:
+    document = html.image_html(page_image(3000, 4000), 'A "page"', width=520)
+    ((tag, attributes),) = Elements(document).found
+    assert (tag, attributes["alt"], attributes["width"]) == ("img", 'A "page"', "520")
+    assert len(document) < 400_000
+
+
+# -- running a notebook -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of notebooks in place of the shipped ones."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    monkeypatch.setattr(render, "asset", lambda *parts: tmp_path.joinpath(*parts))
+    return folder
+
+
+def write_notebook(path: Path, *sources: str) -> None:
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    cells[0].metadata["tags"] = ["parameters"]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+
+
+def test_a_notebook_runs_here_and_leaves_only_itself(
+    notebooks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_notebook(
+        notebooks / "small.ipynb", "x = 1", "import os, sys, ocr_phases\n[x, os.getcwd(), sys.executable]"
+    )
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    target = execute_notebook("small", {"x": 41}, tmp_path / "out" / "done.ipynb")
+    output = nbformat.read(target, as_version=4).cells[-1].outputs[0]
+    assert "41" in output.data["text/plain"]
+    assert str(here) in output.data["text/plain"]
+    assert list(here.iterdir()) == []
+    assert [path.name for path in target.parent.iterdir()] == ["done.ipynb"]
+
+
+def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(OcrPhasesError, match=r"no parameter paeg: it takes page, model"):
+        execute_notebook("page_report", {"paeg": "x.png"}, tmp_path / "out.ipynb")
+    with pytest.raises(OcrPhasesError, match=r"no notebook 'other': choose one of .*page_report"):
+        execute_notebook("other", {}, tmp_path / "out.ipynb")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_cell_leaves_the_notebook_with_its_error(notebooks: Path, tmp_path: Path) -> None:
+    write_notebook(notebooks / "broken.ipynb", "x = 1", "raise ValueError('no such\\npage')", "y = 2")
+    target = tmp_path / "out.ipynb"
+    with pytest.raises(
+        OcrPhasesError, match=r"^Cell \d of broken failed \(ValueError: no such\): see "
+    ) as caught:
+        execute_notebook("broken", {}, target)
+    assert "\n" not in str(caught.value)
+    outputs = itertools.chain(
+        *(cell.get("outputs", []) for cell in nbformat.read(target, as_version=4).cells)
+    )
+    assert "ValueError" in {output.get("ename") for output in outputs}
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_dead_kernel_and_a_slow_cell_are_errors_too(notebooks: Path, tmp_path: Path) -> None:
+    write_notebook(notebooks / "dead.ipynb", "x = 1", "import os\nos._exit(3)")
+    with pytest.raises(OcrPhasesError, match="dead was not run to its end"):
+        execute_notebook("dead", {}, tmp_path / "dead.ipynb")
+    write_notebook(notebooks / "slow.ipynb", "x = 1", "import time\ntime.sleep(60)")
+    with pytest.raises(OcrPhasesError, match="slow was not run to its end"):
+        execute_notebook("slow", {}, tmp_path / "slow.ipynb", timeout=2)
+
+
+# -- the HTML file ------------------------------------------------------------------------------------
+
+
+def report(folder: Path, run: PhaseRun) -> dict[str, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return report_page(folder / "out", {"record": str(run.save(folder / "measured.json"))})
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return report(tmp_path_factory.mktemp("plain"), make_run())
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return report(tmp_path_factory.mktemp("attacked"), make_run(text=ATTACK, page_name="<b>page</b>.png"))
+
+
+def test_a_report_is_complete_and_one_file(plain: dict[str, Path]) -> None:
+    assert {
+        "run.json",
+        "result.mmd",
+        "images",
+        "result_with_boxes.jpg",
+        "report.ipynb",
+        "report.html",
+    } <= set(plain)
+    document = plain["report.html"].read_text(encoding="utf-8")
+    elements = Elements(document)
+    assert not elements.open
+    assert not elements.stray
+    assert len(document) < 3_000_000
+    assert [attributes for tag, attributes in elements.found if tag == "script"] == [{}]
+    assert [attributes["href"] for tag, attributes in elements.found if tag == "link"] == ["data:,"]
+    assert "@import" not in document
+    assert "MathJax" not in document
+    assert "require.js" not in document
+    for tag, attributes in elements.found:
+        assert (attributes.get("src") or "data:").startswith("data:")
+        if tag == "img":
+            assert attributes["alt"]
+        if tag == "a":
+            assert (attributes["href"] or "").startswith("#")
+
+
+def test_headings_are_in_order_and_the_contents_lead_to_them(plain: dict[str, Path]) -> None:
+    elements = Elements(plain["report.html"].read_text(encoding="utf-8"))
+    levels = [int(tag[1]) for tag, _ in elements.found if tag in ("h1", "h2", "h3")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    ids = {attributes["id"] for _, attributes in elements.found if "id" in attributes}
+    links = {attributes["href"] or "" for tag, attributes in elements.found if tag == "a"}
+    assert len(links) == 9
+    assert {link.removeprefix("#") for link in links} <= ids
+
+
+def test_a_report_holds_no_code_unless_asked(plain: dict[str, Path], tmp_path: Path) -> None:
+    body = plain["report.html"].read_text(encoding="utf-8").partition("<main>")[2]
+    assert "PhaseRun.load" not in body
+    assert "JupyterLab" not in body
+    shown = render_html(plain["report.ipynb"], tmp_path / "code.html", show_code=True, title="<i>")
+    document = shown.read_text(encoding="utf-8")
+    assert "PhaseRun.load" in document
+    assert "<title>&lt;i&gt;</title>" in document
+    assert str(plain["run.json"].parent) not in document.partition("PhaseRun.load")[2]
+
+
+def test_warnings_and_widgets_stay_out(tmp_path: Path) -> None:
+    cell = nbformat.v4.new_code_cell("x")
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "a widget"}
+    cell.outputs = [
+        nbformat.v4.new_output("stream", name="stderr", text="a warning 10%|###"),
+        nbformat.v4.new_output("display_data", data={"application/javascript": "alert(1)"}),
+        nbformat.v4.new_output("display_data", data=view),
+        nbformat.v4.new_output("display_data", data={"text/markdown": "<b onclick='x'>bold</b>"}),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "n.ipynb")
+    document = render_html(tmp_path / "n.ipynb", tmp_path / "n.html").read_text(encoding="utf-8")
+    assert "warning" not in document
+    assert "alert" not in document
+    assert "<b" not in document.partition("<main>")[2]
+
+
+def test_something_else_than_a_notebook_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "n.ipynb").write_text("{}")
+    with pytest.raises(OcrPhasesError, match="not a notebook that can be read"):
+        render_html(tmp_path / "n.ipynb", tmp_path / "n.html")
+
+
+def test_what_the_model_wrote_stays_text(plain: dict[str, Path], attacked: dict[str, Path]) -> None:
+    first, second = (
+        Elements(paths["report.html"].read_text(encoding="utf-8")) for paths in (plain, attacked)
+    )
+    assert second.tags() <= first.tags()
+    assert not second.stray
+    assert sum(tag == "script" for tag, _ in second.found) == 1
+    assert not any(name.startswith("on") for _, attributes in second.found for name in attributes)
+
+
+@pytest.mark.parametrize("shape", ["one token", "no text", "generate", "batch"])
+def test_odd_records_have_a_report_too(shape: str, tmp_path: Path) -> None:
+    made = report(tmp_path, make_run(**SHAPES[shape]))
+    document = Elements(made["report.html"].read_text(encoding="utf-8")).said
+    assert "Error" not in document
+    assert "nan" not in document
+    if shape == "no text":
+        assert "left out of this record" in document
+        assert "The page is not in this record" in document
+        assert "result.mmd" not in made
+
+
+# -- in a browser -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not CHROMIUM.exists():
+        pytest.skip("there is no /usr/bin/chromium")
+    if importlib.util.find_spec("playwright") is None:
+        pytest.skip("playwright is not installed")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(CHROMIUM_FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_report_in_a_browser(
+    browser: Any, plain: dict[str, Path], attacked: dict[str, Path], width: int, scheme: str
+) -> None:
+    for paths in (plain, attacked):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = context.new_page()
+        requests: list[str] = []
+        complaints: list[str] = []
+        page.on("request", lambda request, seen=requests: seen.append(request.url))
+        page.on("console", lambda message, seen=complaints: seen.append(message.text))
+        page.on("pageerror", lambda error, seen=complaints: seen.append(str(error)))
+        page.on("dialog", lambda dialog, seen=complaints: (seen.append("dialog"), dialog.dismiss()))
+        page.goto(paths["report.html"].as_uri())
+        page.wait_for_load_state()
+        assert complaints == []
+        assert all(url.startswith(("file:", "data:")) for url in requests)
+        assert sum(url.startswith("file:") for url in requests) == 1
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
+        context.close()
+
+
+@pytest.mark.browser
+def test_a_click_sorts_a_table_and_two_more_undo_it(browser: Any, plain: dict[str, Path]) -> None:
+    page = browser.new_page()
+    page.goto(plain["report.html"].as_uri())
+    rows = "[...document.querySelector('table').tBodies[0].rows]"
+    column = f"{rows}.map((row) => Number(row.cells[4].dataset.value))"
+    before = page.evaluate(column)
+    button = page.locator("table").first.get_by_role("button", name="time, median")
+    button.click()
+    assert page.evaluate(column) == sorted(before)
+    assert page.locator("th[aria-sort=ascending]").count() == 1
+    button.click()
+    assert page.evaluate(column) == sorted(before, reverse=True)
+    button.click()
+    assert page.evaluate(column) == before
+    page.close()

@@ -1,0 +1,207 @@
+"""The tables and the verdict, over every shape a record can have."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from example_run import make_run
+
+from ocr_phases.analyse.summary import (
+    REPEAT_COLUMNS,
+    STAGE_COLUMNS,
+    STEP_COLUMNS,
+    bytes_text,
+    ms_text,
+    percent_text,
+    repeat_table,
+    stage_table,
+    step_table,
+    verdict,
+    vision_share,
+)
+from ocr_phases.record import PhaseRun
+
+SHAPES = {
+    "crops": {},
+    "no crops": {"crops": False},
+    "cuda": {"cuda": True},
+    "one token": {"max_tokens": 1},
+    "one step": {"max_tokens": 2},
+    "one repeat": {"repeats": 1},
+    "no text": {"return_text": False, "embed": False, "memory": False},
+    "batch": {"rows": 3},
+    "redecode": {"first_token": "redecode"},
+    "generate": {"generate": True, "repeats": 2},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("error")
+def test_every_shape_has_tables_and_a_verdict(shape: str) -> None:
+    run = make_run(**SHAPES[shape])
+    assert tuple(stage_table(run).columns) == STAGE_COLUMNS
+    assert tuple(repeat_table(run).columns) == REPEAT_COLUMNS
+    assert tuple(step_table(run).columns) == STEP_COLUMNS
+    words = verdict(run)
+    assert words.endswith(".")
+    assert "nan" not in words
+    assert "None" not in words
+    assert "  " not in words
+
+
+def test_stage_table_starts_each_phase_with_its_whole() -> None:
+    table = stage_table(make_run())
+    for phase, rows in table.groupby("phase"):
+        assert rows.iloc[0]["stage"] == phase
+        assert rows.iloc[0]["share"] == 1.0
+    assert table["phase"].drop_duplicates().tolist() == ["prepare", "prefill", "decode"]
+
+
+def test_stage_table_sums_calls_of_one_repeat_and_takes_the_median_over_repeats() -> None:
+    run = make_run()
+    spans = run.spans
+    steps = spans[spans["stage"] == "decode_step"].groupby("repeat")["device_ms"].sum()
+    row = stage_table(run).query("stage == 'decode_step'").iloc[0]
+    assert row["calls"] == run.token_count - 1
+    assert row["device_ms"] == pytest.approx(steps.median())
+    assert row["device_ms_p90"] == pytest.approx(steps.quantile(0.9))
+
+
+def test_stage_table_tells_the_views_apart() -> None:
+    with_crops, without = stage_table(make_run()), stage_table(make_run(crops=False))
+    assert set(with_crops.query("stage == 'sam'")["view"]) == {"global", "local"}
+    assert set(without.query("stage == 'sam'")["view"]) == {"global"}
+
+
+def test_repeat_table_agrees_with_the_record() -> None:
+    run = make_run()
+    table = repeat_table(run)
+    assert table["prefill_ms"].median() == pytest.approx(run["prefill_ms"])
+    assert table["tokens_per_s"].median() == pytest.approx(run["tokens_per_s"])
+    np.testing.assert_allclose(table["ttft_ms"], table["prepare_ms"] + table["prefill_ms"])
+
+
+def test_a_batch_makes_a_token_a_row_in_each_step() -> None:
+    single, batch = make_run(rows=1), make_run(rows=3)
+    ratio = repeat_table(batch)["tokens_per_s"] / repeat_table(single)["tokens_per_s"]
+    np.testing.assert_allclose(ratio, 3.0)
+
+
+def test_generate_has_no_first_token_time() -> None:
+    table = repeat_table(make_run(generate=True))
+    assert table[["prefill_ms", "ttft_ms", "decode_ms", "tokens_per_s"]].isna().all(axis=None)
+    assert (table["generate_ms"] > 0).all()
+    assert step_table(make_run(generate=True)).empty
+
+
+def test_the_slow_step_is_the_only_outlier_and_names_its_token() -> None:
+    run = make_run()
+    table = step_table(run)
+    assert table.loc[table["outlier"], "step"].tolist() == [60]
+    row = table.iloc[60]
+    assert row["text"] == run.result["token_texts"][61]
+    assert row["cache_len"] == run.request["prefill_len"] + 61
+    assert row["device_ms_p10"] <= row["device_ms"] <= row["device_ms_p90"]
+
+
+def test_with_redecode_step_and_token_have_the_same_number() -> None:
+    table = step_table(make_run(first_token="redecode"))
+    assert (table["step"] == table["index"]).all()
+
+
+def test_equal_steps_have_no_outlier() -> None:
+    run = make_run()
+    spans = run.spans.copy()
+    spans.loc[spans["stage"] == "decode_step", "device_ms"] = 2.0
+    assert not step_table(dataclasses.replace(run, spans=spans))["outlier"].any()
+
+
+def test_vision_share_is_a_part_of_the_prefill() -> None:
+    share = vision_share(make_run())
+    assert share is not None
+    assert 0.5 < share < 0.8
+    assert vision_share(make_run(generate=True)) is None
+
+
+def test_the_verdict_says_what_a_reader_needs() -> None:
+    words = verdict(make_run())
+    for piece in ("Reading this page took", "SAM", "CLIP", "196 decode steps", "p99", "step 60", "3 repeats"):
+        assert piece in words
+
+
+def test_the_verdict_names_what_is_missing() -> None:
+    assert "single repeat" in verdict(make_run(repeats=1))
+    assert "The only token came from the prefill" in verdict(make_run(max_tokens=1))
+    assert "limit of 20 tokens" in verdict(make_run(max_tokens=20))
+    assert "one-shot" in verdict(make_run(generate=True))
+    assert "batch of 3 rows" in verdict(make_run(rows=3))
+
+
+def _with_request(run: PhaseRun, **values: object) -> PhaseRun:
+    return dataclasses.replace(run, request={**run.request, **values})
+
+
+def test_the_verdict_knows_about_warm_up_and_the_end_token() -> None:
+    assert "warmed up" in verdict(_with_request(make_run(), warmup=0))
+    assert "end token was ignored" in verdict(_with_request(make_run(max_tokens=20), ignore_eos=True))
+
+
+def test_the_clocks_are_compared_on_cuda_alone_and_only_where_they_differ() -> None:
+    assert "host ran ahead" in verdict(make_run(cuda=True))
+    assert "clock" not in verdict(make_run())
+    run = make_run(cuda=True)
+    spans = run.spans.assign(host_ms=run.spans["device_ms"] * 2)
+    assert "the device had nothing to do" in verdict(dataclasses.replace(run, spans=spans))
+
+
+def test_a_drift_over_the_steps_is_told() -> None:
+    run = make_run()
+    spans = run.spans.copy()
+    steps = spans["stage"] == "decode_step"
+    spans.loc[steps, "device_ms"] = 10.0 + spans.loc[steps, "step"].astype(float) * 0.05
+    assert "slower than the first" in verdict(dataclasses.replace(run, spans=spans))
+
+
+def test_nothing_the_model_wrote_is_in_the_verdict() -> None:
+    assert "<script>" not in verdict(make_run(text="<script>alert(1)</script>" * 20))
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (None, "n/a"),
+        (float("nan"), "n/a"),
+        (0.0, "0 ms"),
+        (0.0583, "0.058 ms"),
+        (0.5, "0.500 ms"),
+        (9.994, "9.99 ms"),
+        (9.996, "10.0 ms"),
+        (99.96, "100 ms"),
+        (999.4, "999 ms"),
+        (999.6, "1.00 s"),
+        (12_340.0, "12.3 s"),
+        (1_000_000.0, "1,000 s"),
+    ],
+)
+def test_ms_text(ms: float | None, text: str) -> None:
+    assert ms_text(ms) == text
+
+
+def test_other_units() -> None:
+    assert [bytes_text(count) for count in (None, 0, 999, 61_440, 1.9e9, 141e9)] == [
+        "n/a",
+        "0 B",
+        "999 B",
+        "61.4 kB",
+        "1.90 GB",
+        "141 GB",
+    ]
+    assert [percent_text(share) for share in (None, 0.0, 0.004, 0.62, 1.0)] == [
+        "n/a",
+        "0 %",
+        "0.4 %",
+        "62 %",
+        "100 %",
+    ]
