@@ -14,7 +14,5 @@ def asset(*parts: str) -> Path:
     installed = package / "_assets"
     path = (installed if installed.is_dir() else package.parent).joinpath(*parts)
     if not path.exists():
-        raise OcrPhasesError(
-            f"{'/'.join(parts)} is missing here: install ocr_phases again."
-        )
+        raise OcrPhasesError(f"{'/'.join(parts)} is missing here: install ocr_phases again.")
     return path
