@@ -81,8 +81,12 @@ def artifacts(arguments: argparse.Namespace) -> None:
     if run.text is None:
         raise OcrPhasesError(f"{arguments.record} keeps no text: measure again with return_text=True.")
     folder = output_folder(arguments.out)
-    for path in write_artifacts(folder, run.page_image(), run.text):
-        print(path.relative_to(folder))
+    for row, result in enumerate(run.results):
+        # A batch gets a folder a row, with the row's first page.
+        target = folder if len(run.results) == 1 else folder / f"row-{row}"
+        number = next(number for number, page in enumerate(run.pages) if page["row"] == row)
+        for path in write_artifacts(target, run.page_image(number), result["text"]):
+            print(path.relative_to(folder))
     print(f"Wrote {folder}")
 
 

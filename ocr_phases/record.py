@@ -105,8 +105,9 @@ class PhaseRun:
 
         ``ttft_ms`` (time to first token) is prepare plus prefill. Inter-token latency pools the decode
         steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
-        ``tokens_per_s`` is steps times batch over the whole decode phase. ``closure`` is the sum of the
-        prefill's stages over the whole prefill.
+        ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase. ``closure``
+        is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is text tokens over
+        valid image tokens, as the vendor counts both, of the first row.
         """
         steps = self.stage_ms("decode_step")
         decode_ms = self._phase_ms("decode")
@@ -116,6 +117,7 @@ class PhaseRun:
         stage_sum = sum(self._per_repeat("prefill", stage) for stage in PREFILL_STAGES)
         whole = self._per_repeat("prefill", "prefill")
         peaks = self.memory.get("peak_bytes", {})
+        valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
             "prefill_ms": prefill_ms,
             "decode_ms": decode_ms,
@@ -138,6 +140,9 @@ class PhaseRun:
             "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
             "decode_peak_bytes": max(peaks.get("decode", []), default=None),
             "kv_cache_bytes": max(self.cache.get("bytes", []), default=None),
+            "text_tokens": self.result.get("text_tokens"),
+            "valid_image_tokens": valid,
+            "compression_ratio": _ratio(self.result.get("text_tokens"), valid),
         }
 
     @property
@@ -294,10 +299,12 @@ class PhaseRun:
         return np.asarray([steps.get(number, 0) for number in self.repeats])
 
     def _tokens_per_s(self) -> float | None:
-        whole, steps = self._per_repeat("decode", "decode"), self._decode_steps()
-        if not steps.any() or not whole.all():
+        whole = self._per_repeat("decode", "decode")
+        from_prefill = 0 if self.request.get("first_token") == "redecode" else 1
+        tokens = sum(len(result["ids"]) - from_prefill for result in self.results)
+        if not tokens or not whole.all():
             return None
-        return _median(steps * len(self.results) / whole * 1000.0)
+        return _median(tokens / whole * 1000.0)
 
 
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
@@ -340,3 +347,7 @@ def _median(values: np.ndarray | float | int) -> float | None:
 
 def _quantile(values: np.ndarray, q: float) -> float | None:
     return float(np.quantile(values, q)) if len(values) else None
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,36 +37,89 @@ def test_artifacts_from_a_record(tmp_path, capsys):
     assert (tmp_path / "images" / "0.jpg").is_file()
 
 
+def test_a_batch_gets_a_folder_a_row(tiny_session, tmp_path, capsys):
+    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
+    run = tiny_session.run_inference(pages, max_new_tokens=80, repeats=1, warmup=0)
+    run.save(tmp_path / "run.json")
+    assert main(["artifacts", str(tmp_path / "run.json"), "--out", str(tmp_path / "out")]) == 0
+    assert "row-1/result.mmd" in capsys.readouterr().out
+    for row, title in enumerate(("# CORNER CAFE", "# Quarter in review")):
+        assert title in (tmp_path / "out" / f"row-{row}" / "result.mmd").read_text()
+
+
+def bad_pages(folder: Path) -> dict[str, tuple[bytes | None, str]]:
+    """Files that are no page: their bytes (None: no file) and a part of the sentence to read."""
+    whole = (PAGES / "slide.png").read_bytes()
+    bomb = io.BytesIO()
+    Image.new("1", (40_000, 20_000)).save(bomb, "PNG")
+    no_pixels = whole[:16] + bytes(8) + whole[24:]
+    return {
+        "none.png": (None, "There is no file"),
+        "empty.png": (b"", "empty"),
+        "text.png": (b"no image", "text.png"),
+        "truncated.png": (whole[: len(whole) // 2], "truncated.png"),
+        "no_pixels.png": (no_pixels, "no_pixels.png"),
+        "bomb.png": (bomb.getvalue(), "bomb.png"),
+        "broken.pdf": (b"%PDF-1.7 broken", "broken.pdf"),
+    }
+
+
+def bad_checkpoint(folder: Path, name: str, **changes: bytes | None) -> str:
+    """A copy of the recorded checkpoint with some files replaced (None: removed)."""
+    target = Path(shutil.copytree(GOLDEN / "checkpoint", folder / name))
+    for file, content in changes.items():
+        path = target / file.replace("__", ".")
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+    return str(target)
+
+
 def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
     """What a person may get wrong: the arguments, and a part of the sentence they should read."""
     page = str(PAGES / "slide.png")
-    (folder / "empty.png").touch()
-    (folder / "text.png").write_text("no image")
     (folder / "no_model").mkdir()
     (folder / "file").touch()
     (folder / "bad.json").write_text("{}")
-    return {
-        "missing page": (["profile", str(folder / "none.png")], "There is no file"),
-        "missing page, report": (["report", str(folder / "none.png")], "There is no file"),
-        "empty page": (["profile", str(folder / "empty.png")], "empty"),
-        "no image": (["profile", str(folder / "text.png")], "text.png"),
+    (folder / "cut.json").write_text(RECORD.read_text()[:1000])
+    (folder / "other.json").write_text(json.dumps({**json.loads(RECORD.read_text()), "schema": 2}))
+    table = {
         "a folder as page": (["profile", str(folder)], "is a folder"),
         "unknown preset": (["profile", page, "--preset", "huge"], "huge"),
         "unknown model": (["profile", page, "--model", "huge"], "no model 'huge'"),
         "unknown device": (["profile", page, "--device", "abacus"], "Unknown device"),
+        "two devices": (["profile", page, "--device", "cuda:0,cuda:1"], "Unknown device"),
         "unknown dtype": (["profile", page, "--dtype", "int3"], "Unknown dtype"),
+        "unknown size of dummy": (["profile", page, "--model", "dummy:depth=3"], "no size of dummy"),
         "no checkpoint": (["profile", page, "--model", str(folder / "no_model")], "no config.json"),
         "no tokens": (["profile", page, "--max-new-tokens", "0"], "max_new_tokens is 0"),
-        "save under a file": (
-            ["profile", page, "--save", str(folder / "file" / "run.json")],
-            "cannot be written",
-        ),
+        "too many tokens": (["profile", page, "--max-new-tokens", "9999"], "4096 positions"),
+        "no repeats": (["profile", page, "--repeats", "0"], "repeats is 0"),
+        "two pages in the prompt": (["profile", page, "--prompt", "<image>\n<image>\nWhat?"], "<image>"),
+        "nothing to locate": (["profile", page, "--prompt", "locate"], "locate"),
+        "save under a file": (["profile", page, "--save", str(folder / "file" / "x")], "cannot be written"),
         "out under a file": (["report", page, "--out", str(folder / "file")], "cannot be written"),
         "nothing to report": (["report"], "one of the two"),
         "page and record": (["report", page, "--record", str(RECORD)], "one of the two"),
         "no record": (["artifacts", str(folder / "bad.json")], "no schema number"),
+        "cut record": (["artifacts", str(folder / "cut.json")], "no JSON"),
+        "another schema": (["report", "--record", str(folder / "other.json")], "schema 2"),
         "missing record": (["artifacts", str(folder / "none.json")], "cannot be read"),
     }
+    for name, (content, message) in bad_pages(folder).items():
+        if content is not None:
+            (folder / name).write_bytes(content)
+        table[f"{name}, profile"] = (["profile", str(folder / name)], message)
+        table[f"{name}, report"] = (["report", str(folder / name)], message)
+    for name, changes, message in (
+        ("no tokenizer", {"tokenizer__json": None}, "no tokenizer.json"),
+        ("damaged tokenizer", {"tokenizer__json": b"{}"}, "is no tokenizer file"),
+        ("no weights", {"model__safetensors": None}, "no *.safetensors"),
+        ("damaged weights", {"model__safetensors": bytes(100)}, "do not fit"),
+        ("another model", {"config__json": b'{"model_type": "llama"}'}, "'llama' model"),
+    ):
+        table[name] = (["profile", page, "--model", bad_checkpoint(folder, name, **changes)], message)
+    return table
 
 
 def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, monkeypatch):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, Timeline, decode, decode_step, prefill
 from ocr_phases.measure.page import DeviceInputs
-from ocr_phases.measure.phases import generate
+from ocr_phases.measure.phases import generate, prompt_loss
 from ocr_phases.measure.sampling import Sampler, SamplingSettings
 
 CASES = ("base", "gundam", "small", "batch")
@@ -106,6 +106,28 @@ def test_last_position_logits_only_unless_asked(golden_session, golden_forward):
     assert state.prefill_logits is None
     full = prefill(golden_session.model, inputs, all_logits=True)
     torch.testing.assert_close(full.prefill_logits[:, -1], state.logits, atol=1e-5, rtol=0)
+
+
+def test_loss_equals_the_recorded_one_in_both_modes(golden_session, golden_forward):
+    model, inputs = golden_session.model, golden_inputs(golden_forward, "base")
+    recorded = golden_forward["base.labels_loss"].reshape(())
+    torch.testing.assert_close(prompt_loss(model, inputs), recorded, atol=1e-4, rtol=0)
+    model.train()
+    try:
+        loss = prompt_loss(model, inputs)
+        torch.testing.assert_close(loss.detach(), recorded, atol=1e-4, rtol=0)
+        loss.backward()
+        assert model.lm_head.weight.grad.abs().sum() > 0
+    finally:
+        model.zero_grad()
+        model.eval()
+
+
+def test_padding_and_images_never_count_in_the_loss(golden_session, golden_forward):
+    inputs = golden_inputs(golden_forward, "base")
+    text = inputs.input_ids.masked_fill(inputs.images_seq_mask, 7)
+    same = prompt_loss(golden_session.model, inputs, labels=text)
+    torch.testing.assert_close(same, prompt_loss(golden_session.model, inputs))
 
 
 def test_redecode_gives_the_same_tokens(golden_session, golden_forward):

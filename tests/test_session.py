@@ -64,6 +64,25 @@ def test_the_record_holds_what_it_promises(run):
     assert set(stages["decode"]) == {"decode", "decode_step", "decoder", "lm_head", "sampling"}
 
 
+def test_the_compression_ratio_is_the_vendors(tiny_session, run):
+    """Text tokens count the output with its end token, tokenised again: 483 in the recorded case, whose
+    stand-in tokenizer makes a token of every byte."""
+    recorded = json.loads((GOLDEN / "artifacts.json").read_text())
+    assert len(recorded["model_text"].encode()) == 483
+    assert "valid image tokens:  780\noutput texts tokens (valid):  483" in recorded["console"]
+    whole = run.text + tiny_session.tokenizer.eos_token
+    assert run["text_tokens"] == len(tiny_session.encode(whole))
+    assert run["valid_image_tokens"] == 64
+    assert run["compression_ratio"] == run["text_tokens"] / 64
+
+
+@pytest.mark.parametrize(("every", "waits"), [(1, "23 in 23 steps"), (5, "5 in 23 steps")])
+def test_waits_are_counted(every, waits, tiny_session):
+    run = tiny_session.run_inference(RECEIPT, eos_check_every=every, **QUICK)
+    (check,) = (check for check in run.checks if check["name"] == "host_waits")
+    assert check["measured"] == waits
+
+
 def test_gundam_times_both_views(tiny_session):
     run = tiny_session.run_inference(GOLDEN / "pages" / "a4_1240x1754.png", preset="gundam", **QUICK)
     sam = run.spans[run.spans["stage"] == "sam"]
@@ -119,6 +138,8 @@ def test_a_batch_equals_its_single_runs(tiny_session):
         assert batch.results[row] == single.result
         assert batch.pages[row]["row"] == row
     assert batch.request["batch"] == 3
+    made = sum(len(result["ids"]) - 1 for result in batch.results)
+    assert batch["tokens_per_s"] == pytest.approx(made / batch["decode_ms"] * 1000)
     assert len(batch.tokens_of(1)) == len(batch.results[1]["ids"])
 
 

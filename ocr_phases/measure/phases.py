@@ -44,6 +44,7 @@ class DecodeState:
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
     ids: list[list[int]] = field(default_factory=list)
     unread: list[Tensor] = field(default_factory=list)
+    reads: int = 0  # waits for the device
 
     def choose(self, logits: Tensor) -> None:
         """Take the next token from ``logits`` [B, vocab]."""
@@ -59,6 +60,7 @@ class DecodeState:
             return []
         new = [self.unread[0].tolist()] if len(self.unread) == 1 else torch.stack(self.unread).tolist()
         self.unread.clear()
+        self.reads += 1
         for row, tokens in enumerate(zip(*new, strict=True)):
             self.ids[row].extend(tokens)
         return new
@@ -233,6 +235,18 @@ def generate(
     if first_token == "redecode":
         redecode(state)
     return decode(model, state, max_new_tokens, timeline, **decode_options)
+
+
+def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = None) -> Tensor:
+    """The training loss: mean next-token cross entropy, a scalar that can be differentiated.
+
+    ``labels`` int64 [B, T] default to the prompt's own ids; image and padding positions never count (-100).
+    Works in training mode too, and computes logits for every position.
+    """
+    labels = inputs.input_ids if labels is None else labels
+    ignored = inputs.images_seq_mask | (inputs.attention_mask == 0)
+    arguments = family_of(model).prefill_arguments(inputs)
+    return model(**arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)).loss
 
 
 def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:

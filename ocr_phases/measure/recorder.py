@@ -28,6 +28,7 @@ class Run:
     peaks: dict[str, int | None]
     lengths: list[int]
     bytes_per_token: int
+    waits: int  # device-to-host reads in decode
 
 
 def make_record(
@@ -91,11 +92,13 @@ def _describe_row(session: DeepSeekOCRSession, request: Request, ids: list[int])
     eos = () if request.ignore_eos else (session.eos_id,)
     ids = phases.until_end(ids, eos)
     ended = ids[-1] in eos
-    texts = token_texts(session.tokenizer, ids) if request.return_text else [""] * len(ids)
+    texts = token_texts(session.tokenizer, ids)
     return {
         "ids": ids,
-        "token_texts": texts,
+        "token_texts": texts if request.return_text else [""] * len(ids),
         "text": "".join(texts[:-1] if ended else texts) if request.return_text else None,
+        # As the vendor counts them: the output, end token included, tokenised again.
+        "text_tokens": len(session.encode("".join(texts))),
         "finish": "eos" if ended else "length",
     }
 
@@ -161,6 +164,7 @@ def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
         ("no_image_arguments_in_decode", "no image argument carries a value in decode", steps),
         ("cache_reused", "one KV cache object through all steps", steps),
         ("cache_growth", "one more entry a step", f"{lengths[0]} to {lengths[-1]} entries"),
+        ("host_waits", f"one read every {request.eos_check_every} step(s)", f"{runs[0].waits} in {steps}"),
     ):
         checks.append({"name": name, "verdict": "pass", "expected": expected, "measured": measured})
     return checks

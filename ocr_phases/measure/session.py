@@ -193,7 +193,7 @@ class DeepSeekOCRSession:
                 inputs = packed.to(self.device, self.dtype)
         self._check_length(packed, request)
         lengths: list[int] = []
-        bytes_per_token = 0
+        bytes_per_token = waits = 0
         with self._execution(request.autocast):
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
@@ -218,8 +218,10 @@ class DeepSeekOCRSession:
                         eos_check_every=request.eos_check_every,
                         on_tokens=on_tokens,
                     )
-                ids, lengths = state.ids, state.lengths
-        return Run(packed, pages, ids, timeline.rows(number), memory.taken(), lengths, bytes_per_token)
+                # The prefill's own read, of the first token, is none of decode's.
+                ids, lengths, waits = state.ids, state.lengths, state.reads - 1
+        spans = timeline.rows(number)
+        return Run(packed, pages, ids, spans, memory.taken(), lengths, bytes_per_token, waits)
 
     def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:
         """The same request through ``model.generate()``: one list of new ids a row."""
@@ -253,14 +255,15 @@ class DeepSeekOCRSession:
             packed = pack(
                 views,
                 prompts,
-                self._encode,
+                self.encode,
                 image_token_id=self.checkpoint.image_token_id,
                 bos_token_id=self._text_config.bos_token_id,
                 pad_token_id=self.pad_id,
             )
         return packed, pages
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Text to ids, without special tokens around it."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     @property
