@@ -26,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OcrPhasesError as error:
         print(f"ocr-phases: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        print(f"ocr-phases: this needs {error.name}: pip install {error.name}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("ocr-phases: stopped.", file=sys.stderr)
         return 130

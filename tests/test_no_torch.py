@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import subprocess
 import sys
@@ -43,3 +44,23 @@ assert verdict(run) and html.header_html(run) and html.figure_png(plots.plot_pha
     command = [sys.executable, "-c", program, str(tmp_path / "run.json"), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_gpu_record_becomes_a_report_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    for name in ("torch", "transformers"):
+        blocked = tmp_path / "blocked" / name
+        blocked.mkdir(parents=True)
+        (blocked / "__init__.py").write_text(f"raise ImportError('{name} is not here')")
+    record = Path(__file__).parents[1] / "data" / "runs" / "h200-dummy-gundam.json"
+    command = [sys.executable, "-m", "ocr_phases.cli", "report", "--record", str(record)]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "blocked")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "NVIDIA H200" in report
+    assert "SAM" in report

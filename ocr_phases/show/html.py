@@ -44,10 +44,10 @@ _NOTHING = "–"
 
 #: Column -> (heading, unit). A unit decides how the column is written; without one it follows the value.
 HEADINGS: dict[str, tuple[str, str]] = {
-    "device_ms": ("device, median", "ms"),
+    "device_ms": ("device", "ms"),
     "device_ms_p10": ("p10", "ms"),
     "device_ms_p90": ("p90", "ms"),
-    "host_ms": ("host, median", "ms"),
+    "host_ms": ("host", "ms"),
     "share": ("share", "%"),
     "prepare_ms": ("prepare", "ms"),
     "prefill_ms": ("prefill", "ms"),
@@ -218,6 +218,17 @@ def text_html(text: str, summary: str = "The text as the model wrote it") -> str
     )
 
 
+def compression_html(run: PhaseRun) -> str:
+    """Text tokens over valid image tokens in one sentence; nothing where the record has not counted them."""
+    figures = run.summary()
+    if figures["compression_ratio"] is None:
+        return ""
+    return note_html(
+        f"{figures['text_tokens']:,} text tokens from {figures['valid_image_tokens']:,} valid image tokens: "
+        f"a compression ratio of {figures['compression_ratio']:.2f}."
+    )
+
+
 def note_html(sentence: str) -> str:
     """A sentence in place of something that is not there."""
     return f'<p class="op op-note">{_safe(sentence)}</p>'
@@ -311,7 +322,7 @@ def _clock_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:
     """On a CPU there is one clock, so no column needs to say which."""
     if run.device.get("kind") == "cuda":
         return {}
-    return {"device_ms": ("time, median", "ms")}
+    return {"device_ms": ("time", "ms")}
 
 
 def _safe(value: object) -> str:

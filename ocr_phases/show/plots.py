@@ -192,17 +192,9 @@ def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
         )
     weights = run.memory.get("weights_bytes")
     if weights:
-        axes.axhline(weights, color=INK, linewidth=1.0, linestyle="--")
-        axes.annotate(
-            f"weights {bytes_text(weights)}",
-            (1.0, weights),
-            (-2, 3),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
-        )
+        label = f"weights {bytes_text(weights)}"
+        axes.axhline(weights, color=INK, linewidth=1.0, linestyle="--", label=label)
+        axes.legend(loc="lower left", fontsize=9, framealpha=0.9)
     axes.set_xticks(range(len(peaks)), list(peaks))
     axes.set_ylim(0, 1.18 * max(*peaks.values(), weights or 0))
     axes.grid(visible=False, axis="x")
