@@ -1,0 +1,264 @@
+"""Evaluate a checkpoint on pages it has never seen, free-running and greedy, through the package itself.
+
+    python data/tiny/train/evaluate.py --checkpoint DIR --fonts DIR --pages 200 --out eval.json
+
+One row a preset and condition. Seeds of evaluation pages begin with another word than those of training, so
+no page is ever drawn in both. The record is written after every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from metrics import Score, score, summary
+from pages import Bucket, load_families, make_buckets, make_page
+from tokenizer import BOS, EOS, PAD, Codec
+from transformers.modeling_outputs import BaseModelOutput
+
+from ocr_phases.measure.checkpoint import load_checkpoint
+from ocr_phases.measure.page import PRESETS, PageViews, load_page, make_views, pack, resolve_prompt
+from ocr_phases.measure.phases import generate, until_end
+from ocr_phases.synth import degrade
+
+CONDITIONS = ("clean", "held-out", "effects", "colour")
+SAMPLES = "data/pages"
+_COLUMNS = (
+    "cer",
+    "cer_median",
+    "iou",
+    "precision",
+    "recall",
+    "out_of_order",
+    "well_formed",
+    "ended",
+    "tokens",
+)
+_SPARE = 64  # tokens beyond the longest truth
+_VIEWS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One page to read: a name to report, its views, the truth as text and its length in tokens."""
+
+    name: str
+    views: PageViews
+    truth: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One page to draw."""
+
+    number: int
+    bucket: Bucket
+    condition: str
+    stage: dict[str, Any]
+    families: tuple[Any, ...]
+
+
+def draw_case(codec: Codec, task: Task) -> Case:
+    """Draw one evaluation page of the last stage's kind, under one condition."""
+    rng = random.Random(f"evaluate {task.condition} {task.bucket.name} {task.number}")
+    stage = {**task.stage, "degrade": 0.0, "colour": 1.0 if task.condition == "colour" else 0.0}
+    page = make_page(rng, task.bucket, stage, task.families)
+    if task.condition == "effects":
+        page = degrade(page, rng, rng.uniform(0.2, 1.0))
+    views = make_views(page.image, task.bucket.preset)
+    return Case(f"{task.number}", views, page.markdown, len(codec.target(page, "markdown")))
+
+
+def draw_tasks(
+    config: dict[str, Any], preset: str, condition: str, pages: int, fonts: Path | None
+) -> list[Task]:
+    """That many pages for a preset and a condition; with crops, spread over all grids."""
+    buckets = [b for b in make_buckets(config["buckets"]).values() if b.preset.name == preset]
+    families = load_families(fonts, held_out=condition == "held-out")
+    stage = config["stages"][-1]
+    return [
+        Task(number, buckets[number * len(buckets) // pages], condition, stage, families)
+        for number in range(pages)
+    ]
+
+
+def sample_cases(folder: Path, preset: str, codec: Codec) -> list[Case]:
+    """The package's sample pages."""
+    cases = []
+    for path in sorted(folder.glob("*.png")):
+        truth = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["markdown"]
+        views = make_views(load_page(path)[0], PRESETS[preset])
+        cases.append(Case(path.stem, views, truth, len(codec.encode(truth))))
+    return cases
+
+
+def read_cases(
+    checkpoint: Any, codec: Codec, cases: Sequence[Case], device: str, batch: int, limit: int = 0
+) -> list[tuple[Score, str]]:
+    """Let the model read the pages, ``batch`` at a time; score and answer of each.
+
+    Without a ``limit`` a batch may have a fifth more tokens than its longest truth, and some: who needs more
+    runs away.
+    """
+    results = []
+    prompt = resolve_prompt("markdown")
+    for start in range(0, len(cases), batch):
+        chosen = cases[start : start + batch]
+        packed = pack(
+            [[case.views] for case in chosen],
+            [prompt] * len(chosen),
+            codec.encode,
+            image_token_id=checkpoint.image_token_id,
+            bos_token_id=BOS,
+            pad_token_id=PAD,
+        )
+        longest = limit or int(1.2 * max(case.tokens for case in chosen)) + _SPARE
+        options = {"eos_ids": (EOS,), "pad_id": PAD, "eos_check_every": 16}
+        inputs = packed.to(device, checkpoint.model.dtype)
+        answers = generate(checkpoint.model, inputs, longest, **options).ids
+        for case, ids in zip(chosen, answers, strict=True):
+            ids = until_end(ids, (EOS,))
+            answer = codec.decode(ids)
+            results.append((score(answer, case.truth, ended=ids[-1] == EOS, tokens=len(ids)), answer))
+    return results
+
+
+def see_in_parts(model: Any, views: int) -> None:
+    """Let the vision tower take so many views at a time: its attention needs memory for each."""
+    tower = model.model.vision_tower
+    whole = tower.forward
+
+    def forward(pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
+        parts = [whole(part, **kwargs).last_hidden_state for part in pixel_values.split(views)]
+        return BaseModelOutput(last_hidden_state=torch.cat(parts))
+
+    tower.forward = forward
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is evaluated."""
+
+    config: dict[str, Any]
+    fonts: Path | None
+    samples: Path | None
+    pages: int
+    presets: Sequence[str]
+    conditions: Sequence[str]
+
+
+def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int) -> Iterable[dict[str, Any]]:
+    """One row after another: preset, condition, figures, seconds, and the two worst answers.
+
+    While one row is read, the next one's pages are drawn.
+    """
+    codec = Codec.load(folder)
+    cells = [(preset, condition) for condition in plan.conditions for preset in plan.presets]
+    todo = [draw_tasks(plan.config, *cell, plan.pages, plan.fonts) for cell in cells]
+    # Forked before CUDA starts, which would not survive it.
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        checkpoint = load_checkpoint(str(folder), device=device, dtype=dtype, local_only=True)
+        see_in_parts(checkpoint.model, _VIEWS)
+        if plan.samples is not None:
+            for preset in plan.presets:
+                cases = sample_cases(plan.samples, preset, codec)
+                yield _row(checkpoint, codec, cases, preset, "samples", device, batch)
+        drawing = None
+        for index, (preset, condition) in enumerate(cells):
+            now = drawing or pool.map_async(partial(draw_case, codec), todo[index], chunksize=2)
+            cases = now.get()
+            if index + 1 < len(cells):
+                drawing = pool.map_async(partial(draw_case, codec), todo[index + 1], chunksize=2)
+            yield _row(checkpoint, codec, cases, preset, condition, device, batch)
+
+
+def _row(
+    checkpoint: Any, codec: Codec, cases: Sequence[Case], preset: str, condition: str, device: str, batch: int
+) -> dict[str, Any]:
+    start = time.perf_counter()
+    results = read_cases(checkpoint, codec, cases, device, batch)
+    figures = {key: round(value, 5) for key, value in summary([result for result, _ in results]).items()}
+    rates = [result.edits / max(1, result.letters) for result, _ in results]
+    row: dict[str, Any] = {"preset": preset, "condition": condition, **figures}
+    row["seconds"] = round(time.perf_counter() - start, 1)
+    if condition == "samples":
+        row["each"] = {
+            case.name: {"cer": round(rate, 5), "found": result.found, "regions": result.truths}
+            for case, rate, (result, _) in zip(cases, rates, results, strict=True)
+        }
+    worst = sorted(range(len(cases)), key=lambda i: -rates[i])[:2]
+    row["worst"] = [{"page": cases[i].name, "truth": cases[i].truth, "answer": results[i][1]} for i in worst]
+    return row
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as a Markdown table."""
+    lines = [f"| preset | condition | pages | {' | '.join(_COLUMNS)} |", "| --- " * (len(_COLUMNS) + 3) + "|"]
+    for row in rows:
+        figures = " | ".join(_shown(name, row[name]) for name in _COLUMNS)
+        lines.append(f"| {row['preset']} | {row['condition']} | {row['pages']:.0f} | {figures} |")
+    return "\n".join(lines)
+
+
+def _shown(name: str, value: float) -> str:
+    if name == "tokens":
+        return f"{value:.0f}"
+    return f"{value:.3f}" if name == "iou" else f"{100 * value:.2f} %"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read fresh pages and write the figures."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--config", type=Path, default=Path(__file__).with_name("config.json"))
+    parser.add_argument("--fonts", type=Path, help="Debian's font files; without, no held-out families")
+    parser.add_argument("--samples", type=Path, default=Path(SAMPLES))
+    parser.add_argument("--pages", type=int, default=200, help="of each preset and condition")
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS), choices=list(PRESETS))
+    parser.add_argument("--conditions", nargs="*", default=list(CONDITIONS), choices=CONDITIONS)
+    parser.add_argument("--minutes", type=float, help="start no row after so long")
+    parser.add_argument("--batch", type=int, default=200)
+    parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
+    parser.add_argument("--workers", type=int, default=12, help="drawing processes")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(arguments)
+    start = time.perf_counter()
+    config = json.loads(args.config.read_text(encoding="utf-8"))
+    rows: list[dict[str, Any]] = []
+    plan = Plan(
+        config,
+        args.fonts,
+        args.samples if args.samples.is_dir() else None,
+        args.pages,
+        args.presets,
+        [c for c in args.conditions if c != "held-out" or args.fonts],
+    )
+    found = evaluate(args.checkpoint, plan, device=args.device, workers=args.workers, batch=args.batch)
+    for row in found:
+        rows.append(row)
+        record = {
+            "checkpoint": str(args.checkpoint),
+            "pages": args.pages,
+            "device": args.device,
+            "rows": rows,
+        }
+        args.out.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        print(table(rows).splitlines()[-1], f"{row['seconds']} s", flush=True)
+        if args.minutes and time.perf_counter() - start > 60 * args.minutes:
+            break
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

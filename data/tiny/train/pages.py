@@ -1,0 +1,257 @@
+"""From a seed to one training example: a random page, cut by the package's own views, and its target.
+
+A bucket is what one batch holds pages of: a preset, and for pages with crops one grid. All pages of a bucket
+give views of the same shapes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizer import IMAGE, Codec
+
+from ocr_phases.measure.page import (
+    PRESETS,
+    PageViews,
+    Preset,
+    crop_grid,
+    image_token_count,
+    make_views,
+    resolve_prompt,
+)
+from ocr_phases.synth import (
+    CHARACTERS,
+    PageSettings,
+    SynthPage,
+    debian_families,
+    degrade,
+    load_font,
+    matplotlib_families,
+    random_page,
+)
+
+GRIDS = tuple((c, r) for c in range(1, 10) for r in range(1, 10) if 2 <= c * r <= 9)
+"""Every crop grid the tiling can make, as (columns, rows)."""
+
+CELL = (8, 16)
+"""Width and height in pixels of a cell of the character map."""
+
+_GLOBAL_SHARE = 2.56  # a global view of 1024 costs as much as so many crops of 640
+_TRIES = 40
+_SMALLEST_TYPE = 8.0
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A preset and a grid, how many pages of it one chunk holds, and how its pages differ from tiny's.
+
+    type_scale and text_scale multiply the stage's type sizes and number of characters.
+    """
+
+    preset: Preset
+    grid: tuple[int, int]
+    pages: int
+    type_scale: float
+    text_scale: float
+
+    @property
+    def name(self) -> str:
+        """Like ``tiny`` or ``gundam 2x3``."""
+        return self.preset.name + ("" if self.grid == (1, 1) else f" {self.grid[0]}x{self.grid[1]}")
+
+    @property
+    def crops(self) -> int:
+        """Crops of one page."""
+        return 0 if self.grid == (1, 1) else math.prod(self.grid)
+
+    @property
+    def image_tokens(self) -> int:
+        """Image tokens of one page."""
+        return image_token_count(self.preset, self.grid)
+
+
+def make_buckets(settings: dict[str, dict[str, float]]) -> dict[str, Bucket]:
+    """The buckets of config.json's ``buckets``, by name; chunks of any grid cost about the same."""
+    buckets = []
+    for name, row in settings.items():
+        preset, scales = PRESETS[name], (row["type_scale"], row["text_scale"])
+        if not preset.crops:
+            buckets.append(Bucket(preset, (1, 1), int(row["pages"]), *scales))
+            continue
+        for grid in GRIDS:
+            pages = max(1, round(row["views"] / (math.prod(grid) + _GLOBAL_SHARE)))
+            buckets.append(Bucket(preset, grid, pages, *scales))
+    return {bucket.name: bucket for bucket in buckets}
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One page as the network gets it: text ids are prompt and target; characters [S/16, S/8] uint8."""
+
+    views: PageViews
+    text: list[int]
+    prompt_length: int
+    characters: np.ndarray
+
+
+def load_families(fonts: Path | None, held_out: bool = False) -> tuple[Any, ...]:
+    """matplotlib's families and Debian's from ``fonts``; with ``held_out`` the four kept for evaluation."""
+    if held_out:
+        return () if fonts is None else tuple(debian_families(fonts, held_out=True))
+    return (*matplotlib_families(), *(() if fonts is None else debian_families(fonts)))
+
+
+def draw(
+    rng: random.Random,
+    *,
+    size: tuple[int, int],
+    type_px: tuple[float, float],
+    characters: int,
+    families: Sequence[Any],
+    colour: float = 0.0,
+    kinds: Sequence[str] = (),
+) -> SynthPage:
+    """One random page; ``colour`` is the chance of coloured text or paper."""
+    low, high = (max(_SMALLEST_TYPE, pixels) for pixels in type_px)
+    settings = PageSettings(
+        width=size[0],
+        height=size[1],
+        type_px=(low, high),
+        max_characters=characters,
+        fonts=tuple(families),
+        colour=colour,
+        kinds=tuple(kinds),
+    )
+    return random_page(rng, settings)
+
+
+def page_size(rng: random.Random, bucket: Bucket, reshape: float) -> tuple[int, int, float]:
+    """Width and height of a page for the bucket, and how many of its pixels one pixel of the view shows.
+
+    ``reshape`` is the share of pages whose size is not the view's own, so that they are scaled, and in
+    presets of up to 640 squeezed.
+    """
+    preset = bucket.preset
+    if preset.crops:
+        return _size_for_grid(rng, bucket)
+    side = preset.base_size
+    if rng.random() >= reshape:
+        return side, side, 1.0
+    squeezed = side <= 640
+    zoom = rng.triangular(0.8, 2.0, 1.0) if squeezed else rng.uniform(0.75, 1.3)
+    aspect = math.exp(rng.uniform(-0.35, 0.35))
+    width, height = math.sqrt(aspect), 1 / math.sqrt(aspect)
+    if not squeezed:
+        longest = max(width, height)
+        width, height = width / longest, height / longest
+    return round(side * zoom * width), round(side * zoom * height), zoom
+
+
+def _size_for_grid(rng: random.Random, bucket: Bucket) -> tuple[int, int, float]:
+    columns, rows = bucket.grid
+    side = bucket.preset.image_size
+    for _ in range(_TRIES):
+        zoom = rng.uniform(0.65, 1.05)
+        aspect = math.exp(rng.uniform(-0.12, 0.12))
+        width, height = round(columns * side * zoom * aspect), round(rows * side * zoom / aspect)
+        if crop_grid(width, height, side) == bucket.grid:
+            return width, height, zoom
+    return columns * side, rows * side, 1.0
+
+
+def make_page(
+    rng: random.Random, bucket: Bucket, stage: dict[str, Any], families: Sequence[Any]
+) -> SynthPage:
+    """A page as hard as the stage says, for views of the bucket."""
+    width, height, zoom = page_size(rng, bucket, stage["reshape"])
+    low, high = (pixels * zoom for pixels in stage["type_px"])
+    page = draw(
+        rng,
+        size=(width, height),
+        type_px=(low, high * bucket.type_scale),
+        characters=round(stage["characters"] * bucket.text_scale),
+        families=families,
+        colour=stage["colour"],
+        kinds=stage.get("kinds", ()),
+    )
+    if rng.random() < stage["degrade"]:
+        page = degrade(page, rng, rng.uniform(0.2, 1.0))
+    return page
+
+
+def make_example(
+    seed: str,
+    bucket: Bucket,
+    stage: dict[str, Any],
+    prompts: dict[str, float],
+    families: Sequence[Any],
+    codec: Codec,
+    longest: int,
+) -> Example:
+    """The example of that seed, redrawn until prompt and target fit into ``longest`` tokens."""
+    rng = random.Random(seed)
+    kind = rng.choices(list(prompts), list(prompts.values()))[0]
+    while True:
+        page = make_page(rng, bucket, stage, families)
+        prompt = prompt_ids(codec, kind)
+        target = codec.target(page, kind)
+        if len(target) > 1 and len(prompt) + len(target) <= longest:
+            break
+    views = make_views(page.image, bucket.preset)
+    if views.grid != bucket.grid:
+        raise ValueError(f"A page of {page.image.size} gave the grid {views.grid}, not {bucket.grid}.")
+    return Example(views, prompt + target, len(prompt), character_map(page, bucket.preset))
+
+
+def prompt_ids(codec: Codec, kind: str) -> list[int]:
+    """The ids that follow the image tokens in a prompt of that preset."""
+    ids = _prompt(codec, kind)
+    return ids[1:] if ids[0] == IMAGE else ids
+
+
+@cache
+def _prompt(codec: Codec, kind: str) -> list[int]:
+    return codec.encode(resolve_prompt(kind))
+
+
+def character_map(page: SynthPage, preset: Preset) -> np.ndarray:
+    """Which character lies in each cell of the global view, uint8 [S/16, S/8]: from 1, as in CHARACTERS.
+
+    The page knows its lines, not its letters: they are spread over their line by their width in a common
+    face, which is near enough for a teacher that retires early.
+    """
+    side = preset.base_size
+    width, height = page.image.size
+    scale, shift = (side, side), (0.0, 0.0)
+    if preset.crops or side > 640:
+        longest = max(width, height)
+        scale = side * width / longest, side * height / longest
+        shift = (side - scale[0]) / 2, (side - scale[1]) / 2
+    cells = np.zeros((side // CELL[1], side // CELL[0]), np.uint8)
+    for line in page.lines:
+        x1, y1, x2, y2 = (v / 999 * scale[i % 2] + shift[i % 2] for i, v in enumerate(line.box))
+        row = int((y1 + y2) / 2 // CELL[1])
+        advances = np.array([_advance(letter) for letter in line.text])
+        middles = (np.cumsum(advances) - advances / 2) / max(1e-6, float(advances.sum()))
+        columns = ((x1 + middles * (x2 - x1)) // CELL[0]).astype(int)
+        for letter, column in zip(line.text, columns, strict=True):
+            if letter != " " and 0 <= row < cells.shape[0] and 0 <= column < cells.shape[1]:
+                cells[row, column] = _class(letter)
+    return cells
+
+
+@cache
+def _advance(letter: str) -> float:
+    return sum(load_font(face, 64).getlength(letter) for face in ("DejaVuSans", "DejaVuSerif"))
+
+
+@cache
+def _class(letter: str) -> int:
+    return CHARACTERS.find(letter) + 1
