@@ -1,4 +1,4 @@
-"""The command line: ``ocr-phases report``, ``profile`` and ``artifacts``.
+"""The command line: ``ocr-phases report``, ``profile``, ``verify`` and ``artifacts``.
 
 Heavy imports wait until a verb needs them, so that ``--help`` is immediate.
 """
@@ -6,8 +6,9 @@ Heavy imports wait until a verb needs them, so that ``--help`` is immediate.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not."""
+    """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not.
+
+    ``verify`` answers 1 where a check failed.
+    """
     arguments = _parser().parse_args(argv)
     try:
-        arguments.verb(arguments)
+        return arguments.verb(arguments) or 0
     except OcrPhasesError as error:
         print(f"ocr-phases: {error}", file=sys.stderr)
         return 2
@@ -32,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ocr-phases: stopped.", file=sys.stderr)
         return 130
-    return 0
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -60,18 +63,43 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def profile(arguments: argparse.Namespace) -> None:
-    """Measure a page, print a summary and save the record."""
+    """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.summary import stage_table, verdict
     from ocr_phases.files import output_folder
 
     target = Path(arguments.save)
+    then = _recorded(arguments, target)
     output_folder(target.parent)
-    run = _measure(arguments)
+    run = _measure(arguments) if then is None else _repeat(arguments, then)
     run.save(target)
     print(verdict(run))
     print()
+    if then is not None:
+        _print_then_and_now(then, run)
     print(stage_table(run).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     print(f"\nWrote {target}")
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Run the verification checklist on a page (or an existing record); exit code 1 where a check fails."""
+    if bool(arguments.record) == bool(arguments.page):
+        raise OcrPhasesError("Name the page to measure, or one --record to check: one of the two.")
+    from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
+    from ocr_phases.files import output_folder
+    from ocr_phases.record import PhaseRun
+
+    if arguments.save:
+        output_folder(Path(arguments.save).parent)
+    run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
+    checks = run_checks(run)
+    for check in checks:
+        print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
+        if check.verdict == "fail":
+            print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
+    print(f"\n{checks_verdict(checks)}")
+    if arguments.save:
+        print(f"Wrote {run.save(arguments.save)}")
+    return 1 if failed(checks) else 0
 
 
 def artifacts(arguments: argparse.Namespace) -> None:
@@ -93,9 +121,7 @@ def artifacts(arguments: argparse.Namespace) -> None:
     print(f"Wrote {folder}")
 
 
-def _measure(arguments: argparse.Namespace) -> PhaseRun:
-    from tqdm import tqdm
-
+def _measure(arguments: argparse.Namespace, **options: Any) -> PhaseRun:
     from ocr_phases.measure.images import load_page
 
     # A wrong page or model is told before anything slow starts.
@@ -106,24 +132,80 @@ def _measure(arguments: argparse.Namespace) -> PhaseRun:
     session = DeepSeekOCRSession.load(
         parameters.pop("model"), device=parameters.pop("device"), dtype=parameters.pop("dtype")
     )
-    runs = arguments.warmup + arguments.repeats
-    with tqdm(total=runs * arguments.max_new_tokens, unit="token", disable=None, leave=False) as bar:
+    with _bar(arguments.warmup + arguments.repeats, arguments.max_new_tokens) as callbacks:
+        return session.run_inference(arguments.page, **parameters, **options, **callbacks)
+
+
+def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
+    """The record to repeat, and that nothing asked for contradicts it; None where there is none."""
+    from ocr_phases.record import PhaseRun
+
+    if arguments.repeated is None:
+        if arguments.page is None:
+            raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
+        return None
+    own = [name for name, value in _MEASURE_DEFAULTS.items() if getattr(arguments, name) != value]
+    own = [f"--{name.replace('_', '-')}" for name in own if name not in ("model", "device")]
+    if own:
+        raise OcrPhasesError(f"The record says how to measure: drop {', '.join(own)}, or drop --from.")
+    if target.exists() and target.samefile(arguments.repeated):
+        raise OcrPhasesError(f"{target} is the record to repeat: name another file for the new one (--save).")
+    return PhaseRun.load(arguments.repeated)
+
+
+def _repeat(arguments: argparse.Namespace, then: PhaseRun) -> PhaseRun:
+    from ocr_phases.measure.repeat import recorded_pages, repeat_run
+
+    recorded_pages(then, arguments.page)
+    runs = then.request["warmup"] + then.request["repeats"]
+    model = None if arguments.model == _MEASURE_DEFAULTS["model"] else arguments.model
+    with _bar(runs, then.request["max_new_tokens"]) as callbacks:
+        return repeat_run(then, page=arguments.page, model=model, device=arguments.device, **callbacks)
+
+
+def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
+    from ocr_phases.analyse.repeat import same_tokens, then_and_now, what_differs
+
+    table = then_and_now(then, now)
+    print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
+    print(f"\nTokens: {'equal' if same_tokens(then, now) else 'different'}")
+    for line in what_differs(then, now):
+        print(f"Differs: {line}")
+    print()
+
+
+@contextlib.contextmanager
+def _bar(runs: int, tokens_a_run: int) -> Iterator[dict[str, Any]]:
+    """A progress bar over all tokens of all runs, as the callbacks of a measurement."""
+    from tqdm import tqdm
+
+    with tqdm(total=runs * tokens_a_run, unit="token", disable=None, leave=False) as bar:
 
         def runs_done(done: int, total: int) -> None:
-            bar.n = done * arguments.max_new_tokens
+            bar.n = done * tokens_a_run
             bar.set_postfix_str(f"run {done} of {total}")
 
         def tokens(repeat: int, new: list[list[int]]) -> None:
             bar.update(len(new[0]))
 
-        return session.run_inference(arguments.page, progress=runs_done, on_tokens=tokens, **parameters)
+        yield {"progress": runs_done, "on_tokens": tokens}
 
 
-_MEASURE = ("model", "preset", "prompt", "max_new_tokens", "repeats", "warmup", "device", "dtype", "seed")
+_MEASURE_DEFAULTS: dict[str, Any] = {
+    "model": "tiny",
+    "preset": None,
+    "prompt": "markdown",
+    "max_new_tokens": 512,
+    "repeats": 3,
+    "warmup": 1,
+    "device": "auto",
+    "dtype": None,
+    "seed": 0,
+}
 
 
 def _measure_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in _MEASURE}
+    return {name: getattr(arguments, name) for name in _MEASURE_DEFAULTS}
 
 
 def _folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
@@ -165,8 +247,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_measure_options(command)
 
     command = _verb(verbs, "profile", profile, "measure a page, print a summary, save its record")
-    command.add_argument("page", metavar="PAGE", help="image, or file.pdf#3 for its third page")
+    command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
     command.add_argument("--save", default="run.json", help="where the record goes (default: %(default)s)")
+    command.add_argument(
+        "--from", dest="repeated", metavar="RUN.json", help="repeat this record's measurement and compare"
+    )
+    _add_measure_options(command)
+
+    command = _verb(verbs, "verify", verify, "check that what is timed is what the model does")
+    command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
+    command.add_argument("--record", help="check this run.json instead of measuring")
+    command.add_argument("--save", help="where the record goes (default: nowhere)")
     _add_measure_options(command)
 
     command = _verb(verbs, "artifacts", artifacts, "write text, crops and boxes from a record")
@@ -178,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _verb(
-    verbs: Any, name: str, action: Callable[[argparse.Namespace], None], summary: str
+    verbs: Any, name: str, action: Callable[[argparse.Namespace], int | None], summary: str
 ) -> argparse.ArgumentParser:
     command = verbs.add_parser(name, help=summary, description=(action.__doc__ or "").strip())
     command.set_defaults(verb=action)
@@ -188,18 +279,17 @@ def _verb(
 def _add_measure_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("measurement")
     group.add_argument(
-        "--model",
-        default="tiny",
-        help="tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id",
+        "--model", help="tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
     )
     group.add_argument("--preset", help="tiny, small, base, large or gundam (default: the model's own)")
-    group.add_argument("--prompt", default="markdown", help="markdown, ocr, free, ... or your own text")
-    group.add_argument("--max-new-tokens", type=int, default=512, metavar="N", help="default: %(default)s")
-    group.add_argument("--repeats", type=int, default=3, metavar="N", help="default: %(default)s")
-    group.add_argument("--warmup", type=int, default=1, metavar="N", help="default: %(default)s")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("--prompt", help="markdown, ocr, free, ... or your own text")
+    group.add_argument("--max-new-tokens", type=int, metavar="N", help="default: %(default)s")
+    group.add_argument("--repeats", type=int, metavar="N", help="default: %(default)s")
+    group.add_argument("--warmup", type=int, metavar="N", help="default: %(default)s")
+    group.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
-    group.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    group.add_argument("--seed", type=int, help="default: %(default)s")
+    command.set_defaults(**_MEASURE_DEFAULTS)
 
 
 if __name__ == "__main__":

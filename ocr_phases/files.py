@@ -5,9 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from ocr_phases.errors import OcrPhasesError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+LOCK_NAME = ".ocr_phases.lock"
 
 
 def output_folder(folder: str | Path) -> Path:
@@ -22,6 +30,42 @@ def output_folder(folder: str | Path) -> Path:
             f"The output folder {path} cannot be written ({error.strerror or error}): choose another one."
         ) from error
     return path
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for one writer of several files; `OcrPhasesError` while another process holds it.
+
+    The lock goes with the process, so one that was killed leaves the folder free.
+    """
+    if fcntl is None:
+        yield
+        return
+    path = folder / LOCK_NAME
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OcrPhasesError(f"{path} cannot be written ({error.strerror or error}).") from error
+    try:
+        if not _locked(handle, path):
+            raise OcrPhasesError(
+                f"Another report is being written into {folder}: wait for it, or choose another folder."
+            )
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int, path: Path) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A file that its last holder removed between the opening and the locking locks nothing.
+        return os.fstat(handle).st_ino == path.stat().st_ino
+    except OSError:
+        return False
 
 
 def write_atomic(path: str | Path, data: bytes) -> Path:

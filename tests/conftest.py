@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,20 @@ def tiny_session() -> DeepSeekOCRSession:
 @pytest.fixture(scope="session")
 def golden_forward() -> dict[str, torch.Tensor]:
     return load_file(GOLDEN / "forward.safetensors")
+
+
+@pytest.fixture(scope="session")
+def remote_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Copies of a checkpoint's own code go to a folder of this test run."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", folder)
+        yield
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder with the vendor's class played by `vendor_standin`."""
+    from vendor_standin import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "standin")

@@ -100,6 +100,10 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "save under a file": (["profile", page, "--save", str(folder / "file" / "x")], "cannot be written"),
         "out under a file": (["report", page, "--out", str(folder / "file")], "cannot be written"),
         "nothing to report": (["report"], "one of the two"),
+        "nothing to verify": (["verify"], "one of the two"),
+        "verify page and record": (["verify", page, "--record", str(RECORD)], "one of the two"),
+        "nothing to profile": (["profile"], "or a record to repeat"),
+        "no record to repeat": (["profile", "--from", str(folder / "none.json")], "cannot be read"),
         "page and record": (["report", page, "--record", str(RECORD)], "one of the two"),
         "no record": (["artifacts", str(folder / "bad.json")], "no schema number"),
         "cut record": (["artifacts", str(folder / "cut.json")], "no JSON"),
@@ -161,5 +165,5 @@ def test_help_names_every_verb():
     answer = subprocess.run(
         [sys.executable, "-m", "ocr_phases.cli", "--help"], capture_output=True, text=True, check=True
     )
-    for verb in ("report", "profile", "artifacts"):
+    for verb in ("report", "profile", "verify", "artifacts"):
         assert verb in answer.stdout

@@ -15,6 +15,7 @@ import pytest
 from example_run import make_run, page_image
 from test_summary import SHAPES
 
+from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -81,7 +82,7 @@ def fragments(run: PhaseRun) -> str:
         html.repeats_html(run),
         html.regions_html(region_table(grounding, run.token_table)),
         html.text_html(run.text or ""),
-        html.checks_html(run.checks),
+        html.checks_html(run_checks(run)),
         html.measured_html(run),
     ]
     return "".join(parts)

@@ -1,19 +1,14 @@
 """A name (tiny, dummy, a folder, a hub id) to a model, a tokenizer and what is known of both.
 
 Nothing here runs remote code or goes through transformers' Auto classes: ``config.json`` is read as JSON,
-weights as safetensors, and the tokenizer from ``tokenizer.json``.
+weights as safetensors, and the tokenizer from ``tokenizer.json``. The one exception, asked for by name, is in
+`ocr_phases.measure.remote`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import hashlib
-import json
 import re
-import struct
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +18,16 @@ from safetensors import SafetensorError
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.folders import (
+    check_loaded,
+    download,
+    folder_hash,
+    local_folder,
+    progress_bar_in_terminals,
+    read_config,
+    read_json,
+    transformers_version,
+)
 
 NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -91,26 +96,36 @@ def load_checkpoint(
     dtype: torch.dtype,
     revision: str | None = None,
     local_only: bool = False,
+    implementation: str = "native",
+    trust_remote_code: bool = False,
 ) -> Checkpoint:
     """Load ``tiny``, ``dummy`` (or ``dummy:layers=2,...``), a folder or a hub id onto ``device``.
 
+    ``implementation="vendor"`` loads with the class in the checkpoint (`ocr_phases.measure.remote`).
     Raises `OcrPhasesError` for anything that is no DeepSeek-OCR checkpoint, naming what is wrong.
     """
+    if implementation == "vendor":
+        from ocr_phases.measure.remote import load_vendor
+
+        return load_vendor(
+            name,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            local_only=local_only,
+            trust_remote_code=trust_remote_code,
+        )
+    if implementation != "native":
+        raise OcrPhasesError(f"Unknown implementation {implementation!r}: use native or vendor.")
     _require_transformers()
     if not local_only and name == "tiny":
         return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="tiny")
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = local_folder(name, local_only=local_only)
+    if folder is not None:
         return _load_folder(folder, folder.name, device, dtype)
-    if folder.exists():
-        raise OcrPhasesError(f"{name} is a file: name the checkpoint's folder.")
-    if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
-        raise OcrPhasesError(
-            f"There is no model {name!r}: use tiny, dummy, a checkpoint folder or a hub id (ORG/NAME)."
-        )
-    downloaded = _download(name, revision)
+    downloaded = download(name, revision)
     return _load_folder(downloaded, name, device, dtype, revision=downloaded.name)
 
 
@@ -218,7 +233,7 @@ def load_tokenizer(folder: Path) -> Any:
     if not path.is_file():
         raise OcrPhasesError(f"{folder} has no tokenizer.json: add the checkpoint's tokenizer.")
     labels = (
-        _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     )
     names = {key: _token_text(labels.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
     names = {key: text for key, text in names.items() if text}
@@ -241,6 +256,20 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def image_token(config: dict[str, Any], tokenizer: Any) -> int:
+    """The id of ``<image>``; `OcrPhasesError` where config.json says another."""
+    found = tokenizer.convert_tokens_to_ids("<image>")
+    if config.get("image_token_id", found) != found:
+        raise OcrPhasesError(
+            f"config.json says image token {config['image_token_id']}, the tokenizer says {found}."
+        )
+    return found
+
+
+def _token_text(value: Any) -> str | None:
+    return value.get("content") if isinstance(value, dict) else value
+
+
 def _load_folder(
     folder: Path,
     name: str,
@@ -252,23 +281,13 @@ def _load_folder(
 ) -> Checkpoint:
     from transformers import UnlimitedOcrForConditionalGeneration
 
-    config_path = folder / "config.json"
-    if not config_path.is_file():
-        raise OcrPhasesError(f"{folder} is no checkpoint folder: it has no config.json.")
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise OcrPhasesError(f"{folder} has no *.safetensors file: only safetensors weights are loaded.")
-    raw = _read_json(config_path)
+    raw = read_config(folder)
     config = native_config(raw)
     tokenizer = load_tokenizer(folder)
-    image_token_id = tokenizer.convert_tokens_to_ids("<image>")
-    if raw.get("image_token_id", image_token_id) != image_token_id:
-        raise OcrPhasesError(
-            f"config.json says image token {raw['image_token_id']}, the tokenizer says {image_token_id}."
-        )
+    image_token_id = image_token(raw, tokenizer)
     config.image_token_id = image_token_id
     try:
-        with _progress_bar_in_terminals():
+        with progress_bar_in_terminals():
             model, report = UnlimitedOcrForConditionalGeneration.from_pretrained(
                 folder,
                 config=config,
@@ -281,20 +300,14 @@ def _load_folder(
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0]
         raise OcrPhasesError(f"The weights in {folder} do not fit DeepSeek-OCR: {first}") from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[kind]:
-            keys = sorted(map(str, report[kind]))
-            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-            raise OcrPhasesError(
-                f"The weights in {folder} have {kind.replace('_', ' ')}: {', '.join(keys[:5])}{more}."
-            )
+    check_loaded(folder, report)
     model = model.to(device).eval()
     return Checkpoint(
         model=model,
         tokenizer=tokenizer,
         name=name,
         source=str(folder) if name not in ("tiny",) else "built-in",
-        revision=revision or f"sha256:{_folder_hash(config_path, weights)}",
+        revision=revision or f"sha256:{folder_hash(folder)}",
         config=raw,
         image_token_id=image_token_id,
         default_preset=default_preset,
@@ -370,64 +383,11 @@ def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Ch
     )
 
 
-@contextlib.contextmanager
-def _progress_bar_in_terminals() -> Iterator[None]:
-    """transformers' bar for loading weights, kept out of notebooks and logs."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=["*.json", "*.safetensors"]))
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        raise OcrPhasesError(
-            f"{name} is neither a folder here nor could it be fetched from the hub ({type(error).__name__}): "
-            "check the name and the connection, or download it and name its folder."
-        ) from error
-
-
 def _require_transformers() -> None:
     import transformers
 
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if version < NATIVE_NEEDS:
+    if transformers_version() < NATIVE_NEEDS:
         raise OcrPhasesError(
             f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
             f"here is {transformers.__version__}: upgrade transformers."
         )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OcrPhasesError(f"{path} cannot be read as JSON ({error}).") from error
-    if not isinstance(content, dict):
-        raise OcrPhasesError(f"{path} holds no JSON object.")
-    return content
-
-
-def _token_text(value: Any) -> str | None:
-    return value.get("content") if isinstance(value, dict) else value
-
-
-def _folder_hash(config: Path, weights: list[Path]) -> str:
-    """SHA-256 over config.json and the safetensors headers (names, dtypes, shapes, offsets)."""
-    digest = hashlib.sha256(config.read_bytes())
-    for path in weights:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            digest.update(file.read(size))
-    return digest.hexdigest()

@@ -218,6 +218,12 @@ def image_token_count(preset: Preset, grid: tuple[int, int]) -> int:
     return count
 
 
+def image_break_count(preset: Preset, grid: tuple[int, int]) -> int:
+    """How many of a page's image tokens are line breaks and the separator, which no vision vector fills."""
+    rows = 0 if grid == (1, 1) else grid[1] * _queries(preset.image_size)
+    return _queries(preset.base_size) + 1 + rows
+
+
 def valid_image_tokens(preset: Preset, size: tuple[int, int], grid: tuple[int, int]) -> int:
     """How many vision tokens show the page and not padding, by the vendor's formula.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.caches import cache_length, continues, drop_last
 from ocr_phases.measure.families import Family, family_of
 from ocr_phases.measure.page import DeviceInputs
 from ocr_phases.measure.sampling import Sampler
@@ -91,13 +92,11 @@ def prefill(
     _check_model(model)
     batch, prompt_len = inputs.input_ids.shape
     sampler = sampler or Sampler(device=inputs.input_ids.device)
-    views = family.views(inputs.pixel_values_local is not None)
+    arguments = family.prefill_arguments(inputs)
+    views = family.views(inputs)
     with stage_hooks(model, family, timeline, views), timeline.in_phase("prefill"):
-        out = model(
-            **family.prefill_arguments(inputs),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=0 if all_logits else 1,
+        out = family.forward(
+            model, arguments, past_key_values=cache, use_cache=True, logits_to_keep=0 if all_logits else 1
         )
         with timeline.span("sampling"):
             state = DecodeState(
@@ -127,7 +126,7 @@ def redecode(state: DecodeState) -> None:
 
     The tokens stay the same; step 0's time is then a decode time (``first_token="redecode"``).
     """
-    state.cache.crop(-1)
+    state.cache = drop_last(state.cache)
     state.length -= 1
     state.attention_mask = state.attention_mask[:, :-1]
     if state.position_ids is not None:
@@ -156,16 +155,17 @@ def decode_step(
         state.attention_mask = nn.functional.pad(state.attention_mask, (0, 1), value=1)
         if state.position_ids is not None:
             state.position_ids = state.position_ids + 1
-        arguments = state.family.step_arguments(state)
+        arguments = state.family.prepare_step(model, state.family.step_arguments(state))
         _check_step(state.family, arguments)
-        out = model(**arguments, use_cache=True, logits_to_keep=1)
-        _check_same_cache(state, out.past_key_values)
+        out = state.family.forward(model, arguments, use_cache=True, logits_to_keep=1)
+        before, state.cache = state.cache, out.past_key_values
         state.length += 1
         state.lengths.append(state.length)
         with timeline.span("sampling"):
             state.choose(out.logits[:, -1])
             if read:
                 state.read()
+    _check_same_cache(before, state)
     _check_cache(state)
     return state.token
 
@@ -245,8 +245,9 @@ def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = 
     """
     labels = inputs.input_ids if labels is None else labels
     ignored = inputs.images_seq_mask | (inputs.attention_mask == 0)
-    arguments = family_of(model).prefill_arguments(inputs)
-    return model(**arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)).loss
+    family = family_of(model)
+    arguments = family.prefill_arguments(inputs)
+    return family.forward(model, arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)).loss
 
 
 def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
@@ -255,21 +256,6 @@ def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
         if token in eos_ids:
             return ids[: index + 1]
     return ids
-
-
-def cache_length(cache: Any) -> int | None:
-    """Entries in a KV cache where the host knows it for free; None for a cache that counts on the device."""
-    length = cache.get_seq_length()
-    return length if isinstance(length, int) else None
-
-
-def cache_bytes_per_token(cache: Any) -> int:
-    """Bytes one cached token takes over all layers: keys and values of every head, for the whole batch."""
-    total = 0
-    for layer in cache.layers:
-        for tensor in (layer.keys, layer.values):
-            total += tensor[..., :1, :].numel() * tensor.element_size()
-    return total
 
 
 def _has_ended(ids: list[int], eos_ids: Collection[int]) -> bool:
@@ -297,10 +283,11 @@ def _check_step(family: Family, arguments: dict[str, Any]) -> None:
         )
 
 
-def _check_same_cache(state: DecodeState, returned: Any) -> None:
-    if returned is not state.cache:
+def _check_same_cache(before: Any, state: DecodeState) -> None:
+    # The entries of a tuple are compared once, after the first step: that waits for the device.
+    if not continues(before, state.cache, compare=len(state.lengths) == 2):
         raise OcrPhasesError(
-            "The model returned a new KV cache in decode: it must reuse the one it was given."
+            "The model returned a new KV cache in decode: it must carry on the one it was given."
         )
 
 

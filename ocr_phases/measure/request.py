@@ -45,6 +45,7 @@ class Request:
     autocast: bool
     embed_page: bool
     generate: bool
+    verify: bool = False
 
     def __post_init__(self) -> None:
         get_preset(self.preset)

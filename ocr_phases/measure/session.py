@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure import phases
+from ocr_phases.measure.caches import cache_bytes_per_token
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
-from ocr_phases.measure.page import DeviceInputs, PageInputs, get_preset, make_views, pack
+from ocr_phases.measure.page import PRESETS, DeviceInputs, PageInputs, get_preset, make_views, pack
+from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
+from ocr_phases.measure.references import references
 from ocr_phases.measure.request import Page, Request, make_rows
 from ocr_phases.measure.sampling import Sampler, SamplingSettings
 from ocr_phases.measure.strategies import current_device, decode_attention, decode_execution
 from ocr_phases.measure.timeline import NoTimeline, PeakMemory, Timeline
+from ocr_phases.measure.witness import Witness, input_verdicts
 from ocr_phases.record import PhaseRun
 
 
@@ -49,25 +55,49 @@ class DeepSeekOCRSession:
         device: str = "auto",
         dtype: str | torch.dtype | None = None,
         revision: str | None = None,
+        implementation: str = "native",
+        trust_remote_code: bool = False,
     ) -> DeepSeekOCRSession:
         """Load ``tiny``, ``dummy`` (random full-size weights), a checkpoint folder or a hub id.
 
         ``device`` is auto, cpu or cuda; ``dtype`` float32, bfloat16 or float16, by default bfloat16 on CUDA
-        and float32 on the CPU. ``revision`` pins a hub id. Raises `OcrPhasesError` for what cannot be had.
+        and float32 on the CPU. ``revision`` pins a hub id. ``implementation="vendor"`` runs
+        the class in the checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a
+        full commit hash as ``revision``. Raises `OcrPhasesError` for what cannot be had.
         """
         device = resolve_device(device)
         torch_dtype = resolve_dtype(dtype, device)
-        checkpoint = load_checkpoint(model, device=device, dtype=torch_dtype, revision=revision)
+        checkpoint = load_checkpoint(
+            model,
+            device=device,
+            dtype=torch_dtype,
+            revision=revision,
+            implementation=implementation,
+            trust_remote_code=trust_remote_code,
+        )
         return cls(checkpoint, device, torch_dtype)
 
     @classmethod
     def from_local(
-        cls, folder: str | Path, *, device: str = "auto", dtype: str | torch.dtype | None = None
+        cls,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str | torch.dtype | None = None,
+        implementation: str = "native",
+        trust_remote_code: bool = False,
     ) -> DeepSeekOCRSession:
-        """Load a checkpoint folder, and nothing but a folder."""
+        """Load a checkpoint folder, and nothing but a folder; the options are those of `load`."""
         device = resolve_device(device)
         torch_dtype = resolve_dtype(dtype, device)
-        checkpoint = load_checkpoint(str(folder), device=device, dtype=torch_dtype, local_only=True)
+        checkpoint = load_checkpoint(
+            str(folder),
+            device=device,
+            dtype=torch_dtype,
+            local_only=True,
+            implementation=implementation,
+            trust_remote_code=trust_remote_code,
+        )
         return cls(checkpoint, device, torch_dtype)
 
     # -- the phases, one by one -------------------------------------------------------------------
@@ -101,6 +131,10 @@ class DeepSeekOCRSession:
         with self._execution(), decode_execution(self.model):
             return phases.decode_step(self.model, state, timeline)
 
+    def references(self) -> pd.DataFrame:
+        """Where the loaded source does what is measured: `ocr_phases.measure.references.references`."""
+        return references(self.model, self.checkpoint.revision)
+
     # -- the measurement --------------------------------------------------------------------------
 
     def run_inference(
@@ -124,6 +158,7 @@ class DeepSeekOCRSession:
         autocast: bool = False,
         embed_page: bool = True,
         generate: bool = False,
+        verify: bool = False,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> PhaseRun:
@@ -133,8 +168,9 @@ class DeepSeekOCRSession:
         counted) from the same inputs and seed. ``infer`` sets sampling (`SamplingSettings`; temperature 0 is
         greedy, and is the default). ``generate=True`` times ``model.generate()`` in place of the two phases.
         ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
-        of the record, ``return_text=False`` the text. ``on_tokens(repeat, new ids a row)`` is called while
-        decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
+        of the record, ``return_text=False`` the text. ``verify=True`` runs ``model.generate()`` once at the
+        end and compares the tokens (the ``parity`` check). ``on_tokens(repeat, new ids a row)`` is called
+        while decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold.
         """
@@ -159,24 +195,33 @@ class DeepSeekOCRSession:
             autocast=autocast,
             embed_page=embed_page,
             generate=generate,
+            verify=verify,
         )
         runs = []
-        with current_device(self.device):
+        parity = None
+        with current_device(self.device), _memory_errors_explained(self.device, request):
             memory = PeakMemory(self.device)
             for number in range(-warmup, repeats):
                 notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-                try:
-                    run = self._run_once(request, number, memory, notify)
-                except torch.OutOfMemoryError as error:
-                    raise OcrPhasesError(
-                        f"{self.device} is out of memory with {len(rows)} row(s) at preset {request.preset} "
-                        f"and {max_new_tokens} new tokens: use a smaller preset, fewer pages or fewer tokens."
-                    ) from error
+                run = self._run_once(request, number, memory, notify)
                 if number >= 0:
                     runs.append(run)
                 if progress is not None:
                     progress(number + warmup + 1, warmup + repeats)
-        return make_record(self, request, runs, memory.source)
+            if verify and not generate:
+                parity = self._compare_with_generate(request, runs[0].ids)
+        return make_record(self, request, runs, memory.source, parity)
+
+    def _compare_with_generate(self, request: Request, ids: list[list[int]]) -> dict[str, Any]:
+        """The ``parity`` check: the same request through ``model.generate()``, after everything measured."""
+        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
+        inputs = packed.to(self.device, self.dtype)
+        with self._execution(request.autocast):
+            try:
+                theirs = self._generate(inputs, request)
+            except OcrPhasesError as error:  # a class without generate(); what was measured stands
+                return parity_result("n/a", "the tokens of generate()", str(error))
+            return parity_check(self, request, inputs, ids, theirs)
 
     def _run_once(
         self,
@@ -194,20 +239,24 @@ class DeepSeekOCRSession:
         self._check_length(packed, request)
         lengths: list[int] = []
         bytes_per_token = waits = 0
+        verdicts = input_verdicts(self, packed, autocast=request.autocast)
+        witness = Witness(self.family)
         with self._execution(request.autocast):
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
                     ids = self._generate(inputs, request)
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
-                with memory.of("prefill"):
+                with memory.of("prefill"), witness.watching(self.model, "prefill"):
                     state = phases.prefill(
                         self.model, inputs, timeline, sampler=sampler, exact_mask=request.exact_mask
                     )
-                bytes_per_token = phases.cache_bytes_per_token(state.cache)
+                bytes_per_token = cache_bytes_per_token(state.cache)
                 if request.first_token == "redecode":
                     phases.redecode(state)
-                with memory.of("decode"):
+                # Only an eager step calls the model itself.
+                watched = witness.watching(self.model, "decode")
+                with memory.of("decode"), watched if request.strategy == "eager" else nullcontext():
                     phases.decode(
                         self.model,
                         state,
@@ -220,8 +269,9 @@ class DeepSeekOCRSession:
                     )
                 # The prefill's own read, of the first token, is none of decode's.
                 ids, lengths, waits = state.ids, state.lengths, state.reads - 1
+                verdicts |= witness.verdicts(packed, state)
         spans = timeline.rows(number)
-        return Run(packed, pages, ids, spans, memory.taken(), lengths, bytes_per_token, waits)
+        return Run(packed, pages, ids, spans, memory.taken(), lengths, bytes_per_token, waits, verdicts)
 
     def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:
         """The same request through ``model.generate()``: one list of new ids a row."""
@@ -231,7 +281,11 @@ class DeepSeekOCRSession:
         if request.infer.do_sample:
             torch.manual_seed(request.seed)
         arguments = self.family.prefill_arguments(inputs)
-        with torch.no_grad():
+        if not hasattr(self.model, "generate"):
+            raise OcrPhasesError(
+                f"{type(self.model).__name__} has no generate() here: measure without generate=True."
+            )
+        with torch.no_grad(), self.family.silenced():
             whole = self.model.generate(
                 **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
                 max_new_tokens=request.max_new_tokens,
@@ -300,3 +354,26 @@ class DeepSeekOCRSession:
                 f"{packed.prefill_len} prompt tokens and {request.max_new_tokens} new ones exceed the "
                 f"model's {limit} positions: {advice}."
             )
+
+
+@contextlib.contextmanager
+def _memory_errors_explained(device: str, request: Request) -> Iterator[None]:
+    """A device out of memory as one sentence: what was asked for, and what asks for less."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = get_preset(request.preset)
+        # Crops come on top of the global view, so a preset with them is the largest.
+        smaller = [
+            preset.name
+            for preset in PRESETS.values()
+            if (preset.crops, preset.base_size) < (asked.crops, asked.base_size)
+        ]
+        advice = [f"preset {' or '.join(reversed(smaller))}"] if smaller else []
+        if len(request.pages) > 1:
+            advice.append(f"fewer than {len(request.pages)} pages at once")
+        advice.append(f"fewer than {request.max_new_tokens} new tokens")
+        raise OcrPhasesError(
+            f"{device} is out of memory with {len(request.pages)} row(s) at preset {request.preset} "
+            f"and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
+        ) from error

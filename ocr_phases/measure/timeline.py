@@ -167,15 +167,15 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     def after(stage: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             timeline.end(open_spans.pop(stage))
-            if stage == "projector" and calls[stage] % len(views) == 0:
+            if stage == "projector" and views and calls[stage] % len(views) == 0:
                 open_spans["vision_fusion"] = timeline.begin("vision_fusion")
 
         return hook
 
     try:
-        for stage, module in family.stages(model).items():
-            handles.append(module.register_forward_pre_hook(before(stage)))
-            handles.append(module.register_forward_hook(after(stage)))
+        for stage, (first, last) in family.timed(model).items():
+            handles.append(first.register_forward_pre_hook(before(stage)))
+            handles.append(last.register_forward_hook(after(stage)))
         yield
     finally:
         for handle in handles:

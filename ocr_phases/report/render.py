@@ -16,7 +16,7 @@ from typing import Any
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_folder, write_atomic
+from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.show.html import fragments_css
 
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
@@ -32,14 +32,16 @@ def report_page(
     """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, ``report.html`` among it.
 
     ``parameters`` are the notebook's; ``output_dir`` among them is set here. Raises `OcrPhasesError` where
-    the folder cannot be written or the notebook fails; ``report.ipynb`` then shows where.
+    the folder cannot be written, another report is being written into it, or the notebook fails;
+    ``report.ipynb`` then shows where.
     """
     folder = output_folder(output_dir).resolve()
     values = {**parameters, "output_dir": str(folder)}
-    notebook = execute_notebook("page_report", values, folder / "report.ipynb")
     page = values.get("page") or values.get("record") or "sample page"
     title = f"{Path(str(page)).name} – ocr_phases"
-    render_html(notebook, folder / "report.html", show_code=show_code, title=title)
+    with only_writer(folder):
+        notebook = execute_notebook("page_report", values, folder / "report.ipynb")
+        render_html(notebook, folder / "report.html", show_code=show_code, title=title)
     names = (
         "run.json",
         "result.mmd",
@@ -69,7 +71,10 @@ def execute_notebook(
     target = Path(output_path).resolve()
     output_folder(target.parent)
     # papermill wants a name that ends in .ipynb, and writes after every cell.
-    handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".ipynb")
+    try:
+        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".ipynb")
+    except OSError as error:
+        raise OcrPhasesError(f"{target} cannot be written ({error.strerror or error}).") from error
     os.close(handle)
     failure = None
     try:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ocr_phases.analyse.check_texts import EXPECTATIONS
+from ocr_phases.analyse.checks import Check
 from ocr_phases.analyse.summary import (
     bytes_text,
     ms_text,
@@ -79,8 +81,11 @@ def fragments_css() -> str:
     return resources.files("ocr_phases.show").joinpath("fragments.css").read_text(encoding="utf-8")
 
 
-def header_html(run: PhaseRun, title: str | None = None) -> str:
-    """The head of a report: the page's thumbnail (where it is in the record), a title and the verdict."""
+def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> str:
+    """The head of a report: the page's thumbnail (where it is in the record), a title and a paragraph.
+
+    ``lead`` is that paragraph; it defaults to the `verdict` on the times.
+    """
     page = run.page_image()
     thumbnail = ""
     if page is not None:
@@ -92,7 +97,8 @@ def header_html(run: PhaseRun, title: str | None = None) -> str:
     line = " · ".join(str(part) for part in (run.model.get("name", "unknown model"), device, taken))
     return (
         f'<header class="op op-header">{thumbnail}<div class="op-lead"><h1>{_safe(name)}</h1>'
-        f'<p class="op-sub">{_safe(line)}</p><p class="op-verdict">{_safe(verdict(run))}</p></div></header>'
+        f'<p class="op-sub">{_safe(line)}</p><p class="op-verdict">{_safe(lead or verdict(run))}</p>'
+        "</div></header>"
     )
 
 
@@ -234,21 +240,40 @@ def note_html(sentence: str) -> str:
     return f'<p class="op op-note">{_safe(sentence)}</p>'
 
 
-def checks_html(checks: Iterable[Mapping[str, Any]]) -> str:
-    """Checks (``name, verdict, expected, measured``) as a table; verdicts in words as well as in colour."""
+def checks_html(checks: Iterable[Check]) -> str:
+    """Checks as a table, verdicts in words as well as in colour; why and what to do unfold under each.
+
+    What fails is unfolded. The expectations, which are never a fault, are folded away beneath.
+    """
+    checks = list(checks)
+    rules = [check for check in checks if check.name not in EXPECTATIONS]
+    expected = [check for check in checks if check.name in EXPECTATIONS]
+    if not expected:
+        return _checks_table(rules)
+    within = sum(check.measured.startswith("in range") for check in expected)
+    known = sum(check.verdict != "n/a" for check in expected)
+    summary = f"Rules of thumb for the full model on a GPU: {within} of {known} in range"
+    fold = f'<details class="op op-fold"><summary>{summary}</summary>{_checks_table(expected)}</details>'
+    return _checks_table(rules) + fold
+
+
+def _checks_table(checks: Sequence[Check]) -> str:
     rows = []
     for check in checks:
-        word = str(check.get("verdict", ""))
-        kind = word if word in ("pass", "fail") else "other"
-        name = str(check.get("name", "")).replace("_", " ")
-        texts = "".join(f"<td>{_safe(check.get(key) or _NOTHING)}</td>" for key in ("expected", "measured"))
-        badge = f'<span class="op-badge op-{kind}">{_safe(word)}</span>'
-        rows.append(f"<tr><td>{_safe(name)}</td><td>{badge}</td>{texts}</tr>")
-    if not rows:
-        return note_html("This record holds no checks.")
+        kind = check.verdict if check.verdict in ("pass", "fail") else "other"
+        badge = f'<span class="op-badge op-{kind}">{_safe(check.verdict)}</span>'
+        advice = ""
+        if check.why:
+            advice = (
+                f'<details class="op-why"{" open" if kind == "fail" else ""}><summary>why, and what to do'
+                f"</summary><p>{_safe(check.why)}</p><p>{_safe(check.fix)}</p></details>"
+            )
+        name = _safe(check.name.replace("_", " ").removeprefix("expected "))
+        expected, measured = (_safe(text or _NOTHING) for text in (check.expected, check.measured))
+        rows.append(f"<tr><td>{name}</td><td>{badge}</td><td>{expected}</td><td>{measured}{advice}</td></tr>")
     head = "".join(f'<th scope="col">{name}</th>' for name in ("check", "verdict", "expected", "measured"))
     return (
-        f'<div class="op op-scroll"><table class="op-table"><thead><tr>{head}</tr></thead>'
+        f'<div class="op op-scroll"><table class="op-table op-checks"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

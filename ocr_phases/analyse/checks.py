@@ -1,0 +1,306 @@
+"""The verification checklist: may the times of a record be believed, and is anything odd about them?
+
+What needs the live model was judged while measuring and is in the record; the rest follows from it here.
+``fail`` means that the measurement is broken; ``note`` that something is worth knowing; ``n/a`` that this
+record cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, CheckText
+from ocr_phases.analyse.steps import cache_read_slope, decode_trend, outlier_causes, repetition_loop
+from ocr_phases.analyse.summary import bytes_text, ms_text, percent_text, vision_share
+from ocr_phases.record import VISION_STAGES, PhaseRun
+
+CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
+VERDICTS = ("pass", "fail", "note", "n/a")
+
+CLOSURE = 0.97
+# Clocks read a little apart may add up to a little more than the whole.
+_OVERLAP = 1.01
+# A growth of the step over the run, as a part of the median step, that a busy machine makes by itself,
+# and one that it does not. The cache's bytes may be read this many times slower than a large copy.
+_DRIFT = 0.10
+_RUNAWAY = 0.50
+_SLOW_READS = 4.0
+_NAMED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Check:
+    """One item of the checklist with its verdict: pass, fail, note or n/a."""
+
+    name: str
+    verdict: str
+    expected: str
+    measured: str
+    why: str = ""
+    fix: str = ""
+
+
+Found = tuple[str, str]  # verdict and what was measured
+
+
+def run_checks(run: PhaseRun) -> list[Check]:
+    """Every check of a record, the rules first, then the seeds' expectations; any shape and age of record."""
+    stored = {str(check.get("name")): check for check in run.checks}
+    checks = []
+    for name, text in RULES.items():
+        compute = _FROM_RECORD.get(name)
+        if compute is not None:
+            checks.append(_check(name, text, compute(run)))
+        elif name in stored:
+            kept = stored[name]
+            found = (str(kept.get("verdict", "n/a")), str(kept.get("measured", "")))
+            checks.append(_check(name, text, found, str(kept.get("expected", ""))))
+        else:
+            checks.append(_check(name, text, ("n/a", _why_missing(run, name))))
+    for name, kept in stored.items():
+        if name not in RULES:
+            found = (str(kept.get("verdict", "n/a")), str(kept.get("measured", "")))
+            checks.append(_check(name, NOT_IN_RECORD, found, str(kept.get("expected", ""))))
+    return checks + [_check(name, text, _EXPECTED[name](run)) for name, text in EXPECTATIONS.items()]
+
+
+def checks_table(run: PhaseRun) -> pd.DataFrame:
+    """`run_checks` as a table, columns `CHECK_COLUMNS`."""
+    return pd.DataFrame([asdict(check) for check in run_checks(run)], columns=list(CHECK_COLUMNS))
+
+
+def failed(checks: Iterable[Check]) -> list[Check]:
+    """The checks that say that the measurement is broken."""
+    return [check for check in checks if check.verdict == "fail"]
+
+
+def checks_verdict(checks: Sequence[Check]) -> str:
+    """What the checks say together, in one or two sentences of plain text."""
+    broken = failed(checks)
+    rules = [check for check in checks if check.name not in EXPECTATIONS]
+    passed = sum(check.verdict == "pass" for check in rules)
+    notes = [check.name.replace("_", " ") for check in rules if check.verdict == "note"]
+    if broken:
+        names = ", ".join(check.name.replace("_", " ") for check in broken)
+        return f"Do not trust these times: {len(broken)} of {len(rules)} checks failed ({names})."
+    silent = sum(check.verdict == "n/a" for check in rules)
+    sentence = f"No check failed: {passed} of {len(rules)} passed"
+    sentence += f", {silent} could not be made here." if silent else "."
+    return f"{sentence} Worth a look: {', '.join(notes)}." if notes else sentence
+
+
+def _check(name: str, text: CheckText, found: Found, expected: str = "") -> Check:
+    verdict, measured = found
+    return Check(name, verdict, expected or text.expected, measured, text.why, text.fix)
+
+
+def _why_missing(run: PhaseRun, name: str) -> str:
+    if run.request.get("generate"):
+        return "a one-shot generate() run does not show its phases"
+    if name == "parity":
+        return "not asked for: ocr-phases verify compares with generate()"
+    if not _has_steps(run) and name in ("single_token_steps", "cache_reused", "mask_handed_over"):
+        return "there was no decode step"
+    strategy = run.model.get("strategy")
+    if strategy not in (None, "eager"):
+        return f"{strategy} steps do not call the model, so there is nothing to look at"
+    return "this record was made without it"
+
+
+def _has_steps(run: PhaseRun) -> bool:
+    return bool((run.spans["stage"] == "decode_step").any())
+
+
+_NO_STEPS: Found = ("n/a", "there was no decode step")
+
+
+# -- rules that follow from a saved record ------------------------------------------------------------
+
+
+def _vision_in_prefill_only(run: PhaseRun) -> Found:
+    spans = run.spans
+    if not _has_steps(run):
+        return _NO_STEPS
+    vision = spans[spans["stage"].isin(VISION_STAGES) & (spans["phase"] == "decode")]
+    if len(vision):
+        steps = vision["step"].nunique()
+        names = ", ".join(sorted(vision["stage"].unique()))
+        return "fail", f"{names} ran in {steps} steps and took {ms_text(float(vision['device_ms'].sum()))}"
+    if run.model.get("strategy") not in (None, "eager"):
+        return "n/a", f"{run.model['strategy']} steps show no stages"
+    return "pass", f"no vision span among {int((spans['phase'] == 'decode').sum()):,} of decode"
+
+
+def _cache_linear(run: PhaseRun) -> Found:
+    lengths, sizes = run.cache.get("lengths") or [], run.cache.get("bytes") or []
+    each = run.cache.get("bytes_per_token")
+    if len(sizes) < 2 or not each:
+        return "n/a", "the cache was not seen growing"
+    good = [size == length * each for length, size in zip(lengths, sizes, strict=False)]
+    text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
+    off = good.count(False) + abs(len(lengths) - len(sizes))
+    return ("fail", f"{text}; {off} of {len(sizes)} off the line") if off else ("pass", text)
+
+
+def _decode_memory(run: PhaseRun) -> Found:
+    """Above the prefill's peak by more than the cache's own growth, something is kept that should not be."""
+    figures = run.summary()
+    prefill, decode = figures["prefill_peak_bytes"], figures["decode_peak_bytes"]
+    if prefill is None or decode is None:
+        return "n/a", "memory was not counted"
+    text = f"{bytes_text(decode)} in decode, {bytes_text(prefill)} in the prefill"
+    if decode <= prefill:
+        return "pass", text
+    if run.memory.get("source") != "cuda_peak_allocated":
+        return "note", f"{text}; the whole process is counted, not the model alone"
+    sizes = run.cache.get("bytes") or [0]
+    # While a cache is copied to a larger one, the old one is still there.
+    if decode <= prefill + 2 * (sizes[-1] - sizes[0]):
+        return "note", f"{text}; the growing cache explains it"
+    return "fail", f"{text}; the cache grew by {bytes_text(sizes[-1] - sizes[0])} only"
+
+
+def _closure(run: PhaseRun) -> Found:
+    figures = run.summary()
+    closure = figures["closure"]
+    if closure is None or figures["prefill_ms"] is None:
+        return "n/a", "there is no prefill to divide"
+    if closure > _OVERLAP:
+        return "fail", f"{closure * 100:.1f} %: stages overlap, so one is counted twice"
+    return ("pass" if closure >= CLOSURE else "note"), f"{closure * 100:.1f} %"
+
+
+def _decode_trend(run: PhaseRun) -> Found:
+    trend = decode_trend(run)
+    if trend is None:
+        return "n/a", "too few steps for a trend"
+    text = f"{trend.slope * 1e3:+.3f} µs a cached token, {percent_text(trend.share)} of a step over the run"
+    due = cache_read_slope(run)
+    if due is None:
+        clear = "beyond" if abs(trend.share) > _DRIFT else "within"
+        return "note", f"{text}, {clear} a machine's own drift; no measured bandwidth to hold it against"
+    text += f"; its bytes alone cost {due * 1e3:.3f} µs"
+    span = trend.growth / trend.slope if trend.slope else 0.0
+    excess = (trend.growth - _SLOW_READS * due * span) / trend.step_ms
+    return ("pass" if excess <= _DRIFT else "note" if excess <= _RUNAWAY else "fail"), text
+
+
+def _outlier_steps(run: PhaseRun) -> Found:
+    if not _has_steps(run):
+        return _NO_STEPS
+    causes = outlier_causes(run)
+    if not causes:
+        return "pass", "none"
+    named = "; ".join(f"step {step}: {cause}" for step, cause in causes[:_NAMED_STEPS])
+    more = f"; and {len(causes) - _NAMED_STEPS} more" if len(causes) > _NAMED_STEPS else ""
+    return "note", named + more
+
+
+def _repetition_loop(run: PhaseRun) -> Found:
+    found = []
+    for row, result in enumerate(run.results):
+        ids = result["ids"][:-1] if result.get("finish") == "eos" else result["ids"]
+        loop = repetition_loop(ids)
+        if loop is not None:
+            period, covered = loop
+            where = f"row {row}: " if len(run.results) > 1 else ""
+            what = "one token" if period == 1 else f"{period} tokens"
+            found.append(f"{where}{what} over and over, for the last {covered} of {len(ids)} tokens")
+    if not found:
+        return "pass", "none"
+    ignored = "; the end token was ignored, which invites it" if run.request.get("ignore_eos") else ""
+    return "note", f"{'; '.join(found)}{ignored}"
+
+
+_FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
+    "vision_in_prefill_only": _vision_in_prefill_only,
+    "cache_linear": _cache_linear,
+    "decode_memory": _decode_memory,
+    "closure": _closure,
+    "decode_trend": _decode_trend,
+    "outlier_steps": _outlier_steps,
+    "repetition_loop": _repetition_loop,
+}
+
+
+# -- the seeds' expectations: notes, never more -------------------------------------------------------
+
+
+def _in_range(value: float | None, low: float, high: float, text: str) -> Found:
+    if value is None or not np.isfinite(value):
+        return "n/a", "not in this record"
+    return "note", f"{'in range' if low <= value <= high else 'out of range'}: {text}"
+
+
+def _expected_prefill(run: PhaseRun) -> Found:
+    return _in_range(run["prefill_ms"], 50.0, 200.0, ms_text(run["prefill_ms"]))
+
+
+def _expected_decode_step(run: PhaseRun) -> Found:
+    return _in_range(run["inter_token_ms"], 5.0, 20.0, ms_text(run["inter_token_ms"]))
+
+
+def _expected_ratio(run: PhaseRun) -> Found:
+    figures = run.summary()
+    prefill, step = figures["prefill_ms"], figures["inter_token_ms"]
+    ratio = prefill / step if prefill and step else None
+    return _in_range(ratio, 5.0, 15.0, f"{ratio or 0:.1f} steps")
+
+
+def _expected_vision_share(run: PhaseRun) -> Found:
+    share = vision_share(run)
+    return _in_range(share, 0.30, 0.50, percent_text(share))
+
+
+def _expected_language_share(run: PhaseRun) -> Found:
+    figures = run.summary()
+    whole, decoder = figures["prefill_ms"], figures["prefill_decoder_ms"]
+    share = decoder / whole if whole and decoder is not None else None
+    return _in_range(share, 0.40, 0.60, percent_text(share))
+
+
+def _expected_forward_share(run: PhaseRun) -> Found:
+    spans = run.spans[run.spans["phase"] == "decode"]
+    sums = spans.groupby("stage")["device_ms"].sum()
+    whole = float(sums.get("decode", 0.0))
+    if not whole or "decoder" not in sums:
+        return "n/a", "not in this record"
+    share = float(sums["decoder"] + sums.get("lm_head", 0.0)) / whole
+    return _in_range(share, 0.90, 0.95, percent_text(share))
+
+
+def _expected_constant_decode(run: PhaseRun) -> Found:
+    trend = decode_trend(run)
+    if trend is None:
+        return "n/a", "too few steps for a trend"
+    text = f"{percent_text(trend.share)} of a step over the run"
+    return _in_range(trend.share, -_DRIFT, _DRIFT, text)
+
+
+def _expected_memory(run: PhaseRun) -> Found:
+    figures = run.summary()
+    prefill, decode = figures["prefill_peak_bytes"], figures["decode_peak_bytes"]
+    ratio = decode / prefill if prefill and decode is not None else None
+    return _in_range(ratio, 0.0, 1.0, f"{percent_text(ratio)} of the prefill's peak")
+
+
+def _needs_kernels(run: PhaseRun) -> Found:
+    return "n/a", "needs the times of single kernels"
+
+
+_EXPECTED: dict[str, Callable[[PhaseRun], Found]] = {
+    "expected_prefill": _expected_prefill,
+    "expected_decode_step": _expected_decode_step,
+    "expected_ratio": _expected_ratio,
+    "expected_vision_share": _expected_vision_share,
+    "expected_language_share": _expected_language_share,
+    "expected_cache_write": _needs_kernels,
+    "expected_forward_share": _expected_forward_share,
+    "expected_cache_update": _needs_kernels,
+    "expected_constant_decode": _expected_constant_decode,
+    "expected_memory": _expected_memory,
+}

@@ -1,0 +1,113 @@
+"""What a checkpoint folder holds, read as data: config.json, weights' headers, where it comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError
+
+
+def local_folder(name: str, *, local_only: bool = False) -> Path | None:
+    """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is neither."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise OcrPhasesError(f"{name} is a file: name the checkpoint's folder.")
+    if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        raise OcrPhasesError(
+            f"There is no model {name!r}: use tiny, dummy, a checkpoint folder or a hub id (ORG/NAME)."
+        )
+    return None
+
+
+def download(name: str, revision: str | None, *, code: bool = False) -> Path:
+    """A hub repository's snapshot at ``revision``: JSON and safetensors files only, and ``code`` if asked."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    patterns = ["*.json", "*.safetensors", *(["*.py"] if code else [])]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        raise OcrPhasesError(
+            f"{name} is neither a folder here nor could it be fetched from the hub ({type(error).__name__}): "
+            "check the name and the connection, or download it and name its folder."
+        ) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json; `OcrPhasesError` where it or the safetensors weights are missing."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise OcrPhasesError(f"{folder} is no checkpoint folder: it has no config.json.")
+    if not any(folder.glob("*.safetensors")):
+        raise OcrPhasesError(f"{folder} has no *.safetensors file: only safetensors weights are loaded.")
+    return read_json(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; `OcrPhasesError` for anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OcrPhasesError(f"{path} cannot be read as JSON ({error}).") from error
+    if not isinstance(content, dict):
+        raise OcrPhasesError(f"{path} holds no JSON object.")
+    return content
+
+
+def folder_hash(folder: Path, *, code: bool = False) -> str:
+    """SHA-256 over config.json and the safetensors headers (names, dtypes, shapes, offsets).
+
+    ``code`` takes in the folder's Python files, names and contents.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            digest.update(file.read(size))
+    for path in sorted(folder.rglob("*.py")) if code else []:
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def check_loaded(folder: Path, report: dict[str, Any]) -> None:
+    """Raise `OcrPhasesError` where transformers' loading report names keys that do not fit the model."""
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[kind]:
+            keys = sorted(map(str, report[kind]))
+            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+            raise OcrPhasesError(
+                f"The weights in {folder} have {kind.replace('_', ' ')}: {', '.join(keys[:5])}{more}."
+            )
+
+
+@contextlib.contextmanager
+def progress_bar_in_terminals() -> Iterator[None]:
+    """transformers' bar for loading weights, kept out of notebooks and logs."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def transformers_version() -> tuple[int, ...]:
+    """Major and minor version of the transformers that is here."""
+    import transformers
+
+    return tuple(int(part) for part in transformers.__version__.split(".")[:2])

@@ -1,0 +1,92 @@
+"""Repeats the measurement in a record on this machine: same page, same model, same request."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.images import load_page
+from ocr_phases.measure.request import Page
+from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.record import PhaseRun, describe_page
+
+
+def repeat_run(
+    record: PhaseRun,
+    *,
+    page: str | Path | None = None,
+    model: str | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> PhaseRun:
+    """Measure again what ``record`` measured, with every setting of its request.
+
+    ``page`` names the page's file where the record does not hold it, ``model`` the checkpoint where it has
+    moved; both must be the very ones. A record of the vendor's class needs ``trust_remote_code``. ``options``
+    are `run_inference`'s callbacks. Raises `OcrPhasesError` where page or model cannot be had or differ.
+    """
+    pages = recorded_pages(record, page)
+    session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
+    accepted = set(inspect.signature(session.run_inference).parameters) - {"page", "prompt"}
+    settings = {name: value for name, value in record.request.items() if name in accepted}
+    prompts = record.request["prompts"]
+    run = session.run_inference(
+        pages if len(pages) > 1 else pages[0],
+        prompts if len(set(prompts)) > 1 else record.request["prompt"],
+        **settings,
+        **options,
+    )
+    names = [{**new, "file": old["file"]} for new, old in zip(run.pages, record.pages, strict=True)]
+    return replace(run, pages=names)
+
+
+def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Page]:
+    """The record's pages as they were measured, or ``file`` for its only one, proved by their hash."""
+    if file is not None:
+        if len(record.pages) > 1:
+            raise OcrPhasesError(f"The record has {len(record.pages)} pages, so no one file stands for them.")
+        image, data, name = load_page(file)
+        if describe_page(image, data, name, embed=False)["sha256"] != record.page["sha256"]:
+            raise OcrPhasesError(f"{file} is not the page of the record, {record.page['file']}.")
+        return [str(file)]
+    pages: list[Page] = []
+    for page in record.pages:
+        kept = base64.b64decode(page["data"]) if page.get("data") else None
+        if kept is None or hashlib.sha256(kept).hexdigest() != page["sha256"]:
+            what = "not" if kept is None else "only as a smaller copy"
+            raise OcrPhasesError(
+                f"The page {page['file']} is {what} in the record: name its file beside --from to repeat it."
+            )
+        pages.append(kept)
+    return pages
+
+
+def load_recorded(
+    record: PhaseRun, *, model: str | None = None, device: str = "auto", trust_remote_code: bool = False
+) -> DeepSeekOCRSession:
+    """Load the record's model, or ``model`` in its place; `OcrPhasesError` where its revision differs."""
+    known = record.model
+    revision = str(known["revision"])
+    # A folder is known by its content, a hub id by its commit, and what is built in by its name.
+    local = revision.startswith("sha256:") and known["source"] != "built-in"
+    pinned = None if revision.startswith(("sha256:", "seed:")) else revision
+    options: dict[str, Any] = {"device": device, "dtype": known["dtype"], "revision": pinned}
+    if known["implementation"] != "native":
+        options |= {"implementation": known["implementation"], "trust_remote_code": trust_remote_code}
+    session = DeepSeekOCRSession.load(model or (known["source"] if local else known["name"]), **options)
+    if session.checkpoint.revision != revision:
+        raise OcrPhasesError(
+            f"The record was made with {known['name']} at {_short(revision)}, here it is at "
+            f"{_short(session.checkpoint.revision)}: repeat it with the same weights (--model)."
+        )
+    return session
+
+
+def _short(revision: str) -> str:
+    return revision if len(revision) <= 24 else f"{revision[:20]}…"

@@ -1,0 +1,65 @@
+"""The published remote-code class: how a page goes into it, how a step does, and what it is silent about.
+
+The class takes ``images`` as one (crops, global view) pair a row and looks at them only while its input is
+longer than one token. `ocr_phases.measure.families` has its row; `ocr_phases.measure.remote` loads it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ocr_phases.errors import OcrPhasesError
+
+if TYPE_CHECKING:
+    from ocr_phases.measure.page import DeviceInputs
+    from ocr_phases.measure.phases import DecodeState
+
+
+def views(inputs: DeviceInputs) -> list[str]:
+    """The view of each vision call: page by page, the crops where there are any, then the global view."""
+    order = [["local", "global"] if crops else ["global"] for crops in inputs.num_local_patches]
+    return [view for page in order for view in page]
+
+
+def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
+    """The keyword arguments of the class's forward over a whole prompt.
+
+    Raises `OcrPhasesError` for several pages in one prompt: the class reads one page a row.
+    """
+    rows, pages = inputs.input_ids.shape[0], len(inputs.pixel_values)
+    if pages != rows:
+        raise OcrPhasesError(
+            f"The vendor's class reads one page a prompt, got {pages} pages in {rows} prompt(s): "
+            'use implementation="native", or one prompt a page.'
+        )
+    # No crops are all zeros there, of the global view's size.
+    none = torch.zeros_like(inputs.pixel_values[:1])
+    crops = [none] * pages
+    if inputs.pixel_values_local is not None:
+        parts = inputs.pixel_values_local.split(inputs.num_local_patches)
+        crops = [part if len(part) else none for part in parts]
+    return {
+        "input_ids": inputs.input_ids,
+        "attention_mask": inputs.attention_mask,
+        "position_ids": inputs.position_ids,
+        "images": list(zip(crops, inputs.pixel_values.split(1), strict=True)),
+        "images_seq_mask": inputs.images_seq_mask,
+        "images_spatial_crop": torch.tensor(inputs.patches_grid, dtype=torch.int64),
+    }
+
+
+def step_arguments(state: DecodeState) -> dict[str, Any]:
+    """What one decode step hands to `prepare_step`."""
+    return {
+        "input_ids": state.token[:, None],
+        "past_key_values": state.cache,
+        "attention_mask": state.attention_mask,
+        "use_cache": True,
+    }
+
+
+def prepare_step(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A decode step's arguments as the class's own ``prepare_inputs_for_generation`` makes them."""
+    return model.prepare_inputs_for_generation(**arguments)

@@ -1,0 +1,290 @@
+"""The checklist over records: every shape, every rule that follows from a record, and how it is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import GOLDEN, PAGES
+from example_run import make_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_report import Elements
+from test_summary import SHAPES
+
+from ocr_phases import PhaseRun
+from ocr_phases.analyse.check_texts import EXPECTATIONS, RULES
+from ocr_phases.analyse.checks import (
+    CHECK_COLUMNS,
+    VERDICTS,
+    Check,
+    checks_table,
+    checks_verdict,
+    failed,
+    run_checks,
+)
+from ocr_phases.analyse.repeat import THEN_NOW_COLUMNS, same_tokens, then_and_now, what_differs
+from ocr_phases.analyse.steps import LOOP_PERIOD, decode_trend, outlier_causes, repetition_loop
+from ocr_phases.report.render import execute_notebook, render_html
+from ocr_phases.show import html
+
+RUNS = PAGES.parent / "runs"
+LIVE_ONLY = {"parity", "gradients_off", "attention_mask", "image_mask", "norm_layers"}
+
+
+def check_of(run: PhaseRun, name: str) -> Check:
+    (check,) = (check for check in run_checks(run) if check.name == name)
+    return check
+
+
+def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
+    """The record with other step times: ``ms(step, repeat)`` on both clocks."""
+    spans = run.spans.copy()
+    steps = spans["stage"] == "decode_step"
+    times = [
+        float(ms(step, repeat))
+        for step, repeat in zip(spans.loc[steps, "step"], spans.loc[steps, "repeat"], strict=True)
+    ]
+    for column in ("device_ms", "host_ms"):
+        spans.loc[steps, column] = times
+    return dataclasses.replace(run, spans=spans)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("error")
+def test_every_shape_has_every_check(shape: str) -> None:
+    run = make_run(**SHAPES[shape])
+    checks = run_checks(run)
+    assert [check.name for check in checks] == [*RULES, *EXPECTATIONS]
+    assert not failed(checks)
+    for check in checks:
+        assert check.verdict in VERDICTS
+        assert all(vars(check).values()), check.name
+    assert all(check.verdict in ("note", "n/a") for check in checks if check.name in EXPECTATIONS)
+    table = checks_table(run)
+    assert tuple(table.columns) == CHECK_COLUMNS
+    assert len(table) == len(checks)
+    assert "nan" not in checks_verdict(checks)
+    elements = Elements(html.checks_html(checks))
+    assert not elements.open
+    assert not elements.stray
+
+
+@pytest.mark.parametrize("path", [*RUNS.glob("h200*.json"), GOLDEN / "run.json"], ids=lambda path: path.stem)
+def test_records_from_before_the_checklist_say_so(path: Any) -> None:
+    run = PhaseRun.load(path)
+    checks = {check.name: check for check in run_checks(dataclasses.replace(run, checks=[]))}
+    assert {checks[name].verdict for name in LIVE_ONLY} == {"n/a"}
+    assert "without it" in checks["gradients_off"].measured
+    assert "ocr-phases verify" in checks["parity"].measured
+    assert checks["cache_linear"].verdict == checks["closure"].verdict == "pass"
+    assert checks["vision_in_prefill_only"].verdict == checks["decode_memory"].verdict == "pass"
+
+
+def test_checks_of_another_version_are_kept_and_its_verdicts_shown() -> None:
+    other = {"name": "from_the_future", "verdict": "fail", "expected": "more", "measured": "less"}
+    run = dataclasses.replace(make_run(), checks=[other])
+    assert check_of(run, "from_the_future").verdict == "fail"
+    assert "1 of 23 checks failed (from the future)" in checks_verdict(run_checks(run))
+
+
+def test_the_verdict_counts() -> None:
+    run = make_run()
+    checks = run_checks(run)
+    passed = sum(check.verdict == "pass" and check.name in RULES for check in checks)
+    assert f"{passed} of {len(RULES)} passed" in checks_verdict(checks)
+    assert "Worth a look: decode trend, outlier steps" in checks_verdict(checks)
+
+
+# -- rules from the record ----------------------------------------------------------------------------
+
+
+def test_vision_in_decode_fails() -> None:
+    run = make_run()
+    stray = run.spans[run.spans["stage"] == "sam"].assign(phase="decode", step=3)
+    spans = pd.concat([run.spans, stray], ignore_index=True)
+    check = check_of(dataclasses.replace(run, spans=spans), "vision_in_prefill_only")
+    assert check.verdict == "fail"
+    assert "sam ran in 1 step" in check.measured
+
+
+@pytest.mark.parametrize("damage", [lambda sizes: sizes[:-1], lambda sizes: [*sizes[:-1], sizes[-1] * 2]])
+def test_cache_bytes_off_the_line_fail(damage: Any) -> None:
+    run = make_run()
+    cache = {**run.cache, "bytes": damage(run.cache["bytes"])}
+    check = check_of(dataclasses.replace(run, cache=cache), "cache_linear")
+    assert check.verdict == "fail"
+    assert "1 of" in check.measured
+
+
+@pytest.mark.parametrize(
+    ("cuda", "decode", "verdict"),
+    [(True, 1.9e9, "pass"), (True, 1.905e9, "note"), (True, 3e9, "fail"), (False, 3e9, "note")],
+)
+def test_decode_memory_above_the_prefills(cuda: bool, decode: float, verdict: str) -> None:
+    run = make_run(cuda=cuda)
+    peaks = {**run.memory["peak_bytes"], "decode": [int(decode)] * 3}
+    run = dataclasses.replace(run, memory={**run.memory, "peak_bytes": peaks})
+    assert check_of(run, "decode_memory").verdict == verdict
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "pass"), (0.5, "note"), (1.5, "fail")])
+def test_closure(scale: float, verdict: str) -> None:
+    run = make_run()
+    spans = run.spans.copy()
+    inner = (spans["phase"] == "prefill") & (spans["stage"] != "prefill")
+    spans.loc[inner, "device_ms"] *= scale
+    assert check_of(dataclasses.replace(run, spans=spans), "closure").verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ms_a_token", "verdict"),
+    [(0.0, "pass"), (1e-4, "pass"), (0.02, "note"), (0.2, "fail"), (-0.02, "pass")],
+)
+def test_the_trend_is_held_against_the_bytes_of_the_cache(ms_a_token: float, verdict: str) -> None:
+    """61,440 bytes a token at 1 TB/s are 61 ns; the run has 238 steps of 10 ms."""
+    rng = np.random.default_rng(1)
+    run = with_steps(make_run(), lambda step, _: 10.0 + ms_a_token * step + rng.normal(0, 0.05))
+    slope = decode_trend(run).slope
+    assert slope == pytest.approx(ms_a_token, abs=2e-4)
+    assert check_of(run, "decode_trend").verdict == "note"
+    known = dataclasses.replace(run, device={**run.device, "ceilings": {"bandwidth_bytes_per_s": 1e12}})
+    check = check_of(known, "decode_trend")
+    assert check.verdict == verdict
+    assert "its bytes alone cost 0.061 µs" in check.measured
+
+
+def test_a_slow_step_does_not_bend_the_trend() -> None:
+    run = with_steps(make_run(), lambda step, _: 500.0 if step > 225 else 10.0)
+    assert abs(decode_trend(run).slope) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("slow", "options", "cause"),
+    [
+        (lambda step, repeat: step == 0, {}, "the first step"),
+        (lambda step, repeat: step == 30, {}, "the host was held up"),
+        (lambda step, repeat: step == 30, {"cuda": True}, "the host was late"),
+        (lambda step, repeat: step % 8 == 7, {"every": 8}, "the end token is read"),
+        (lambda step, repeat: step == 111, {}, "the cache reached 1024 entries"),
+        (lambda step, repeat: step == 30 and repeat > 1, {"repeats": 4}, "in some repeats only"),
+    ],
+)
+def test_outliers_have_a_likely_cause(slow: Any, options: dict[str, Any], cause: str) -> None:
+    every = options.pop("every", 1)
+    run = with_steps(make_run(**options), lambda step, repeat: 60.0 if slow(step, repeat) else 10.0)
+    run = dataclasses.replace(run, request={**run.request, "eos_check_every": every})
+    causes = outlier_causes(run)
+    assert causes
+    assert all(cause in text for _, text in causes)
+    check = check_of(run, "outlier_steps")
+    assert (check.verdict, cause in check.measured) == ("note", True)
+
+
+def test_a_device_that_is_slow_itself_is_told_from_a_late_host() -> None:
+    run = with_steps(make_run(cuda=True), lambda step, _: 60.0 if step == 30 else 10.0)
+    spans = run.spans.copy()
+    spans.loc[(spans["stage"] == "decode_step") & (spans["step"] == 30), "host_ms"] = 9.0
+    assert outlier_causes(dataclasses.replace(run, spans=spans)) == [(30, "the device itself took longer")]
+
+
+# -- loops --------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 9), max_size=30),
+    st.lists(st.integers(10, 99), min_size=1, max_size=LOOP_PERIOD, unique=True),
+    st.integers(0, 63),
+)
+def test_a_loop_is_found_with_its_period_wherever_it_is_cut(
+    before: list[int], period: list[int], cut: int
+) -> None:
+    times = max(4, -(-48 // len(period)))
+    ids = [*before, *period * times, *period[: cut % len(period)]]
+    assert repetition_loop(ids) == (len(period), len(ids) - len(before))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [],
+        [1],
+        [7] * 47,
+        list(range(200)),
+        [*range(64)] * 3,
+        [*[1, 2] * 40, 3],
+        [*range(65)] * 8,
+    ],
+)
+def test_what_is_no_loop(ids: list[int]) -> None:
+    assert repetition_loop(ids) is None
+
+
+def test_a_loop_is_a_note_with_its_place() -> None:
+    run = make_run(rows=2)
+    looping = {**run.result, "ids": [*range(100), *[5, 6, 7] * 20], "finish": "length"}
+    check = check_of(dataclasses.replace(run, results=[run.result, looping]), "repetition_loop")
+    assert check.verdict == "note"
+    assert check.measured == "row 1: 3 tokens over and over, for the last 60 of 160 tokens"
+
+
+# -- shown --------------------------------------------------------------------------------------------
+
+
+def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
+    bad = Check("a<b", "fail", "<i>", "<script>", "why", "<b>fix")
+    elements = Elements(html.checks_html([bad, Check("closure", "pass", "x", "y", "why", "fix")]))
+    assert "<script>" in elements.said
+    assert "script" not in elements.tags()
+    assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [True, False]
+
+
+def test_then_and_now() -> None:
+    then, now = make_run(), make_run(seed=1, cuda=True)
+    table = then_and_now(then, now).set_index("figure")
+    assert tuple(table.reset_index().columns) == THEN_NOW_COLUMNS
+    row = table.loc["prefill_ms"]
+    assert row["ratio"] == pytest.approx(now["prefill_ms"] / then["prefill_ms"])
+    assert "generate_ms" not in table.index
+    assert same_tokens(then, now)
+    assert what_differs(then, now) == ["device: Example CPU, 2 cores -> NVIDIA H200"]
+    assert not same_tokens(then, make_run(max_tokens=5))
+
+
+def test_the_troubleshooting_page_names_checks_that_exist() -> None:
+    page = (PAGES.parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    names = {name.replace("_", " ") for name in (*RULES, *EXPECTATIONS)}
+    named = set(re.findall(r"`([a-z]+ [a-z ]*[a-z]|closure|parity)`", page))
+    assert named <= names
+    missing = names - named - {name for name in names if name.startswith("expected")}
+    assert missing <= {"repeats agree", "single token steps", "cache reused", "cache growth", "host waits"}
+
+
+def test_texts_are_complete() -> None:
+    for name, text in {**RULES, **EXPECTATIONS}.items():
+        assert text.expected, name
+        assert text.why.endswith("."), name
+        assert text.fix.endswith("."), name
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["live", "record"])
+def test_the_verify_notebook(live: bool, tmp_path: Path) -> None:
+    parameters: dict[str, Any] = {"output_dir": str(tmp_path)}
+    if live:
+        parameters |= {"max_new_tokens": 8, "repeats": 1, "warmup": 0, "device": "cpu"}
+    else:
+        parameters["record"] = str(GOLDEN / "run.json")
+    notebook = execute_notebook("verify", parameters, tmp_path / "verify.ipynb")
+    elements = Elements(render_html(notebook, tmp_path / "verify.html").read_text(encoding="utf-8"))
+    assert not elements.open
+    assert not elements.stray
+    assert "No check failed" in elements.said
+    assert ("8 tokens equal" if live else "not asked for") in elements.said
+    assert ("condition of vision" if live else "Measured elsewhere") in elements.said
+    assert PhaseRun.load(tmp_path / "run.json").request.get("verify", False) == live

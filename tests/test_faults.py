@@ -1,0 +1,717 @@
+"""Faults planted for real, and the check or the sentence that names each (docs/troubleshooting.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import GOLDEN, PAGES
+from example_run import make_run
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from test_grounding import fuzzed
+from test_report import Elements
+
+from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases.analyse.checks import checks_verdict, run_checks
+from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.cli import main
+from ocr_phases.files import LOCK_NAME, only_writer
+from ocr_phases.measure import parity, phases
+from ocr_phases.measure.page import PRESETS, PROMPTS, image_token_count, make_views, pack, resolve_prompt
+from ocr_phases.measure.parity import bfloat16_step, first_difference
+from ocr_phases.measure.sampling import SamplingSettings
+from ocr_phases.report.render import execute_notebook, report_page
+from ocr_phases.show import html
+
+RECEIPT = PAGES / "receipt.png"
+QUICK: dict[str, Any] = {"max_new_tokens": 12, "repeats": 1, "warmup": 0}
+
+
+def verdicts(run: PhaseRun) -> dict[str, str]:
+    return {check.name: check.verdict for check in run_checks(run)}
+
+
+def failures(run: PhaseRun) -> set[str]:
+    return {name for name, verdict in verdicts(run).items() if verdict == "fail"}
+
+
+@contextlib.contextmanager
+def arguments_changed(
+    model: Any, change: Callable[[dict[str, Any]], None], *, prefill: bool = False
+) -> Iterator[None]:
+    """A model whose forward is handed something else than `phases` gave: a fault that only a witness sees."""
+
+    def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if prefill or kwargs["input_ids"].shape[1] == 1:
+            kwargs = dict(kwargs)
+            change(kwargs)
+        return args, kwargs
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def steps_changed(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]
+) -> Iterator[None]:
+    """A family whose decode steps are faulty themselves, as a mistake in this package would be."""
+    honest = phases.family_of
+
+    def family_of(model: Any) -> Any:
+        family = honest(model)
+
+        def step_arguments(state: Any) -> dict[str, Any]:
+            arguments = dict(family.step_arguments(state))
+            change(arguments)
+            return arguments
+
+        return dataclasses.replace(family, step_arguments=step_arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(phases, "family_of", family_of)
+        yield
+
+
+@pytest.fixture
+def session(tiny_session: DeepSeekOCRSession) -> Iterator[DeepSeekOCRSession]:
+    """The tiny session, proved to be sound again after the fault."""
+    yield tiny_session
+    after = tiny_session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
+    assert not failures(after)
+
+
+def test_a_sound_run_passes(session: DeepSeekOCRSession) -> None:
+    run = session.run_inference(RECEIPT, verify=True, **QUICK)
+    found = verdicts(run)
+    assert found["parity"] == "pass"
+    assert [name for name, verdict in found.items() if verdict == "n/a"] == [
+        "decode_trend",
+        "expected_cache_write",
+        "expected_cache_update",
+        "expected_constant_decode",
+    ]
+
+
+# -- the faults of the review's list ------------------------------------------------------------------
+
+
+def test_image_arguments_in_a_step_are_refused(
+    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = torch.zeros(1, 3, 512, 512)
+    with (
+        steps_changed(monkeypatch, lambda arguments: arguments.update(pixel_values=pixels)),
+        pytest.raises(OcrPhasesError, match=r"Image arguments reached decode \(pixel_values\)"),
+    ):
+        session.run_inference(RECEIPT, **QUICK)
+
+
+def test_image_arguments_that_slip_in_behind_the_step_are_seen(session: DeepSeekOCRSession) -> None:
+    """Crops alone run no vision, so nothing but the witness would notice."""
+    with arguments_changed(session.model, lambda kwargs: kwargs.update(num_local_patches=[0])):
+        run = session.run_inference(RECEIPT, **QUICK)
+    assert failures(run) == {"no_image_arguments_in_decode"}
+    assert "num_local_patches arrived" in run_checks(run)[5].measured
+
+
+def test_vision_that_runs_in_decode_is_seen_in_the_spans(session: DeepSeekOCRSession) -> None:
+    """As the vendor's class does when its one-token gate is passed."""
+    stages = session.family.stages(session.model)
+    pixels = torch.zeros(1, 3, 512, 512)
+    width = next(stages["projector"].parameters()).shape[-1]
+
+    def look(kwargs: dict[str, Any]) -> None:
+        stages["sam"](pixels)
+        stages["projector"](torch.zeros(1, 64, width))
+
+    with arguments_changed(session.model, look):
+        run = session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
+    assert failures(run) == {"vision_in_prefill_only"}
+    assert "Do not trust these times" in checks_verdict(run_checks(run))
+
+
+def test_training_mode_is_refused(session: DeepSeekOCRSession) -> None:
+    session.model.train()
+    try:
+        with pytest.raises(OcrPhasesError, match=r"training mode: call model.eval\(\)"):
+            session.run_inference(RECEIPT, **QUICK)
+    finally:
+        session.model.eval()
+
+
+def test_training_mode_switched_on_within_the_call_is_seen(session: DeepSeekOCRSession) -> None:
+    model = session.model
+
+    def train(kwargs: dict[str, Any]) -> None:
+        model.training = True
+
+    def evaluate(*args: Any) -> None:
+        model.training = False
+
+    handle = model.register_forward_hook(evaluate)
+    try:
+        with arguments_changed(model, train, prefill=True):
+            run = session.run_inference(RECEIPT, **QUICK)
+    finally:
+        handle.remove()
+    assert failures(run) == {"eval_mode"}
+
+
+def test_a_cache_that_is_not_reused_is_refused(
+    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        steps_changed(monkeypatch, lambda arguments: arguments.update(past_key_values=None)),
+        pytest.raises(OcrPhasesError, match="new KV cache"),
+    ):
+        session.run_inference(RECEIPT, **QUICK)
+
+
+def test_a_cache_copied_on_the_way_is_refused_or_seen(session: DeepSeekOCRSession) -> None:
+    with (
+        arguments_changed(
+            session.model,
+            lambda kwargs: kwargs.update(past_key_values=copy.deepcopy(kwargs["past_key_values"])),
+        ),
+        pytest.raises(OcrPhasesError, match="new KV cache"),
+    ):
+        session.run_inference(RECEIPT, **QUICK)
+
+
+def test_a_cache_that_loses_an_entry_is_refused(session: DeepSeekOCRSession) -> None:
+    with (
+        arguments_changed(session.model, lambda kwargs: kwargs["past_key_values"].crop(-1)),
+        pytest.raises(OcrPhasesError, match="must grow by one a step"),
+    ):
+        session.run_inference(RECEIPT, **QUICK)
+
+
+@pytest.mark.parametrize("columns", [-1, 1])
+def test_a_mask_grown_wrongly_is_seen(columns: int, session: DeepSeekOCRSession) -> None:
+    """One column short is what a mask grown after the step looks like. Both run without an error."""
+
+    def regrow(kwargs: dict[str, Any]) -> None:
+        mask = kwargs["attention_mask"]
+        kwargs["attention_mask"] = torch.ones(1, mask.shape[1] + columns, dtype=mask.dtype)
+
+    with arguments_changed(session.model, regrow):
+        try:
+            run = session.run_inference(RECEIPT, exact_mask=True, **QUICK)
+        except (RuntimeError, IndexError, ValueError):
+            pytest.skip("this version of transformers refuses such a mask itself")
+    assert failures(run) == {"mask_handed_over"}
+
+
+def test_padded_rows_without_their_mask_are_seen(session: DeepSeekOCRSession) -> None:
+    ready = {"full_attention": None, "reference_sliding_attention": None}
+    with arguments_changed(session.model, lambda kwargs: kwargs.update(attention_mask=ready)):
+        run = session.run_inference(
+            [RECEIPT, RECEIPT], ["free", "<image>\n<|grounding|>A longer prompt."], **QUICK
+        )
+    assert "mask_handed_over" in failures(run)
+
+
+def test_a_mask_of_the_state_that_is_not_grown_is_seen(
+    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functional = SimpleNamespace(pad=lambda mask, *args, **kwargs: mask)
+    monkeypatch.setattr(phases, "nn", SimpleNamespace(functional=functional))
+    run = session.run_inference(RECEIPT, **QUICK)
+    assert failures(run) == {"attention_mask"}
+    monkeypatch.undo()
+
+
+def test_gradients_are_seen(session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("prefill", "decode_step", "decode"):
+        monkeypatch.setattr(phases, name, getattr(phases, name).__wrapped__)
+    run = session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
+    assert failures(run) == {"gradients_off"}
+    monkeypatch.undo()
+
+
+def test_sampling_is_a_note_of_parity(session: DeepSeekOCRSession) -> None:
+    run = session.run_inference(RECEIPT, infer={"temperature": 2.0}, verify=True, **QUICK)
+    (check,) = (check for check in run_checks(run) if check.name == "parity")
+    assert check.verdict == "note"
+    assert "sampled with one seed" in check.measured
+    assert not failures(run)
+
+
+def test_other_tokens_into_generate_fail_parity(
+    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another tokenisation for the one-shot path: the beginning token twice."""
+    honest = DeepSeekOCRSession._generate
+
+    def generate(self: DeepSeekOCRSession, inputs: Any, request: Any) -> list[list[int]]:
+        ids = inputs.input_ids.clone()
+        ids[:, -1] = ids[:, -3]
+        return honest(self, dataclasses.replace(inputs, input_ids=ids), request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeepSeekOCRSession, "_generate", generate)
+        run = session.run_inference(RECEIPT, verify=True, **{**QUICK, "max_new_tokens": 60})
+    assert failures(run) == {"parity"}
+
+
+def test_a_class_without_generate_keeps_its_measurement(
+    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(*args: Any) -> None:
+        raise OcrPhasesError("SomeClass has no generate() here.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeepSeekOCRSession, "_generate", generate)
+        run = session.run_inference(RECEIPT, verify=True, **QUICK)
+    assert verdicts(run)["parity"] == "n/a"
+    assert not failures(run)
+
+
+def test_a_tokenizer_that_loses_spaces_is_seen(
+    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = DeepSeekOCRSession.encode
+    with monkeypatch.context() as patch:
+        patch.setattr(DeepSeekOCRSession, "encode", lambda self, text: honest(self, text.replace(" ", "")))
+        run = session.run_inference(RECEIPT, **QUICK)
+    assert failures(run) == {"prompt_tokens"}
+
+
+def test_characters_that_the_vocabulary_lacks_are_a_note(session: DeepSeekOCRSession) -> None:
+    run = session.run_inference(RECEIPT, "Wie groß ist das?", **QUICK)
+    assert verdicts(run)["prompt_tokens"] == "note"
+    assert not failures(run)
+
+
+def test_image_tokens_in_another_place_than_the_mask_are_seen(
+    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = DeepSeekOCRSession._pack
+
+    def shifted(self: DeepSeekOCRSession, *args: Any) -> Any:
+        packed, pages = honest(self, *args)
+        return dataclasses.replace(packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)), pages
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeepSeekOCRSession, "_pack", shifted)
+        run = session.run_inference(RECEIPT, **QUICK)
+    assert failures(run) >= {"image_mask"}
+
+
+def test_autocast_and_mixed_norms_are_notes(session: DeepSeekOCRSession) -> None:
+    run = session.run_inference(RECEIPT, autocast=True, verify=True, **QUICK)
+    assert verdicts(run)["norm_layers"] == "note"
+    assert "parity" not in failures(run)
+    norm = next(module for module in session.model.modules() if type(module).__name__ == "LayerNorm")
+    norm.half()
+    try:
+        packed = session.prepare(RECEIPT)
+        from ocr_phases.measure.witness import input_verdicts
+
+        verdict, measured = input_verdicts(session, packed, autocast=False)["norm_layers"]
+    finally:
+        norm.float()
+    assert (verdict, "1 LayerNorm in float16" in measured) == ("note", True)
+
+
+def test_a_decode_that_repeats_itself_is_flagged(session: DeepSeekOCRSession) -> None:
+    """The built-in model on a blank page without an end token."""
+    with arguments_changed(session.model, lambda kwargs: kwargs["input_ids"].fill_(7)):
+        run = session.run_inference(
+            Image.new("RGB", (512, 512), "white"), ignore_eos=True, **{**QUICK, "max_new_tokens": 120}
+        )
+    assert verdicts(run)["repetition_loop"] == "note"
+    assert "over and over" in "".join(check.measured for check in run_checks(run))
+
+
+# -- parity in 16 bits --------------------------------------------------------------------------------
+
+
+def test_bfloat16_passes_by_its_tokens_or_a_tie() -> None:
+    session = DeepSeekOCRSession.load("tiny", device="cpu", dtype="bfloat16")
+    run = session.run_inference(RECEIPT, verify=True, **{**QUICK, "max_new_tokens": 40})
+    assert verdicts(run)["parity"] == "pass"
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0, "pass"), (1.5, "pass"), (4, "fail")])
+def test_the_first_difference_is_judged_by_its_margin(
+    shift: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
+    session = DeepSeekOCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
+    honest_scores, honest = parity._scores, DeepSeekOCRSession._generate
+    other = 17
+
+    def scores(*args: Any) -> torch.Tensor:
+        found = honest_scores(*args).clone()
+        assert args[-1] == 5
+        best = float(found.max())
+        found[0, other] = best - shift * bfloat16_step(best)
+        return found
+
+    def generate(self: DeepSeekOCRSession, inputs: Any, request: Any) -> list[list[int]]:
+        ids = honest(self, inputs, request)
+        ids[0][5] = other
+        return ids
+
+    monkeypatch.setattr(parity, "_scores", scores)
+    monkeypatch.setattr(DeepSeekOCRSession, "_generate", generate)
+    run = session.run_inference(
+        RECEIPT, preset="tiny", ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 8}
+    )
+    (check,) = (check for check in run_checks(run) if check.name == "parity")
+    assert check.verdict == verdict
+    assert "token 5 of 8 is the first that differs" in check.measured
+    assert "top-2 margin" in check.measured
+
+
+def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: DeepSeekOCRSession) -> None:
+    from ocr_phases.measure.request import Request
+
+    run = tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)
+    fields = {field.name for field in dataclasses.fields(Request)}
+    given = {name: value for name, value in run.request.items() if name in fields}
+    settings = {"infer": SamplingSettings(no_repeat_ngram_size=3), "pages": []}
+    inputs = tiny_session.prepare([RECEIPT, PAGES / "slide.png"]).to("cpu", torch.float32)
+    ids = [result["ids"] for result in run.results]
+    for place in (0, 1, 7):
+        scores = parity._scores(tiny_session, Request(**{**given, **settings}), inputs, ids, place)
+        assert scores.argmax(dim=-1).tolist() == [row[place] for row in ids]
+
+
+def test_bfloat16_steps_and_first_differences() -> None:
+    for value in (0.75, 1.0, 1.99, 19.3, -19.3, 300.0):
+        near = torch.tensor(abs(value), dtype=torch.bfloat16)
+        above = torch.nextafter(near, torch.tensor(float("inf"), dtype=torch.bfloat16))
+        assert bfloat16_step(value) == pytest.approx(float(above) - float(near))
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1]) == 1
+
+
+# -- the verbs ----------------------------------------------------------------------------------------
+
+
+QUICK_OPTIONS = ["--max-new-tokens", "6", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
+
+
+def test_verify_prints_the_table_and_answers_by_exit_code(tmp_path: Path, capsys: Any) -> None:
+    saved = tmp_path / "run.json"
+    assert main(["verify", str(RECEIPT), "--save", str(saved), *QUICK_OPTIONS]) == 0
+    out = capsys.readouterr().out
+    assert "pass  parity" in out
+    assert "No check failed" in out
+    run = PhaseRun.load(saved)
+    assert run.request["verify"]
+    checks = [{**run.checks[0], "verdict": "fail"}, *run.checks[1:]]
+    dataclasses.replace(run, checks=checks).save(saved)
+    assert main(["verify", "--record", str(saved)]) == 1
+    out = capsys.readouterr().out
+    assert "Do not trust these times: 1 of 22 checks failed (repeats agree)." in out
+    assert "deterministic kernels" in out
+
+
+def test_profile_repeats_a_record(
+    tmp_path: Path, tiny_session: DeepSeekOCRSession, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"first_token": "redecode", "eos_check_every": 2, "infer": {"temperature": 1.5}, "seed": 3}
+    then = tiny_session.run_inference(RECEIPT, "free", **options, **QUICK)
+    then.save("then.json")
+    arguments = ["profile", "--from", "then.json", "--device", "cpu", "--save", "now.json"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "Tokens: equal" in out
+    assert "inter_token_ms" in out
+    now = PhaseRun.load("now.json")
+    assert now.request == then.request
+    assert [page["file"] for page in now.pages] == ["receipt.png"]
+    assert now.page["sha256"] == then.page["sha256"]
+    batch = tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)
+    batch.save("then.json")
+    assert main(arguments) == 0
+    assert PhaseRun.load("now.json").request == batch.request
+
+
+def test_a_record_that_cannot_be_repeated_says_why(
+    tmp_path: Path, tiny_session: DeepSeekOCRSession, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tiny_session.run_inference(RECEIPT, embed_page=False, **QUICK)
+    run.save("bare.json")
+    model = {**run.model, "revision": "sha256:" + "0" * 64}
+    whole = tiny_session.run_inference(RECEIPT, **QUICK)
+    whole.save("whole.json")
+    dataclasses.replace(whole, model=model).save("other.json")
+    smaller = [{**whole.page, "sha256": "1" * 64}]
+    dataclasses.replace(whole, pages=smaller).save("smaller.json")
+    cases = {
+        "is not in the record: name its file": ["--from", "bare.json"],
+        "is not the page of the record, receipt.png": ["--from", "bare.json", str(PAGES / "slide.png")],
+        "only as a smaller copy in the record": ["--from", "smaller.json"],
+        "at sha256:0000000000000…, here it is at": ["--from", "other.json"],
+        "drop --max-new-tokens": ["--from", "whole.json", "--max-new-tokens", "5"],
+        "is the record to repeat": ["--from", "whole.json", "--save", "whole.json"],
+        "or a record to repeat": [],
+    }
+    for message, arguments in cases.items():
+        save = [] if "--save" in arguments else ["--save", "x.json"]
+        assert main(["profile", "--device", "cpu", *save, *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert not Path("x.json").exists()
+    assert main(["profile", "--device", "cpu", "--from", "bare.json", str(RECEIPT), "--save", "x.json"]) == 0
+
+
+# -- pages: as many features as tokens ----------------------------------------------------------------
+
+SIDES = st.one_of(st.integers(1, 1500), st.sampled_from([1, 2, 639, 640, 641, 1024, 1280]))
+SIZES = st.one_of(
+    st.tuples(SIDES, SIDES),
+    st.tuples(st.integers(1, 20_000), st.integers(1, 50)),
+    st.tuples(st.integers(1, 50), st.integers(1, 20_000)),
+)
+PROMPT_TEXTS = st.one_of(
+    st.sampled_from([name for name in PROMPTS if name != "locate"]),
+    st.text(min_size=1, max_size=20).filter(lambda text: text.strip() and "<image>" not in text),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(size=SIZES, preset=st.sampled_from(list(PRESETS)), prompt=PROMPT_TEXTS)
+@example(size=(1, 1), preset="gundam", prompt="free")
+@example(size=(20_000, 50), preset="gundam", prompt="free")
+@example(size=(50, 20_000), preset="large", prompt="free")
+def test_any_page_packs_as_many_image_tokens_as_features(
+    size: tuple[int, int], preset: str, prompt: str
+) -> None:
+    if prompt.strip().partition(":")[0].rstrip() == "locate":
+        return
+    view = make_views(Image.new("RGB", size), PRESETS[preset])
+    text = resolve_prompt(prompt)
+    packed = pack(
+        [[view]], [text], lambda part: [5] * len(part), image_token_id=9, bos_token_id=0, pad_token_id=2
+    )
+    # q x q vectors and a break a row, for the whole page; the same over all crops; one separator.
+    q, c = -(-view.global_view.shape[0] // 64), -(-PRESETS[preset].image_size // 64)
+    columns, rows = view.grid
+    crops = (columns * c + 1) * rows * c if len(view.crops) else 0
+    assert len(view.crops) == (columns * rows if view.grid != (1, 1) else 0)
+    assert packed.image_tokens[0] == q * (q + 1) + 1 + crops == image_token_count(view.preset, view.grid)
+    assert int(packed.images_seq_mask.sum()) == packed.image_tokens[0]
+
+
+@settings(deadline=None, max_examples=8)
+@given(size=SIZES, preset=st.sampled_from(["tiny", "tiny", "small"]), prompt=PROMPT_TEXTS)
+@example(size=(1, 1), preset="tiny", prompt="free")
+@example(size=(20_000, 50), preset="gundam", prompt="free")
+@example(size=(50, 1_300), preset="gundam", prompt="markdown")
+def test_any_page_goes_through_the_model(
+    golden_session: DeepSeekOCRSession, size: tuple[int, int], preset: str, prompt: str
+) -> None:
+    if prompt.strip().partition(":")[0].rstrip() == "locate":
+        return
+    page = Image.new("RGB", size, (200, 220, 240))
+    run = golden_session.run_inference(
+        page, prompt, preset=preset, ignore_eos=True, max_new_tokens=2, repeats=1, warmup=0
+    )
+    found = verdicts(run)
+    assert found["image_features"] == found["image_mask"] == "pass"
+    assert not failures(run)
+
+
+# -- whatever a model may write -----------------------------------------------------------------------
+
+
+TEXT_RUN = make_run(max_tokens=8, repeats=1, embed=False, crops=False)
+
+
+@settings(deadline=None, max_examples=40)
+@given(fuzzed)
+@example("\x00\ud800<script>alert(1)</script>")
+def test_any_text_becomes_fragments_without_a_script(text: str) -> None:
+    base = TEXT_RUN
+    pieces = [text[start : start + 7] for start in range(0, len(text), 7)] or [""]
+    result = {**base.result, "ids": list(range(len(pieces))), "token_texts": pieces, "text": text}
+    run = dataclasses.replace(base, results=[result])
+    grounding = parse_grounding(text)
+    document = "".join(
+        [
+            html.header_html(run),
+            html.text_html(text),
+            html.regions_html(region_table(grounding, run.token_table)),
+        ]
+    )
+    elements = Elements(document)
+    assert not elements.open
+    assert not elements.stray
+    assert not {"script", "iframe", "svg", "object", "style"} & elements.tags()
+    assert not any(name.startswith("on") for _, attributes in elements.found for name in attributes)
+    document.encode()
+
+
+# -- kills, full disks, two at once, no memory --------------------------------------------------------
+
+SAVER = """
+import sys
+from ocr_phases import PhaseRun
+runs = [PhaseRun.load(path) for path in sys.argv[2:]]
+print("ready", flush=True)
+while True:
+    for run in runs:
+        run.save(sys.argv[1])
+"""
+
+
+def killed(command: list[str], delay: Callable[[], float], *, ready: bool) -> None:
+    """Run a Python program and kill it ``delay()`` seconds after its first line (or its start)."""
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    if ready:
+        assert process.stdout.readline() == "ready\n"
+    time.sleep(delay())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_kill_while_saving_leaves_the_old_record_or_the_new_one(tmp_path: Path) -> None:
+    paths = [make_run(seed=seed).save(tmp_path / f"{seed}.json") for seed in (1, 2)]
+    whole = [path.read_bytes() for path in paths]
+    target = tmp_path / "run.json"
+    target.write_bytes(whole[0])
+    chance = random.Random(5)
+    for _ in range(10):
+        killed(["-c", SAVER, str(target), *map(str, paths)], lambda: chance.uniform(0, 0.1), ready=True)
+        assert target.read_bytes() in whole
+
+
+def test_a_kill_of_profile_leaves_the_old_record_or_the_new_one(tmp_path: Path) -> None:
+    target = make_run().save(tmp_path / "run.json")
+    before = target.read_bytes()
+    chance = random.Random(6)
+    command = ["-m", "ocr_phases.cli", "profile", str(RECEIPT), "--save", str(target), *QUICK_OPTIONS]
+    for _ in range(3):
+        killed(command, lambda: chance.uniform(1.5, 5.5), ready=False)
+        assert target.read_bytes() == before or PhaseRun.load(target)["tokens"] == 6
+
+
+def test_a_killed_writer_leaves_its_folder_free(tmp_path: Path) -> None:
+    holder = (
+        "import sys, time; from pathlib import Path; from ocr_phases.files import only_writer\n"
+        "with only_writer(Path(sys.argv[1])):\n    print('ready', flush=True)\n    time.sleep(60)"
+    )
+
+    def taken() -> float:
+        with pytest.raises(OcrPhasesError, match="Another report is being written into"):
+            report_page(tmp_path, {"record": str(GOLDEN / "run.json")})
+        return 0.0
+
+    killed(["-c", holder, str(tmp_path)], taken, ready=True)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_NAME]
+    with only_writer(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_reports_into_one_folder_at_once_do_not_mix(tmp_path: Path) -> None:
+    records = [
+        make_run(page_name=f"page-{name}.png", text=f"only {name}", repeats=1).save(tmp_path / f"{name}.json")
+        for name in ("one", "two")
+    ]
+    command = [sys.executable, "-m", "ocr_phases.cli", "report", "--out", str(tmp_path / "out"), "--record"]
+    both = [
+        subprocess.Popen(
+            [*command, str(record)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        for record in records
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in both]
+    codes = [process.returncode for process in both]
+    assert 0 in codes
+    for code, error in zip(codes, errors, strict=True):
+        assert code == 0 or "Another report is being written into" in error
+    files = tmp_path / "out"
+    written = PhaseRun.load(files / "run.json").page["file"]
+    said = Elements((files / "report.html").read_text(encoding="utf-8")).said
+    assert written in said
+    assert sum(f"page-{name}.png" in said for name in ("one", "two")) == 1
+    assert (files / "result.mmd").read_text().strip() == f"only {written[5:8]}"
+    assert not (files / LOCK_NAME).exists()
+
+
+def full_disk(*args: Any, **kwargs: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_is_one_sentence(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run = make_run()
+    monkeypatch.setattr(os, call, full_disk)
+    with pytest.raises(OcrPhasesError, match=r"run.json cannot be written \(No space left on device\)"):
+        run.save(tmp_path / "run.json")
+    with pytest.raises(OcrPhasesError, match="No space left on device"):
+        report_page(tmp_path / "out", {"record": str(GOLDEN / "run.json")})
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+    assert not (tmp_path / "out" / LOCK_NAME).exists()
+
+
+def test_a_disk_that_fills_up_while_the_notebook_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tempfile
+
+    import papermill
+
+    with monkeypatch.context() as patch:
+        patch.setattr(papermill, "execute_notebook", full_disk)
+        with pytest.raises(OcrPhasesError, match="not run to its end .*No space left on device"):
+            execute_notebook("page_report", {}, tmp_path / "report.ipynb")
+        patch.setattr(tempfile, "mkstemp", full_disk)
+        with pytest.raises(OcrPhasesError, match=r"report.ipynb cannot be written \(No space left"):
+            execute_notebook("page_report", {}, tmp_path / "report.ipynb")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "rows", "advice"),
+    [
+        ("gundam", 1, "preset large or base or small or tiny; fewer than 12 new tokens"),
+        ("tiny", 2, "fewer than 2 pages at once; fewer than 12 new tokens"),
+    ],
+)
+def test_out_of_memory_says_what_would_ask_for_less(
+    preset: str, rows: int, advice: str, session: DeepSeekOCRSession
+) -> None:
+    def exhausted(kwargs: dict[str, Any]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with (
+        arguments_changed(session.model, exhausted, prefill=preset == "gundam"),
+        pytest.raises(OcrPhasesError, match=f"out of memory with {rows} row.*{preset}.*{advice}") as caught,
+    ):
+        session.run_inference([RECEIPT] * rows, preset=preset, **QUICK)
+    assert "\n" not in str(caught.value)

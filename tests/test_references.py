@@ -1,0 +1,93 @@
+"""`references()` finds places in the loaded source: every line it names holds what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from vendor_standin import HERE, make_checkpoint
+
+from ocr_phases import DeepSeekOCRSession
+from ocr_phases.measure.families import NATIVE
+from ocr_phases.measure.folders import transformers_version
+from ocr_phases.measure.references import COLUMNS, references
+
+SITE = Path(transformers.__file__).parents[1]
+EXPECTED = {
+    "condition of vision",
+    "vision call: sam",
+    "vision call: clip",
+    "vision call: projector",
+    "fusion",
+    "language model",
+    "cache update",
+    "cache class",
+    "step preparation",
+}
+
+
+@pytest.fixture(scope="module", params=["native", "vendor"])
+def session(request, tmp_path_factory) -> DeepSeekOCRSession:
+    if request.param == "native":
+        if transformers_version() < (5, 20):
+            pytest.skip("the native class needs transformers >= 5.20")
+        return request.getfixturevalue("golden_session")
+    folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "referred")
+    request.getfixturevalue("remote_code")
+    return DeepSeekOCRSession.load(str(folder), device="cpu", implementation="vendor", trust_remote_code=True)
+
+
+def source_line(file: str, line: int) -> str:
+    path = SITE / file if "/" in file else HERE / file
+    return path.read_text().splitlines()[line - 1]
+
+
+def test_every_place_is_found_and_is_where_it_says(session):
+    table = session.references()
+    assert tuple(table.columns) == COLUMNS
+    assert set(table["what"]) == EXPECTED
+    assert table.notna().all().all()
+    words = {"condition of vision": "if ", "fusion": "masked_scatter", "cache update": ".update("}
+    words |= {"cache class": "def update(", "step preparation": "def prepare_inputs_for_generation"}
+    for row in table.itertuples():
+        line = source_line(row.file, row.line)
+        code = row.symbol.partition(": ")[2].removesuffix("...")
+        called = code.partition("(")[0].rpartition(".")[2]
+        assert words.get(row.what, called) in line, row
+        assert not Path(row.file).is_absolute()
+
+
+def test_the_condition_is_the_gate(session):
+    table = session.references().set_index("what")
+    condition = table.loc["condition of vision", "symbol"]
+    if session.family is NATIVE:
+        assert "pixel_values is not None" in condition
+        assert condition.startswith("UnlimitedOcrModel.forward")
+        assert set(table["version"]) == {f"transformers {transformers.__version__}"}
+    else:
+        assert condition.startswith("DeepseekOCRModel.forward: images is not None and seq_len != 1")
+        assert table.loc["step preparation", "file"] == "modeling_deepseekocr.py"
+        assert table.loc["fusion", "version"] == session.checkpoint.revision
+        assert table.loc["cache update", "version"] == f"transformers {transformers.__version__}"
+
+
+class Part(torch.nn.Module):
+    """A module without a source that says anything."""
+
+
+def test_what_is_not_found_is_a_row_without_a_place():
+    class DeepseekOCRForCausalLM(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.lm_head = Part(), Part()
+            self.model.sam_model = self.model.vision_model = self.model.projector = Part()
+            self.model.layers, self.model.norm = torch.nn.ModuleList([Part()]), Part()
+
+    table = references(DeepseekOCRForCausalLM())
+    assert set(table["what"]) == EXPECTED
+    missing = table[table["what"] != "cache class"]
+    assert missing["file"].isna().all()
+    assert missing["line"].isna().all()
+    assert (missing["symbol"] == "").all()

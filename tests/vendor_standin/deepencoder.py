@@ -1,0 +1,31 @@
+"""The stand-in's vision parts: one token for 64 x 64 pixels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Sam(nn.Module):
+    """Images [N, 3, S, S] to a grid of features [N, width, S / 64, S / 64]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, kernel_size=64, stride=64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.tanh(self.patches(images) / 8)
+
+
+class Clip(nn.Module):
+    """The grid of features to [N, 1 + tokens, width]; the first token is the class embedding."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.class_embedding = nn.Parameter(torch.zeros(width))
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, images: Tensor, grid: Tensor) -> Tensor:
+        tokens = self.mix(grid.flatten(2).transpose(1, 2))
+        first = self.class_embedding.expand(len(images), 1, -1)
+        return torch.cat([first, tokens], dim=1)
