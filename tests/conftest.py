@@ -13,7 +13,7 @@ from ocr_phases import DeepSeekOCRSession
 
 GOLDEN = Path(__file__).parent / "golden"
 PAGES = Path(__file__).parents[1] / "data" / "pages"
-SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=1280,sam_layers=1,clip_layers=1"
+SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
 
 
 @pytest.fixture(scope="session")

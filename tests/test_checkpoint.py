@@ -77,7 +77,7 @@ def test_the_published_sizes_are_the_published_counts():
 
 def test_dummy_is_seeded_and_scaled():
     one, two = (DeepSeekOCRSession.load(SMALL_DUMMY, device="cpu") for _ in range(2))
-    assert one.checkpoint.image_token_id == 1279
+    assert one.checkpoint.image_token_id == 2303
     assert one.checkpoint.default_ignore_eos
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -92,7 +92,7 @@ def test_dummy_is_seeded_and_scaled():
         ("dummy:layers=0", "is no size of dummy"),
         ("dummy:hidden=100,heads=7", "multiple of its heads"),
         ("dummy:experts=2", "at least 6 experts"),
-        ("dummy:vocab=100", "at least 1152"),
+        ("dummy:vocab=100", "at least 2048"),
         ("nonsense", "no model 'nonsense'"),
         ("./nowhere/model", "no model"),
         ("/nowhere/model", "no model"),

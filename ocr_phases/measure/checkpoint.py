@@ -347,7 +347,7 @@ def dummy_config(name: str) -> dict[str, Any]:
         raise OcrPhasesError("dummy's hidden must be a multiple of its heads: give both.")
     if text["n_routed_experts"] < text["num_experts_per_tok"]:
         raise OcrPhasesError(f"dummy needs at least {text['num_experts_per_tok']} experts.")
-    tiny_vocab = 1152
+    tiny_vocab = 2048
     if text["vocab_size"] < tiny_vocab:
         raise OcrPhasesError(
             f"dummy needs a vocab of at least {tiny_vocab}: its prompts use tiny's tokenizer."
