@@ -84,7 +84,8 @@ class PhaseRun:
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
-        times = {"prefill": self["prefill_ms"], "decode": self["decode_ms"], "generate": self["generate_ms"]}
+        figures = self.summary()
+        times = {phase: figures[f"{phase}_ms"] for phase in ("prefill", "decode", "generate")}
         shown = ", ".join(f"{phase} {ms:.1f} ms" for phase, ms in times.items() if ms is not None)
         return f"<PhaseRun {self.page['file']} on {self.model['name']}: {self.token_count} tokens, {shown}>"
 

@@ -239,7 +239,7 @@ class DeepSeekOCRSession:
         self._check_length(packed, request)
         lengths: list[int] = []
         bytes_per_token = waits = 0
-        verdicts = input_verdicts(self, packed, autocast=request.autocast)
+        seen: dict[str, Any] = {}
         witness = Witness(self.family)
         with self._execution(request.autocast):
             if request.generate:
@@ -269,8 +269,9 @@ class DeepSeekOCRSession:
                     )
                 # The prefill's own read, of the first token, is none of decode's.
                 ids, lengths, waits = state.ids, state.lengths, state.reads - 1
-                verdicts |= witness.verdicts(packed, state)
+                seen = witness.verdicts(packed, state)
         spans = timeline.rows(number)
+        verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
         return Run(packed, pages, ids, spans, memory.taken(), lengths, bytes_per_token, waits, verdicts)
 
     def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:
