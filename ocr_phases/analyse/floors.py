@@ -12,6 +12,7 @@ Ceilings come from the record (`ocr_phases.measure.ceilings`), else from a datas
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.summary import ms_text, stage_table, step_table
+from ocr_phases.analyse.summary import ms_text, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
@@ -110,15 +111,16 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     ceilings, costs = ceilings_of(run), _costs(run)
     if why_no_floor(run) is not None or ceilings is None or costs is None:
         return pd.DataFrame(columns=list(FLOOR_COLUMNS))
-    rows = []
+    rows, measured = [], _measured(run)
     for phase, stages in costs.groupby("phase", sort=False):
         whole, floors = (str(phase), _WHOLES[str(phase)], ""), 0.0
         for stage, view, flops, count in stages[["stage", "view", *_WORK]].itertuples(index=False, name=None):
             floor = ceilings.floor_ms(flops, count)
-            rows.append(_floor_row(run, ceilings, (str(phase), stage, view), flops, count, floor))
+            place = (str(phase), stage, view)
+            rows.append(_floor_row(place, ceilings, flops, count, floor, measured.get(place, np.nan)))
             floors += floor
         flops, count = (float(stages[name].sum()) for name in _WORK)
-        rows.append(_floor_row(run, ceilings, whole, flops, count, floors))
+        rows.append(_floor_row(whole, ceilings, flops, count, floors, measured.get(whole, np.nan)))
     return pd.DataFrame(rows, columns=list(FLOOR_COLUMNS))
 
 
@@ -184,7 +186,16 @@ def times_text(factor: float) -> str:
     return f"{factor:.1f} times" if factor < 9.95 else f"{factor:,.0f} times"
 
 
+def rate_text(value: float) -> str:
+    """Three digits with a decimal prefix: ``4.3 T``."""
+    for size, prefix in _PREFIXES:
+        if value >= size:
+            return f"{value / size:.3g} {prefix}"
+    return f"{value:.3g} "
+
+
 _WORK = ("flops", "bytes")
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def _costs(run: PhaseRun) -> pd.DataFrame | None:
@@ -210,15 +221,9 @@ def _product_dtype(run: PhaseRun) -> str:
 
 
 def _floor_row(
-    run: PhaseRun,
-    ceilings: Ceilings,
-    place: tuple[str, str, str],
-    flops: float,
-    count: float,
-    floor: float,
+    place: tuple[str, str, str], ceilings: Ceilings, flops: float, count: float, floor: float, ms: float
 ) -> tuple:
-    ms = _measured_ms(run, *place)
-    seconds = ms / 1e3 if ms else np.nan
+    seconds = ms / 1e3
     return (
         *place,
         int(flops),
@@ -234,11 +239,12 @@ def _floor_row(
     )
 
 
-def _measured_ms(run: PhaseRun, phase: str, stage: str, view: str) -> float:
-    """Median of a stage, ms: of a phase's stage over repeats, of a part of decode over all steps."""
-    if phase == "decode":
-        spans = run.spans[(run.spans["phase"] == phase) & (run.spans["stage"] == stage)]
-        return float(spans["device_ms"].median()) if len(spans) else np.nan
-    table = stage_table(run)
-    found = table[(table["phase"] == phase) & (table["stage"] == stage) & (table["view"] == view)]
-    return float(found["device_ms"].iloc[0]) if len(found) else np.nan
+def _measured(run: PhaseRun) -> dict[Hashable, float]:
+    """Median ms by phase, stage and view: of the prefill's sums over repeats, of decode over all steps."""
+    spans = run.spans
+    keys = ["phase", "stage", "view"]
+    sums = spans[spans["phase"] == "prefill"].groupby([*keys, "repeat"])["device_ms"].sum()
+    steps = spans[spans["phase"] == "decode"].groupby(keys)["device_ms"].median()
+    times = {**sums.groupby(keys).median().to_dict(), **steps.to_dict()}
+    # A stage too short for the clock says nothing.
+    return {place: ms for place, ms in times.items() if ms > 0}

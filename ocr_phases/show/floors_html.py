@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from ocr_phases.analyse.floors import ceilings_of, floor_table, why_no_floor
+from ocr_phases.analyse.floors import Ceilings, ceilings_of, floor_table, rate_text, why_no_floor
 from ocr_phases.analyse.summary import stage_name
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, table_html
 
-_WHOLES = {"prefill": "whole prefill", "decode_step": "whole step"}
+_WHOLES = {"prefill": "whole prefill", "decode_step": "whole decode step"}
 _HEADINGS = {
     "floor_ms": ("floor", "ms"),
-    "limit": ("limited by", ""),
-    "distance": ("over its floor", "×"),
+    "limit": ("limit", ""),
+    "distance": ("time / floor", ""),
     "mfu": ("MFU", "%"),
     "mbu": ("MBU", "%"),
     "gflop": ("GFLOP", ""),
-    "bytes": ("weights and cache", "bytes"),
+    "bytes": ("read", "bytes"),
 }
+_SHOWN = ("stage", "device_ms", "floor_ms", "distance", "limit", "mfu", "mbu", "gflop", "bytes")
 
 
 def floors_html(run: PhaseRun) -> str:
@@ -27,36 +28,19 @@ def floors_html(run: PhaseRun) -> str:
         return note_html(reason or "")
     table = floor_table(run).dropna(subset=["device_ms"])
     whole = table["stage"].isin(_WHOLES)
-    table["stage"] = table["stage"].map(lambda stage: _WHOLES.get(stage) or stage_name(stage))
-    table["phase"] = table["phase"].replace("decode", "decode step")
+    names = (table["stage"].map(stage_name) + " " + table["view"]).str.strip()
+    names = names.mask(table["phase"] == "decode", "decode: " + names)
+    table["stage"] = names.mask(whole, table["stage"].map(_WHOLES))
     table["gflop"] = table["flops"] / 1e9
-    if not table["view"].any():
-        table = table.drop(columns="view")
-    shown = [
-        "phase",
-        "stage",
-        "view",
-        "device_ms",
-        "floor_ms",
-        "distance",
-        "limit",
-        "mfu",
-        "mbu",
-        "gflop",
-        "bytes",
-    ]
-    shown = [name for name in shown if name in table]
     headings = _HEADINGS | ({} if run.device.get("kind") == "cuda" else {"device_ms": ("time", "ms")})
-    return table_html(table[shown], headings=headings, strong=whole.tolist()) + note_html(_source(run))
+    shown = table_html(table[list(_SHOWN)], headings=headings, strong=whole.tolist())
+    return shown + note_html(_source(run, ceilings))
 
 
-def _source(run: PhaseRun) -> str:
-    ceilings = ceilings_of(run)
-    if ceilings is None:
-        return ""
+def _source(run: PhaseRun, ceilings: Ceilings) -> str:
     rates = (
-        f"{ceilings.bandwidth_bytes_per_s / 1e9:,.0f} GB/s and {ceilings.flops_per_s / 1e12:,.3g} TFLOP/s in "
-        f"{run.model.get('dtype')}"
+        f"{rate_text(ceilings.bandwidth_bytes_per_s)}B/s and {rate_text(ceilings.flops_per_s)}FLOP/s "
+        f"in {run.model.get('dtype')}"
     )
     if ceilings.source == "datasheet":
         return f"Ceilings: {rates}, by the {ceilings.name}; none were measured on this device."

@@ -19,6 +19,7 @@ from ocr_phases.analyse.floors import (
     ceilings_of,
     datasheet_ceilings,
     floor_table,
+    rate_text,
     times_text,
     why_no_floor,
 )
@@ -37,7 +38,6 @@ from ocr_phases.show.plots import (
 )
 
 _MARKERS = {"global": "o", "local": "s", "": "D"}
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LINE = 0.07  # of the key's height, from one line to the next
 
 
@@ -75,7 +75,7 @@ def plot_roofline(run: PhaseRun) -> Figure:
     axes.set_ylim(bottom, max(each.flops_per_s for each in drawn) * 3)
     _draw_points(axes, key, points, ceilings)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _scaled(value).strip()))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value).strip()))
         axis.set_minor_locator(NullLocator())
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of weights and KV cache)")
     axes.set_ylabel("arithmetic done (FLOP/s)")
@@ -89,7 +89,7 @@ def _draw_roof(axes: Axes, ceilings: Ceilings, ridge: float, low: float, high: f
     measured = ceilings.source == "measured"
     x = np.asarray([low, ridge, high])
     y = np.minimum(x * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)
-    rates = f"{_scaled(ceilings.bandwidth_bytes_per_s)}B/s, {_scaled(ceilings.flops_per_s)}FLOP/s"
+    rates = f"{rate_text(ceilings.bandwidth_bytes_per_s)}B/s, {rate_text(ceilings.flops_per_s)}FLOP/s"
     axes.plot(
         x,
         y,
@@ -127,11 +127,3 @@ def _name(row: Mapping[Any, Any]) -> str:
     if row["phase"] == "decode":
         return "decode step"
     return " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
-
-
-def _scaled(value: float) -> str:
-    """Three digits with a decimal prefix: ``4.3 T``."""
-    for size, prefix in _PREFIXES:
-        if value >= size:
-            return f"{value / size:.3g} {prefix}"
-    return f"{value:.3g} "
