@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS
 from ocr_phases.analyse.checks import Check
+from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.summary import (
     bytes_text,
     ms_text,
@@ -284,7 +285,7 @@ def measured_html(run: PhaseRun) -> str:
     pages = [{key: value for key, value in page.items() if key != "data"} for page in run.pages]
     memory = {"peaks are": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")}
     parts: list[tuple[str, Mapping[str, Any]]] = [
-        ("Device", run.device),
+        ("Device", {**run.device, "ceilings": ceilings_text(run)}),
         ("Memory", memory),
         ("Versions", run.versions),
         ("Model", model),
