@@ -19,6 +19,7 @@ from ocr_phases.measure.caches import cache_bytes_per_token
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
+from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
 from ocr_phases.measure.page import PRESETS, DeviceInputs, PageInputs, get_preset, make_views, pack
 from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
@@ -159,6 +160,9 @@ class DeepSeekOCRSession:
         embed_page: bool = True,
         generate: bool = False,
         verify: bool = False,
+        kernels: bool = False,
+        kernel_steps: int = KERNEL_STEPS,
+        kernel_trace: str | Path | None = None,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> PhaseRun:
@@ -169,7 +173,10 @@ class DeepSeekOCRSession:
         greedy, and is the default). ``generate=True`` times ``model.generate()`` in place of the two phases.
         ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
         of the record, ``return_text=False`` the text. ``verify=True`` runs ``model.generate()`` once at the
-        end and compares the tokens (the ``parity`` check). ``on_tokens(repeat, new ids a row)`` is called
+        end and compares the tokens (the ``parity`` check). ``kernels=True`` (CUDA) runs the request once
+        more, after everything timed, under torch.profiler with at most ``kernel_steps`` decode steps: what
+        the kernels of each stage did (`ocr_phases.analyse.kernels`); ``kernel_trace`` is a file for its
+        Chrome trace (.json.gz). ``on_tokens(repeat, new ids a row)`` is called
         while decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold.
@@ -197,8 +204,10 @@ class DeepSeekOCRSession:
             generate=generate,
             verify=verify,
         )
+        if kernels:
+            check_kernels(self.device, steps=kernel_steps, generate=generate, trace=kernel_trace)
         runs = []
-        parity = None
+        parity = view = None
         with current_device(self.device), _memory_errors_explained(self.device, request):
             memory = PeakMemory(self.device)
             for number in range(-warmup, repeats):
@@ -210,7 +219,10 @@ class DeepSeekOCRSession:
                     progress(number + warmup + 1, warmup + repeats)
             if verify and not generate:
                 parity = self._compare_with_generate(request, runs[0].ids)
-        return make_record(self, request, runs, memory.source, parity)
+            if kernels:
+                once = partial(self._run_once, number=0, memory=PeakMemory(self.device), on_tokens=None)
+                view = kernel_view(once, request, self.device, steps=kernel_steps, trace=kernel_trace)
+        return make_record(self, request, runs, memory.source, parity, view)
 
     def _compare_with_generate(self, request: Request, ids: list[list[int]]) -> dict[str, Any]:
         """The ``parity`` check: the same request through ``model.generate()``, after everything measured."""
