@@ -137,8 +137,8 @@ def example_view(steps: int = 4) -> dict[str, Any]:
 
     begin = clock
     for view in ("local", "global"):
-        work("prefill", "sam", 240, 52.0 if view == "local" else 40.0, view)
-        work("prefill", "clip", 160, 26.0, view)
+        work("prefill", "sam", 240, 100.0 if view == "local" else 78.0, view)
+        work("prefill", "clip", 160, 52.0, view)
         work("prefill", "projector", 2, 40.0, view)
     work("prefill", "vision_fusion", 30, 2.0)
     work("prefill", "decoder", 500, 9.0)

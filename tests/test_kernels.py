@@ -17,13 +17,19 @@ from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
+from matplotlib.text import Text
+from test_report import Elements
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.summary import verdict
+from ocr_phases.cli import main
 from ocr_phases.measure import kernels as measure
 from ocr_phases.measure.trace import Nesting, busy_ms, idle_gaps, reduce_trace
+from ocr_phases.report.render import report_page
+from ocr_phases.show import html, kernels_html
+from ocr_phases.show import kernels as plots
 
 PAGE = PAGES / "slide.png"
 intervals = st.lists(
@@ -260,8 +266,8 @@ def test_a_port_that_waits_in_every_layer_is_host_sync_bound() -> None:
 
 
 def test_the_sentence_puts_busy_beside_wall() -> None:
-    assert analyse._of(2.1, 18.62) == "2.10 of 18.6 ms"
-    assert analyse._of(950.0, 2000.0) == "950 ms of 2.00 s"
+    assert analyse.of_text(2.1, 18.62) == "2.10 of 18.6 ms"
+    assert analyse.of_text(950.0, 2000.0) == "950 ms of 2.00 s"
     assert analyse.kernel_sentence(make_run()) == ""
     failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "The profiler saw no kernel."})
     assert analyse.kernel_sentence(failed) == "The kernel view failed: The profiler saw no kernel."
@@ -295,6 +301,92 @@ def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
     ]
     checks = {check.name: check for check in run_checks(with_kernels(view=view))}
     assert checks["vision_in_prefill_only"].verdict == "fail"
+
+
+# -- shown --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", [example_view(), reduce_trace(*mini_trace())], ids=["eager", "graph"])
+@pytest.mark.filterwarnings("error")
+def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
+    run = with_kernels(view=view)
+    busy, gaps = plots.plot_busy(run), plots.plot_idle_gaps(run)
+    for figure in (busy, gaps):
+        assert html.figure_png(figure).startswith(b"\x89PNG")
+        sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()}
+        assert min(sizes) >= 9
+        assert not any("nan" in text.get_text() for text in figure.findobj(Text))
+    step = analyse.stage_verdict(run).set_index("stage").loc["decode_step"]
+    labels = [text.get_text() for text in busy.axes[1].texts]
+    assert labels[0].startswith(analyse.of_text(step["busy_ms"], step["wall_ms"]))
+    assert labels[0].endswith(step["verdict"])
+    drawn = sum(bar.get_height() for bar in gaps.axes[1].patches)
+    table = analyse.idle_gaps(run)
+    assert drawn == pytest.approx(table.loc[table["phase"] == "decode", "idle_ms"].sum())
+
+
+def test_a_view_without_kernels_says_so_in_its_pictures() -> None:
+    empty = reduce_trace({"traceEvents": []}, [])
+    for plot in (plots.plot_busy, plots.plot_idle_gaps):
+        assert [text.get_text() for text in plot(with_kernels(view=empty)).axes[0].texts][0].endswith(".")
+
+
+def test_the_fragments_hold_the_figures_and_escape_names() -> None:
+    view = reduce_trace(*mini_trace())
+    view["top"]["kernel"][0] = "<script>alert(1)</script>"
+    run = with_kernels(view={"tool": "torch.profiler 2.11.0", **view})
+    elements = Elements(kernels_html.kernels_html(run) + kernels_html.kernel_details_html(run))
+    assert not elements.open
+    assert not elements.stray
+    assert "script" not in elements.tags()
+    for words in ("whole phase", "launch-bound", "in a run of its own with 2 decode steps", "1 a step"):
+        assert words in elements.said
+    for words in ("aten::_local_scalar_dense", "attention, which reads it", "<script>alert"):
+        assert words in elements.said
+    assert kernels_html.kernels_html(make_run()) == kernels_html.kernel_details_html(make_run()) == ""
+    failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "No kernel <b>."})
+    assert "No kernel &lt;b&gt;." in kernels_html.kernels_html(failed)
+    assert kernels_html.kernel_details_html(failed) == ""
+
+
+def test_the_page_report_shows_the_view_of_a_record_that_has_one(tmp_path: Path) -> None:
+    record = with_kernels().save(tmp_path / "record.json")
+    written = report_page(tmp_path / "out", {"record": str(record)})
+    elements = Elements(written["report.html"].read_text(encoding="utf-8"))
+    assert not elements.open
+    assert "the GPU works 64.2 of 100 ms" in elements.said
+    assert "Longest kernels of a decode step" in elements.said
+    pictures = [attributes.get("alt") for tag, attributes in elements.found if tag == "img"]
+    assert "How long the device works in each stage" in pictures
+
+
+def test_the_command_line_refuses_the_view_on_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "run.json"
+    arguments = ["profile", str(PAGE), "--save", str(target), "--device", "cpu", "--trace"]
+    assert main(arguments) == 2
+    assert "--device cuda" in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_the_command_line_prints_the_view(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def measured(arguments: Any, **options: Any) -> PhaseRun:
+        asked.update(options)
+        return with_kernels()
+
+    monkeypatch.setattr("ocr_phases.cli._measure", measured)
+    assert main(["profile", str(PAGE), "--save", str(tmp_path / "run.json"), "--trace"]) == 0
+    assert asked == {"kernels": True, "kernel_trace": tmp_path / "trace.json.gz"}
+    out = capsys.readouterr().out
+    assert "launch-bound" in out
+    assert "aten::item" in out
+    main(["profile", str(PAGE), "--save", str(tmp_path / "run.json")])
+    assert asked["kernels"] is False
 
 
 # -- the pass -----------------------------------------------------------------------------------------

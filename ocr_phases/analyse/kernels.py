@@ -46,6 +46,7 @@ VERDICT_COLUMNS = (
     "busy_ms",
     "wall_ms",
     "idle_after_sync",
+    "queue_ms",
     "compute_ms",
     "bandwidth_ms",
     "reason",
@@ -153,10 +154,12 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
 def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataFrame:
     """What bounds each stage, columns `VERDICT_COLUMNS`, with the numbers behind it and a sentence.
 
-    Below `DEVICE_BOUND` of the wall time at work, a stage is ``host-sync-bound`` where most of its idle time
-    follows a wait of the host, else ``launch-bound``. Above it is ``compute-bound`` or ``bandwidth-bound``,
-    whichever floor is higher; ``floors`` has a row a ``phase``, ``stage`` and ``view`` with ``compute_ms``
-    and ``bandwidth_ms`` (in decode of one step). Without floors it is ``device-bound``.
+    The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another that was
+    launched in time. Where both together are less than `DEVICE_BOUND` of ``wall_ms``, a stage is
+    ``host-sync-bound`` if most of its idle time follows a wait of the host (``idle_after_sync``), else
+    ``launch-bound``. Any other is ``compute-bound`` or ``bandwidth-bound``, whichever floor is higher;
+    ``floors`` has a row a ``phase``, ``stage`` and ``view`` with ``compute_ms`` and ``bandwidth_ms`` (in
+    decode of one step). Without floors it is ``device-bound``.
     """
     table = kernel_table(run).dropna(subset=["wall_ms"])
     table = table[(table["kernels"] + table["copies"] > 0) & (table["wall_ms"] > 0)]
@@ -165,12 +168,15 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
     rows = []
     for row in table.to_dict("records"):
         key = (row["phase"], row["stage"], row["view"])
-        after_sync = _after_sync(gaps, *key)
+        idle = _idle_ms(gaps, *key)
+        after_sync = idle.get("host sync", 0.0) / idle.sum() if len(idle) else math.nan
+        queue_ms = idle.get("device", 0.0)
         floor = known.get(key, {})
         ends = (floor.get("compute_ms", math.nan), floor.get("bandwidth_ms", math.nan))
-        verdict = _verdict(row, after_sync, *ends)
+        verdict = _verdict(row, after_sync, queue_ms, *ends)
         reason = _reason(row, verdict, after_sync, *ends)
-        rows.append((*key, verdict, row["busy_ms"], row["wall_ms"], after_sync, *ends, reason))
+        times = (row["busy_ms"], row["wall_ms"])
+        rows.append((*key, verdict, *times, after_sync, queue_ms, *ends, reason))
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
@@ -186,7 +192,7 @@ def kernel_sentence(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
         row = table[(table["phase"] == phase) & (table["stage"] == _whole(phase))]
         if len(row):
             verdict, busy, wall = row.iloc[0][["verdict", "busy_ms", "wall_ms"]]
-            parts.append(f"{phase} is {verdict}: the GPU works {_of(busy, wall)}{unit}")
+            parts.append(f"{phase} is {verdict}: the GPU works {of_text(busy, wall)}{unit}")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
@@ -260,19 +266,20 @@ def _whole(phase: str) -> str:
     return "decode_step" if phase == "decode" else phase
 
 
-def _after_sync(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> float:
-    """The part of a stage's idle time that follows a host's wait; NaN where it was never idle."""
+def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series:
+    """A stage's idle time between its kernels in ms, by cause."""
     mine = gaps[gaps["phase"] == phase]
     if stage == "decode_step":
         mine = mine[mine["stage"] != "decode"]
     elif stage != phase:
         mine = mine[(mine["stage"] == stage) & (mine["view"] == view)]
-    whole = float(mine["idle_ms"].sum())
-    return float(mine.loc[mine["cause"] == "host sync", "idle_ms"].sum()) / whole if whole else math.nan
+    return mine.groupby("cause")["idle_ms"].sum()
 
 
-def _verdict(row: Mapping[Any, Any], after_sync: float, compute_ms: float, bandwidth_ms: float) -> str:
-    if row["busy_ms"] < DEVICE_BOUND * row["wall_ms"]:
+def _verdict(
+    row: Mapping[Any, Any], after_sync: float, queue_ms: float, compute_ms: float, bandwidth_ms: float
+) -> str:
+    if row["busy_ms"] + queue_ms < DEVICE_BOUND * row["wall_ms"]:
         return "host-sync-bound" if after_sync >= _SYNC_BOUND else "launch-bound"
     if math.isnan(compute_ms) or math.isnan(bandwidth_ms):
         return "device-bound"
@@ -283,7 +290,7 @@ def _reason(
     row: Mapping[Any, Any], verdict: str, after_sync: float, compute_ms: float, bandwidth_ms: float
 ) -> str:
     name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
-    text = f"{name}: the GPU works {_of(row['busy_ms'], row['wall_ms'])}"
+    text = f"{name}: the GPU works {of_text(row['busy_ms'], row['wall_ms'])}"
     if verdict == "launch-bound":
         launches = row["launches"]
         return f"{text}; {launches:,.0f} launches, one every {row['wall_ms'] / launches * 1e3:.1f} µs"
@@ -294,7 +301,7 @@ def _reason(
     return f"{text}; arithmetic allows {ms_text(compute_ms)}, bandwidth {ms_text(bandwidth_ms)}"
 
 
-def _of(busy: float, wall: float) -> str:
+def of_text(busy: float, wall: float) -> str:
     """``2.1 of 18.6 ms``."""
     texts = ms_text(min(busy, wall)), ms_text(wall)
     first, unit = texts[0].rsplit(" ", 1)
