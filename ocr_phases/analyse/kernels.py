@@ -47,8 +47,9 @@ VERDICT_COLUMNS = (
     "wall_ms",
     "idle_after_sync",
     "queue_ms",
-    "compute_ms",
-    "bandwidth_ms",
+    "floor_ms",
+    "mfu",
+    "mbu",
     "reason",
 )
 GAP_CAUSES = ("host sync", "launch", "device")
@@ -157,9 +158,9 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
     The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another that was
     launched in time. Where both together are less than `DEVICE_BOUND` of ``wall_ms``, a stage is
     ``host-sync-bound`` if most of its idle time follows a wait of the host (``idle_after_sync``), else
-    ``launch-bound``. Any other is ``compute-bound`` or ``bandwidth-bound``, whichever floor is higher;
-    ``floors`` has a row a ``phase``, ``stage`` and ``view`` with ``compute_ms`` and ``bandwidth_ms`` (in
-    decode of one step). Without floors it is ``device-bound``.
+    ``launch-bound``. Any other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of;
+    ``floors`` is `floor_table`'s (``phase``, ``stage``, ``view``, ``floor_ms``, ``limit``, ``mfu``, ``mbu``).
+    Without a floor it is ``device-bound``.
     """
     table = kernel_table(run).dropna(subset=["wall_ms"])
     table = table[(table["kernels"] + table["copies"] > 0) & (table["wall_ms"] > 0)]
@@ -171,12 +172,12 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
         idle = _idle_ms(gaps, *key)
         after_sync = idle.get("host sync", 0.0) / idle.sum() if len(idle) else math.nan
         queue_ms = idle.get("device", 0.0)
-        floor = known.get(key, {})
-        ends = (floor.get("compute_ms", math.nan), floor.get("bandwidth_ms", math.nan))
-        verdict = _verdict(row, after_sync, queue_ms, *ends)
-        reason = _reason(row, verdict, after_sync, *ends)
-        times = (row["busy_ms"], row["wall_ms"])
-        rows.append((*key, verdict, *times, after_sync, queue_ms, *ends, reason))
+        floor: Mapping[Any, Any] = known.get(key, {})
+        verdict = _verdict(row, after_sync, queue_ms, floor.get("limit"))
+        reason = _reason(row, verdict, after_sync, floor)
+        times = (row["busy_ms"], row["wall_ms"], after_sync, queue_ms)
+        against = [floor.get(name, math.nan) for name in ("floor_ms", "mfu", "mbu")]
+        rows.append((*key, verdict, *times, *against, reason))
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
@@ -276,29 +277,25 @@ def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series
     return mine.groupby("cause")["idle_ms"].sum()
 
 
-def _verdict(
-    row: Mapping[Any, Any], after_sync: float, queue_ms: float, compute_ms: float, bandwidth_ms: float
-) -> str:
+def _verdict(row: Mapping[Any, Any], after_sync: float, queue_ms: float, limit: str | None) -> str:
     if row["busy_ms"] + queue_ms < DEVICE_BOUND * row["wall_ms"]:
         return "host-sync-bound" if after_sync >= _SYNC_BOUND else "launch-bound"
-    if math.isnan(compute_ms) or math.isnan(bandwidth_ms):
-        return "device-bound"
-    return "compute-bound" if compute_ms >= bandwidth_ms else "bandwidth-bound"
+    return {"arithmetic": "compute-bound", "bandwidth": "bandwidth-bound"}.get(str(limit), "device-bound")
 
 
-def _reason(
-    row: Mapping[Any, Any], verdict: str, after_sync: float, compute_ms: float, bandwidth_ms: float
-) -> str:
+def _reason(row: Mapping[Any, Any], verdict: str, after_sync: float, floor: Mapping[Any, Any]) -> str:
     name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
     text = f"{name}: the GPU works {of_text(row['busy_ms'], row['wall_ms'])}"
     if verdict == "launch-bound":
         launches = row["launches"]
-        return f"{text}; {launches:,.0f} launches, one every {row['wall_ms'] / launches * 1e3:.1f} µs"
-    if verdict == "host-sync-bound":
-        return f"{text}; {percent_text(after_sync)} of its idle time follows a wait of the host"
-    if verdict == "device-bound":
-        return f"{text}; no floor is known that would tell arithmetic from bandwidth"
-    return f"{text}; arithmetic allows {ms_text(compute_ms)}, bandwidth {ms_text(bandwidth_ms)}"
+        text += f"; {launches:,.0f} launches, one every {row['wall_ms'] / launches * 1e3:.1f} µs"
+    elif verdict == "host-sync-bound":
+        text += f"; {percent_text(after_sync)} of its idle time follows a wait of the host"
+    if not floor:
+        return text
+    allows = "arithmetic" if floor["limit"] == "arithmetic" else "memory bandwidth"
+    used = f"MFU {percent_text(floor['mfu'])}, MBU {percent_text(floor['mbu'])}"
+    return f"{text}; {allows} allows {ms_text(floor['floor_ms'])} ({used})"
 
 
 def of_text(busy: float, wall: float) -> str:

@@ -85,13 +85,11 @@ def profiled_run(
     """
     tokens = steps if request.first_token == "redecode" else steps + 1
     short = replace(request, max_new_tokens=min(request.max_new_tokens, tokens))
-    # Steps that are replayed do not call the cache, and a patched method would be compiled anew.
-    marked = cache_updates_marked() if request.strategy == "eager" else contextlib.nullcontext()
     activities = [ProfilerActivity.CPU]
     if device.startswith("cuda"):
         activities.append(ProfilerActivity.CUDA)
     run_once(short)
-    with marked, profile(activities=activities) as profiler:
+    with cache_updates_marked(), profile(activities=activities) as profiler:
         run = run_once(short)
     return profiler, [(phase, stage, view, step) for _, phase, stage, view, step, *_ in run.spans]
 

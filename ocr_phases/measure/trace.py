@@ -206,8 +206,8 @@ def _ranges(events: Sequence[Event], spans: Sequence[Identity]) -> list[Range]:
 
 def _work(events: Sequence[Event], nesting: Nesting) -> list[Work]:
     launches = {one.correlation: one for one in events if one.category in _CALLS}
-    # A call that the trace has lost leaves the operator which made it.
-    operators = {one.external: one for one in events if one.category == "cpu_op"}
+    # A call that the trace has lost leaves the operator or range which made it.
+    operators = {one.external: one for one in events if one.category in ("cpu_op", "user_annotation")}
     work = []
     for one in events:
         if one.category in _DEVICE:
