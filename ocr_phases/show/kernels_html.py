@@ -44,14 +44,15 @@ def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
     """
     if run.kernels is None:
         return ""
-    sentence = note_html(kernel_sentence(run, floors))
+    head = f'<h3 class="op">Kernels</h3>{note_html(kernel_sentence(run, floors))}'
     if not has_kernels(run):
-        return sentence
+        return head
     table = kernel_table(run).merge(
         stage_verdict(run, floors)[["phase", "stage", "view", "verdict"]], on=["phase", "stage", "view"]
     )
+    table = table[table["stage"] != "decode"].copy()  # the loop, which the step stands for
     table["works"] = (table["busy_ms"] / table["wall_ms"]).clip(upper=1.0)
-    whole = table["stage"].isin((*table["phase"].unique(), "decode_step"))
+    whole = table["stage"].isin(("prepare", "prefill", "decode_step"))
     table["stage"] = table["stage"].map(stage_name).mask(table["stage"] == table["phase"], "whole phase")
     columns = ["phase", "stage", "view", "kernels", "launches", "busy_ms", "wall_ms", "works", "verdict"]
     if not table["view"].any():
@@ -60,7 +61,7 @@ def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
     caption = (
         f"Seen by {run.kernels['tool']} in a run of its own with {steps} decode steps; decode is per step."
     )
-    return sentence + table_html(table[columns], caption=caption, headings=_HEADINGS, strong=whole.tolist())
+    return head + table_html(table[columns], caption=caption, headings=_HEADINGS, strong=whole.tolist())
 
 
 def kernel_details_html(run: PhaseRun) -> str:
