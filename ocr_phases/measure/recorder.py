@@ -39,8 +39,12 @@ def make_record(
     runs: Sequence[Run],
     memory_source: str | None,
     parity: dict[str, Any] | None = None,
+    kernels: dict[str, Any] | None = None,
 ) -> PhaseRun:
-    """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for."""
+    """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for.
+
+    ``kernels`` is the kernel view, where that was.
+    """
     first = runs[0]
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
@@ -68,6 +72,7 @@ def make_record(
             "bytes": [length * first.bytes_per_token for length in first.lengths],
         },
         checks=[*_checks(runs, request), *([parity] if parity else [])],
+        kernels=kernels,
     )
 
 

@@ -20,6 +20,7 @@ from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
+from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
 from ocr_phases.measure.page import PRESETS, DeviceInputs, PageInputs, get_preset, make_views, pack
 from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
@@ -162,6 +163,9 @@ class DeepSeekOCRSession:
         generate: bool = False,
         verify: bool = False,
         ceilings: bool = True,
+        kernels: bool = False,
+        kernel_steps: int = KERNEL_STEPS,
+        kernel_trace: str | Path | None = None,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> PhaseRun:
@@ -173,9 +177,11 @@ class DeepSeekOCRSession:
         ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
         of the record, ``return_text=False`` the text. ``verify=True`` runs ``model.generate()`` once at the
         end and compares the tokens (the ``parity`` check). ``ceilings=False`` leaves out what the device can
-        do at its best (`hardware_ceilings`), taken after a session's first measurement.
-        ``on_tokens(repeat, new ids a row)`` is called while decoding (repeat -1 is warm-up),
-        ``progress(runs done, runs in all)`` after each run.
+        do at its best (`hardware_ceilings`), taken after a session's first measurement. ``kernels=True``
+        (CUDA) runs the request once more, after everything timed, under torch.profiler with at most
+        ``kernel_steps`` decode steps: what the kernels of each stage did (`ocr_phases.analyse.kernels`);
+        ``kernel_trace`` is a file for its Chrome trace (.json.gz). ``on_tokens(repeat, new ids a row)`` is
+        called while decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold.
         """
@@ -202,8 +208,10 @@ class DeepSeekOCRSession:
             generate=generate,
             verify=verify,
         )
+        if kernels:
+            check_kernels(self.device, steps=kernel_steps, generate=generate, trace=kernel_trace)
         runs = []
-        parity = None
+        parity = view = None
         with current_device(self.device), _memory_errors_explained(self.device, request):
             memory = PeakMemory(self.device)
             for number in range(-warmup, repeats):
@@ -215,7 +223,10 @@ class DeepSeekOCRSession:
                     progress(number + warmup + 1, warmup + repeats)
             if verify and not generate:
                 parity = self._compare_with_generate(request, runs[0].ids)
-        record = make_record(self, request, runs, memory.source, parity)
+            if kernels:
+                once = partial(self._run_once, number=0, memory=PeakMemory(self.device), on_tokens=None)
+                view = kernel_view(once, request, self.device, steps=kernel_steps, trace=kernel_trace)
+        record = make_record(self, request, runs, memory.source, parity, view)
         if ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
         return record
