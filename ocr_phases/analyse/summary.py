@@ -327,6 +327,15 @@ def _caveats(run: PhaseRun) -> list[str]:
         )
     if run.request.get("warmup") == 0:
         caveats.append("Nothing was warmed up, so these times contain what only a first run pays.")
+    step, vision = run.model.get("strategy_setup") or {}, run.model.get("vision_setup") or {}
+    once = {
+        "compiling the decode step": step.get("compile_ms"),
+        "capturing it": step.get("capture_ms"),
+        "compiling the vision encoders": vision.get("compile_ms"),
+    }
+    spent = [f"{name} {ms_text(ms)}" for name, ms in once.items() if ms is not None]
+    if spent:
+        caveats.append(f"Not in these times is what was set up once before: {', '.join(spent)}.")
     return caveats
 
 

@@ -135,6 +135,8 @@ def cards_html(run: PhaseRun) -> str:
     if figures["kv_cache_bytes"]:
         each = run.cache.get("bytes_per_token")
         note = f"{bytes_text(each)} a token" if each else "at its largest"
+        if run.cache.get("capacity_bytes"):
+            note += f"; static, room for {bytes_text(run.cache['capacity_bytes'])}"
         cards.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
     items = "".join(
         f'<div class="op-card"><dt>{_safe(label)}</dt><dd><strong>{_safe(value)}</strong> '
