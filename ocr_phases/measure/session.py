@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.measure import phases
 from ocr_phases.measure.caches import cache_bytes_per_token
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
@@ -170,9 +171,11 @@ class DeepSeekOCRSession:
         ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
         of the record, ``return_text=False`` the text. ``verify=True`` runs ``model.generate()`` once at the
         end and compares the tokens (the ``parity`` check). ``on_tokens(repeat, new ids a row)`` is called
-        while decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
+        after the prefill and while decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)``
+        after each run. Either may raise `Stopped`: the record is then of the repeats finished by then.
 
-        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold.
+        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, and
+        `Stopped` where that came before the end of the first repeat.
         """
         rows, prompts = make_rows(page, prompt, grounding)
         request = Request(
@@ -197,19 +200,24 @@ class DeepSeekOCRSession:
             generate=generate,
             verify=verify,
         )
-        runs = []
+        runs: list[Run] = []
         parity = None
         with current_device(self.device), _memory_errors_explained(self.device, request):
             memory = PeakMemory(self.device)
-            for number in range(-warmup, repeats):
-                notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-                run = self._run_once(request, number, memory, notify)
-                if number >= 0:
-                    runs.append(run)
-                if progress is not None:
-                    progress(number + warmup + 1, warmup + repeats)
-            if verify and not generate:
-                parity = self._compare_with_generate(request, runs[0].ids)
+            try:
+                for number in range(-warmup, repeats):
+                    notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
+                    run = self._run_once(request, number, memory, notify)
+                    if number >= 0:
+                        runs.append(run)
+                    if progress is not None:
+                        progress(number + warmup + 1, warmup + repeats)
+                if verify and not generate:
+                    parity = self._compare_with_generate(request, runs[0].ids)
+            except Stopped:
+                if not runs:
+                    raise
+                request = replace(request, repeats=len(runs))
         return make_record(self, request, runs, memory.source, parity)
 
     def _compare_with_generate(self, request: Request, ids: list[list[int]]) -> dict[str, Any]:
@@ -254,6 +262,8 @@ class DeepSeekOCRSession:
                 bytes_per_token = cache_bytes_per_token(state.cache)
                 if request.first_token == "redecode":
                     phases.redecode(state)
+                elif on_tokens is not None:
+                    on_tokens([list(row) for row in state.ids])
                 # Only an eager step calls the model itself.
                 watched = witness.watching(self.model, "decode")
                 with memory.of("decode"), watched if request.strategy == "eager" else nullcontext():
