@@ -52,7 +52,7 @@ class ComparePane(Pane):
         self._seen = True
         if len(self._runs) < 2:
             self._content.value = note_html(
-                "There is one record so far: run again with another setting, or load a second one under Record."
+                "There is one record so far: run again with another setting, or load one under Record."
             )
             return
         pair = self.first.value, self.second.value

@@ -95,21 +95,20 @@ class PagePane(Pane):
         numbers = [number for number, page in enumerate(run.pages) if page["row"] == row]
         page = run.pages[numbers[0]]
         self._note.value = note_html(_remark(run, row, len(numbers), grounding.dropped))
-        notes = {int(item.region): _hint(item) for item in self._table.itertuples()}
+        items: list[Any] = list(self._table.itertuples())
+        notes = {item.region: _hint(item) for item in items}
         self._page.value = page_svg(
             run.page_image(numbers[0]), (page["width"], page["height"]), self._regions, notes
         )
         times = self._tokens["device_ms"].tolist()
         self._curve = Curve.of([times])
-        bands = {
-            int(region): (int(part["index"].min()), int(part["index"].max()) + 1)
-            for region, part in self._tokens.groupby("region")
-        }
+        own = self._tokens.groupby("region")["index"].agg(["min", "max"])
+        bands = {region: (start, end + 1) for region, start, end in own.itertuples()}
         self._graph.value = curve_svg(
             self._curve, [times], title="Latency of each token", bands=bands, cursor=True
         )
         self._offer_types()
-        options = [(_line(item), int(item.region)) for item in self._table.itertuples()]
+        options = [(_line(item), item.region) for item in items]
         self.list.unobserve(self._selected, "value")
         self.list.options = options
         self.list.rows = min(max(len(options), 2), 9)
@@ -152,7 +151,7 @@ class PagePane(Pane):
         step = "from the prefill" if pd.isna(token["step"]) else f"step {int(token['step'])}"
         text = printable(str(token["text"])) or "no text"
         self._said.value = (
-            f'<p><strong>Token {self.token + 1}</strong> of {len(self._tokens)}, {step}: '
+            f"<p><strong>Token {self.token + 1}</strong> of {len(self._tokens)}, {step}: "
             f"<code>{_safe(text)}</code> <strong>{ms_text(ms) if ms is not None else ''}</strong></p>"
         )
         self._detail.value = self._detail_html(region)
@@ -218,12 +217,15 @@ def _remark(run: PhaseRun, row: int, pages: int, dropped: int) -> str:
 
 def _hint(item: Any) -> str:
     text = printable(str(item.text), 200)
-    return f"{item.region} {printable(str(item.label))}: {item.tokens} tokens, {ms_text(item.decode_ms)}\n{text}"
+    return (
+        f"{item.region} {printable(str(item.label))}: {item.tokens} tokens, {ms_text(item.decode_ms)}\n{text}"
+    )
 
 
 def _line(item: Any) -> str:
     name = "preamble" if item.region == PREAMBLE else f"{item.region} {printable(str(item.label))}"
-    return f"{name} · {item.tokens} tokens · {ms_text(item.decode_ms)} · {printable(str(item.text), 28)}"
+    begins = printable(str(item.text), 28)
+    return " · ".join(filter(None, (name, f"{item.tokens} tokens", ms_text(item.decode_ms), begins)))
 
 
 def _hex(colour: tuple[int, int, int]) -> str:

@@ -106,7 +106,8 @@ class RecordPane(Pane):
         # The frame may run the report's own table sorting and nothing else.
         self._report.value = (
             f"<p>{link} Written to {html.escape(str(report))}</p>"
-            f'<iframe sandbox="allow-scripts" title="The report" srcdoc="{html.escape(document.decode())}"></iframe>'
+            f'<iframe sandbox="allow-scripts" title="The report" srcdoc="{html.escape(document.decode())}">'
+            "</iframe>"
         )
 
 

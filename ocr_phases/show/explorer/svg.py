@@ -1,8 +1,8 @@
 """Inline SVG for the explorer: the page under its boxes, and the latency of every token.
 
-A drawing is sent to the browser once. What moves afterwards (the highlight, the cursor, opacity, filters) is a
-style sheet of a few hundred bytes, so that a slider never waits for a picture. Unlike a matplotlib figure,
-a curve takes well under a millisecond, which matters while the measurement runs in the same process.
+A drawing is sent to the browser once. What moves afterwards (the highlight, the cursor, opacity, filters) is
+a style sheet of a few hundred bytes, so that a slider never waits for a picture. And unlike a matplotlib
+figure a curve is made in about a millisecond, while a measurement runs in the same process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 10.0, 32.0
 
 @dataclass(frozen=True)
 class Curve:
-    """The scale of a latency curve: ``count`` tokens from left to right, 0 to ``top`` ms from the bottom up."""
+    """The scale of a latency curve: ``count`` tokens from left to right, 0 to ``top`` ms upwards."""
 
     count: int
     top: float
@@ -37,7 +37,7 @@ class Curve:
 
     @classmethod
     def of(cls, runs: Sequence[Sequence[float]], count: int | None = None) -> Curve:
-        """A scale that the bulk of all ``runs`` (ms a token, NaN for none) fits; higher points are cut off."""
+        """A scale that the bulk of all ``runs`` (ms a token, NaN for none) fits; what is above is cut off."""
         values = np.asarray([ms for run in runs for ms in run], dtype=np.float64)
         values = values[np.isfinite(values)]
         usual = float(np.quantile(values, 0.98)) if len(values) else 0.0
@@ -87,9 +87,8 @@ def curve_svg(
         )
     for tick in MaxNLocator(nbins=6, integer=True).tick_values(0, curve.count):
         if 0 <= tick < curve.count:
-            parts.append(
-                f'<text x="{curve.x(float(tick)):.1f}" y="{floor + 14:.1f}" text-anchor="middle">{tick:g}</text>'
-            )
+            x = curve.x(float(tick))
+            parts.append(f'<text x="{x:.1f}" y="{floor + 14:.1f}" text-anchor="middle">{tick:g}</text>')
     parts.append(
         f'<text x="{curve.width - _RIGHT}" y="{curve.height - 4}" text-anchor="end">token</text>'
         f'<text x="{_LEFT - 40}" y="{curve.height - 4}">ms a token</text>'
