@@ -124,3 +124,9 @@ def set_theme(page: Any, theme: str) -> None:
     page.evaluate("(theme) => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
     light = str(theme.endswith("Light")).lower()
     page.wait_for_selector(f"body[data-jp-theme-light={light}]", state="attached")
+
+
+def open_tab(page: Any, name: str) -> None:
+    """Bring a tab of the explorer to the front."""
+    page.click(f".opx-tabs .lm-TabBar-tab:has-text('{name}')")
+    page.wait_for_selector(f".opx-pane-{name.lower()}", state="visible")

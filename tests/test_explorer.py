@@ -263,7 +263,7 @@ def test_a_curve_keeps_its_slowest_token_and_few_points(values: list[float]):
     curve = Curve.of([values])
     line = ET.fromstring(curve_svg(curve, [values], title="a < b")).find("polyline")
     points = [tuple(map(float, point.split(","))) for point in line.get("points").split()]
-    assert len(points) <= 800
+    assert len(points) <= 400
     assert min(y for _, y in points) == pytest.approx(curve.y(max(values)), abs=0.06)
     assert all(0 <= x <= curve.width and 0 <= y <= curve.height for x, y in points)
 

@@ -87,6 +87,7 @@ class PageChooser(widgets.VBox):
             description="File or folder",
             continuous_update=False,
         )
+        self.path.add_class("opx-path")
         self.file = widgets.Dropdown(options=[], description="Page of the folder")
         self.upload = widgets.FileUpload(
             accept=",".join(("image/*", ".pdf")), multiple=False, description="Choose a page"

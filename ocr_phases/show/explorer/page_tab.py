@@ -32,10 +32,7 @@ class PagePane(Pane):
         self._table = pd.DataFrame()
         self._curve = Curve(1, 1.0)
         self.row = widgets.Dropdown(description="Row")
-        self.scrubber = widgets.IntSlider(
-            min=0, max=1, description="Token", continuous_update=True, readout=False
-        )
-        self.scrubber.add_class("opx-scrubber")
+        self.scrubber = self._new_scrubber(1)
         self.list = widgets.Select(options=[], rows=8, description="Region")
         self.list.add_class("opx-regions")
         self.opacity = widgets.FloatSlider(value=0.12, min=0, max=0.8, step=0.04, description="Opacity")
@@ -52,16 +49,15 @@ class PagePane(Pane):
         controls.add_class("opx-controls")
         left = widgets.VBox([self._page])
         left.add_class("opx-left")
-        right = widgets.VBox(
+        self._right = widgets.VBox(
             [self.scrubber, self._said, self._graph, self.list, self._detail, controls, self.types]
         )
-        right.add_class("opx-right")
-        both = widgets.Box([left, right])
+        self._right.add_class("opx-right")
+        both = widgets.Box([left, self._right])
         both.add_class("opx-columns")
         self._note = widgets.HTML()
         self.children = [self._sheet, self._note, both]
         self.add_class(self._scope)
-        self.scrubber.observe(self._moved, "value")
         self.list.observe(self._selected, "value")
         self.row.observe(self._row_chosen, "value")
         for widget in (self.opacity, self.labels, self.colour):
@@ -113,9 +109,17 @@ class PagePane(Pane):
         self.list.options = options
         self.list.rows = min(max(len(options), 2), 9)
         self.list.observe(self._selected, "value")
-        self.scrubber.max = max(len(self._tokens) - 1, 0)
-        self.scrubber.value = 0
+        self.scrubber.close()
+        self.scrubber = self._new_scrubber(len(self._tokens))
+        self._right.children = (self.scrubber, *self._right.children[1:])
         self._moved()
+
+    def _new_scrubber(self, count: int) -> widgets.IntSlider:
+        """One a record: in the browser, the End key of a slider goes to the ``max`` it was made with."""
+        scrubber = widgets.IntSlider(min=0, max=max(count - 1, 0), description="Token", readout=False)
+        scrubber.add_class("opx-scrubber")
+        scrubber.observe(self._moved, "value")
+        return scrubber
 
     def _offer_types(self) -> None:
         for box in self.types.children:
