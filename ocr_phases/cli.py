@@ -202,6 +202,9 @@ _MEASURE_DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "dtype": None,
     "seed": 0,
+    "strategy": "eager",
+    "vision": "eager",
+    "eos_check_every": None,
 }
 
 
@@ -292,6 +295,14 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
     group.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
     group.add_argument("--seed", type=int, help="default: %(default)s")
+    group.add_argument("--strategy", help="how a decode step runs: eager, cuda_graph or compiled")
+    group.add_argument("--vision", help="how SAM and CLIP run: eager or compiled")
+    group.add_argument(
+        "--eos-check-every",
+        type=int,
+        metavar="K",
+        help="look for the end token every K steps (default: 1 in eager, else 16)",
+    )
     command.set_defaults(**_MEASURE_DEFAULTS)
 
 
