@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ocr_phases
-from ocr_phases.commands import compare, sweep
+from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
     )
-    for module in (compare, sweep):
+    for module in (compare, sweep, bench):
         module.add_verb(verbs)
     return parser
 
