@@ -146,7 +146,7 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
             raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
         return None
     own = [name for name, value in _MEASURE_DEFAULTS.items() if getattr(arguments, name) != value]
-    own = [f"--{name.replace('_', '-')}" for name in own if name not in ("model", "device")]
+    own = [f"--{name.replace('_', '-')}" for name in own if name not in ("model", "device", "ceilings")]
     if own:
         raise OcrPhasesError(f"The record says how to measure: drop {', '.join(own)}, or drop --from.")
     if target.exists() and target.samefile(arguments.repeated):
@@ -161,7 +161,14 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun) -> PhaseRun:
     runs = then.request["warmup"] + then.request["repeats"]
     model = None if arguments.model == _MEASURE_DEFAULTS["model"] else arguments.model
     with _bar(runs, then.request["max_new_tokens"]) as callbacks:
-        return repeat_run(then, page=arguments.page, model=model, device=arguments.device, **callbacks)
+        return repeat_run(
+            then,
+            page=arguments.page,
+            model=model,
+            device=arguments.device,
+            ceilings=arguments.ceilings,
+            **callbacks,
+        )
 
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
@@ -205,6 +212,7 @@ _MEASURE_DEFAULTS: dict[str, Any] = {
     "strategy": "eager",
     "vision": "eager",
     "eos_check_every": None,
+    "ceilings": True,
 }
 
 
@@ -302,6 +310,12 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
         type=int,
         metavar="K",
         help="look for the end token every K steps (default: 1 in eager, else 16)",
+    )
+    group.add_argument(
+        "--no-ceilings",
+        dest="ceilings",
+        action="store_false",
+        help="do not measure what the device can do at its best",
     )
     command.set_defaults(**_MEASURE_DEFAULTS)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure import phases
 from ocr_phases.measure.caches import cache_bytes_per_token
+from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
@@ -52,6 +53,7 @@ class DeepSeekOCRSession:
         self.device = device
         self.dtype = dtype
         self.workshop = Workshop(self.model)
+        self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -168,6 +170,7 @@ class DeepSeekOCRSession:
         embed_page: bool = True,
         generate: bool = False,
         verify: bool = False,
+        ceilings: bool = True,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> PhaseRun:
@@ -182,8 +185,10 @@ class DeepSeekOCRSession:
         default every step in eager, every 16th else) and the surplus is cut.
         ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
         of the record, ``return_text=False`` the text. ``verify=True`` runs ``model.generate()`` once at the
-        end and compares the tokens (the ``parity`` check). ``on_tokens(repeat, new ids a row)`` is called
-        while decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
+        end and compares the tokens (the ``parity`` check). ``ceilings=False`` leaves out what the device can
+        do at its best (`hardware_ceilings`), taken after a session's first measurement.
+        ``on_tokens(repeat, new ids a row)`` is called while decoding (repeat -1 is warm-up),
+        ``progress(runs done, runs in all)`` after each run.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold.
         """
@@ -226,7 +231,10 @@ class DeepSeekOCRSession:
                     progress(number + warmup + 1, warmup + repeats)
             if verify and not generate:
                 parity = self._compare_with_generate(request, runs[0].ids)
-        return make_record(self, request, runs, memory.source, parity, setup.described())
+        record = make_record(self, request, runs, memory.source, parity, setup.described())
+        if ceilings:
+            record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
+        return record
 
     def _set_up(self, request: Request) -> Setup:
         """What the request's strategies need, made before anything is measured."""
@@ -236,6 +244,17 @@ class DeepSeekOCRSession:
         self._check_length(packed, request)
         with self._execution():
             return self.workshop.set_up(request, packed.to(self.device, self.dtype))
+
+    def hardware_ceilings(self, *, autocast: bool = False) -> dict[str, Any] | None:
+        """What this session's device can do in its dtype (`measure_ceilings`), measured once and kept.
+
+        ``autocast`` asks for bfloat16. Takes up to a second, so not between two things that are timed.
+        """
+        dtype = torch.bfloat16 if autocast else self.dtype
+        if dtype not in self._ceilings:
+            with current_device(self.device):
+                self._ceilings[dtype] = measure_ceilings(self.device, dtype)
+        return self._ceilings[dtype]
 
     def _compare_with_generate(self, request: Request, ids: list[list[int]]) -> dict[str, Any]:
         """The ``parity`` check: the same request through ``model.generate()``, after everything measured."""
