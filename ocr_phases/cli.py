@@ -1,4 +1,4 @@
-"""The command line: ``ocr-phases report``, ``profile``, ``verify`` and ``artifacts``.
+"""The command line: ``ocr-phases report``, ``profile``, ``verify``, ``artifacts`` and those of `commands`.
 
 Heavy imports wait until a verb needs them, so that ``--help`` is immediate.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ocr_phases
+from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not.
 
-    ``verify`` answers 1 where a check failed.
+    ``verify`` answers 1 where a check failed, ``compare`` where a limit was asked for and passed.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -145,7 +146,7 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
             raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
         return None
     own = [name for name, value in _MEASURE_DEFAULTS.items() if getattr(arguments, name) != value]
-    own = [f"--{name.replace('_', '-')}" for name in own if name not in ("model", "device")]
+    own = [f"--{name.replace('_', '-')}" for name in own if name not in ("model", "device", "ceilings")]
     if own:
         raise OcrPhasesError(f"The record says how to measure: drop {', '.join(own)}, or drop --from.")
     if target.exists() and target.samefile(arguments.repeated):
@@ -160,13 +161,20 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun) -> PhaseRun:
     runs = then.request["warmup"] + then.request["repeats"]
     model = None if arguments.model == _MEASURE_DEFAULTS["model"] else arguments.model
     with _bar(runs, then.request["max_new_tokens"]) as callbacks:
-        return repeat_run(then, page=arguments.page, model=model, device=arguments.device, **callbacks)
+        return repeat_run(
+            then,
+            page=arguments.page,
+            model=model,
+            device=arguments.device,
+            ceilings=arguments.ceilings,
+            **callbacks,
+        )
 
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
-    from ocr_phases.analyse.repeat import same_tokens, then_and_now, what_differs
+    from ocr_phases.analyse.compare import compare_runs, figures, in_units, same_tokens, what_differs
 
-    table = then_and_now(then, now)
+    table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     print(f"\nTokens: {'equal' if same_tokens(then, now) else 'different'}")
     for line in what_differs(then, now):
@@ -201,6 +209,10 @@ _MEASURE_DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "dtype": None,
     "seed": 0,
+    "strategy": "eager",
+    "vision": "eager",
+    "eos_check_every": None,
+    "ceilings": True,
 }
 
 
@@ -265,6 +277,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
     )
+    for module in (compare, sweep, bench):
+        module.add_verb(verbs)
     return parser
 
 
@@ -289,6 +303,20 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
     group.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
     group.add_argument("--seed", type=int, help="default: %(default)s")
+    group.add_argument("--strategy", help="how a decode step runs: eager, cuda_graph or compiled")
+    group.add_argument("--vision", help="how SAM and CLIP run: eager or compiled")
+    group.add_argument(
+        "--eos-check-every",
+        type=int,
+        metavar="K",
+        help="look for the end token every K steps (default: 1 in eager, else 16)",
+    )
+    group.add_argument(
+        "--no-ceilings",
+        dest="ceilings",
+        action="store_false",
+        help="do not measure what the device can do at its best",
+    )
     command.set_defaults(**_MEASURE_DEFAULTS)
 
 

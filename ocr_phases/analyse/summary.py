@@ -187,8 +187,10 @@ def vision_share(run: PhaseRun) -> float | None:
 
 def verdict(run: PhaseRun) -> str:
     """What this measurement says, as a short paragraph of plain text. Nothing the model wrote is in it."""
+    from ocr_phases.analyse.floors import floor_sentence  # which reads the tables of this module
+
     sentences = _generate_sentences(run) if _is_generate(run) else _phase_sentences(run)
-    return " ".join([*sentences, *_caveats(run)])
+    return " ".join(filter(None, [*sentences, floor_sentence(run), *_caveats(run)]))
 
 
 def _is_generate(run: PhaseRun) -> bool:

@@ -30,6 +30,7 @@ class Run:
     lengths: list[int]
     bytes_per_token: int
     waits: int  # device-to-host reads in decode
+    slots: int | None  # entries a static cache has room for
     verdicts: dict[str, Verdict]  # of the checks that need the live model
 
 
@@ -39,8 +40,12 @@ def make_record(
     runs: Sequence[Run],
     memory_source: str | None,
     parity: dict[str, Any] | None = None,
+    setup: dict[str, Any] | None = None,
 ) -> PhaseRun:
-    """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for."""
+    """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for.
+
+    ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`).
+    """
     first = runs[0]
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
@@ -48,7 +53,7 @@ def make_record(
         created=environment.now(),
         versions=environment.versions(),
         device=environment.describe_device(session.device),
-        model=_describe_model(session, request),
+        model={**_describe_model(session, request), **(setup or {})},
         pages=_describe_pages(request, first),
         request={
             **request.described(),
@@ -66,6 +71,9 @@ def make_record(
             "lengths": first.lengths,
             "bytes_per_token": first.bytes_per_token,
             "bytes": [length * first.bytes_per_token for length in first.lengths],
+            # A static cache's size, which is there from the start.
+            "capacity": first.slots,
+            "capacity_bytes": None if first.slots is None else first.slots * first.bytes_per_token,
         },
         checks=[*_checks(runs, request), *([parity] if parity else [])],
     )
@@ -151,8 +159,10 @@ def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, 
         "attention": model.config._attn_implementation,
         "attention_kernels": environment.attention_kernels(session.device),
         "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
-        "decode_experts": decode_experts(model).get("text_config"),
+        "decode_attention_kernels": environment.attention_kernels(session.device, request.strategy),
+        "decode_experts": decode_experts(model, request.strategy).get("text_config"),
         "strategy": request.strategy,
+        "vision": request.vision,
         "parameters": session.family.parameters(model),
         "config": checkpoint.config,
     }

@@ -8,11 +8,18 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ocr_phases.analyse.repeat import same_tokens, then_and_now, what_differs
+from ocr_phases.analyse.compare import (
+    compare_runs,
+    compare_verdict,
+    environment_table,
+    figures,
+    run_labels,
+    same_tokens,
+)
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import plots
+from ocr_phases.show import compare, plots
 from ocr_phases.show.explorer.panes import Pane, figure_html
-from ocr_phases.show.html import note_html, table_html
+from ocr_phases.show.html import note_html
 
 
 class ComparePane(Pane):
@@ -42,7 +49,7 @@ class ComparePane(Pane):
             slot.unobserve(self._chosen, "value")
             slot.options = options
         before = shown - 1 if shown else min(1, len(runs) - 1)
-        self.first.value = kept if kept is not None and kept != shown else before
+        self.first.value = before if kept is None or kept == shown else kept
         self.second.value = shown
         for slot in (self.first, self.second):
             slot.observe(self._chosen, "value")
@@ -57,7 +64,8 @@ class ComparePane(Pane):
             return
         pair = self.first.value, self.second.value
         if pair != self._pair:
-            self._content.value = compare_html(self._runs[pair[0]], self._runs[pair[1]])
+            runs = [self._runs[place] for place in pair]
+            self._content.value = both_html(runs, run_labels(runs))
             self._pair = pair
 
     def _chosen(self, _: Any) -> None:
@@ -65,21 +73,18 @@ class ComparePane(Pane):
             self.reveal()
 
 
-def compare_html(first: PhaseRun, second: PhaseRun) -> str:
-    """Both latency figures and vision figures side by side, and a table of every figure that both have."""
-    figures = "".join(
-        f'<div class="opx-side"><h3>{name}: {html.escape(str(run.page["file"]))}</h3>'
-        f"{figure_html(plots.plot_token_latency(run), f'{name}: time of each decode step')}"
-        f"{figure_html(plots.plot_vision_stages(run), f'{name}: stages of the prefill')}</div>"
-        for name, run in (("First", first), ("Second", second))
+def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
+    """Latency and vision figures of two records side by side, then figure by figure with intervals."""
+    table = compare_runs(runs, labels)
+    sides = "".join(
+        f'<div class="opx-side"><h3>{html.escape(label)}</h3>'
+        f"{figure_html(plots.plot_token_latency(run), f'{name} record: time of each decode step')}"
+        f"{figure_html(plots.plot_vision_stages(run), f'{name} record: stages of the prefill')}</div>"
+        for name, run, label in zip(("First", "Second"), runs, labels, strict=True)
     )
-    table = then_and_now(first, second)
-    table["figure"] = table["figure"].str.replace("_", " ")
-    headings = {"then": ("first", ""), "now": ("second", ""), "ratio": ("second / first", "")}
-    differs = what_differs(first, second)
-    words = "Both wrote the same tokens." if same_tokens(first, second) else "They wrote different tokens."
-    measured = f" Not measured alike: {'; '.join(differs)}." if differs else " Same device and versions."
+    words = "the same tokens" if same_tokens(*runs) else "different tokens"
     return (
-        f'<div class="opx-sides">{figures}</div>'
-        f"{note_html(words + measured)}{table_html(table, headings=headings)}"
+        f'<p class="op">{html.escape(compare_verdict(table, runs, labels))} They wrote {words}.</p>'
+        f'<div class="opx-sides">{sides}</div>{compare.compare_html(figures(table))}'
+        f"{compare.environment_html(environment_table(runs, labels))}"
     )

@@ -17,7 +17,8 @@ from ocr_phases.show.html import image_html
 # The names the measuring half knows; it is not imported here, because it needs torch (a test compares them).
 PRESETS = ("tiny", "small", "base", "large", "gundam")
 PROMPTS = ("markdown", "ocr", "free", "figure", "describe")
-STRATEGIES = ("eager",)
+STRATEGIES = ("eager", "cuda_graph", "compiled")
+VISIONS = ("eager", "compiled")
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".pdf")
 _SAMPLE, _PATH, _UPLOAD = "Sample", "File or folder", "Upload"
@@ -39,6 +40,7 @@ class Settings:
     repeats: int
     warmup: int
     strategy: str
+    vision: str
 
 
 class Choice(widgets.VBox):
@@ -173,7 +175,8 @@ class Form(widgets.HBox):
         self.prompt = Choice(
             "Prompt", dict(zip(PROMPTS, PROMPTS, strict=True)), "markdown", "your words, or locate:words"
         )
-        self.strategy = widgets.Dropdown(description="Strategy", options=STRATEGIES)
+        self.strategy = widgets.Dropdown(description="Decode strategy", options=STRATEGIES)
+        self.vision = widgets.Dropdown(description="Vision strategy", options=VISIONS)
         self.tokens = self._number("Max new tokens", 1, 512)
         self.repeats = self._number("Repeats", 1, 3)
         self.warmup = self._number("Warm-up runs", 0, 1)
@@ -183,6 +186,7 @@ class Form(widgets.HBox):
             self.prompt,
             self.device,
             self.strategy,
+            self.vision,
             self.tokens,
             self.repeats,
             self.warmup,
@@ -209,6 +213,7 @@ class Form(widgets.HBox):
             repeats=self.repeats.value,
             warmup=self.warmup.value,
             strategy=self.strategy.value,
+            vision=self.vision.value,
         )
 
     def _number(self, description: str, least: int, value: int) -> widgets.BoundedIntText:

@@ -43,6 +43,7 @@ class Measurer:
             repeats=settings.repeats,
             warmup=settings.warmup,
             strategy=settings.strategy,
+            vision=settings.vision,
             on_tokens=live.on_tokens,
             progress=live.progress,
         )

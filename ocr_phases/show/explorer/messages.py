@@ -10,11 +10,11 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, Stopped
 
 
 class Messages(widgets.HTML):
-    """One message at a time. As a context manager it shows any `Exception` in place of raising it."""
+    """One message at a time. As a context manager it shows an `Exception` (a stop is none) and goes on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,9 +47,12 @@ class Messages(widgets.HTML):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception):
+        if isinstance(error, Stopped):
+            self.say("Stopped before a repeat was finished, so there is no record of it.")
+        elif isinstance(error, Exception):
+            self.show_error(error)
+        else:
             return False
-        self.show_error(error)
         return True
 
 

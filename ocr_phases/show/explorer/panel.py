@@ -11,12 +11,11 @@ from typing import Any
 import ipywidgets as widgets
 
 from ocr_phases.analyse.summary import verdict
-from ocr_phases.errors import Stopped
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html
 from ocr_phases.show.explorer import panes
 from ocr_phases.show.explorer.compare_tab import ComparePane
-from ocr_phases.show.explorer.form import Form
+from ocr_phases.show.explorer.form import Form, Settings
 from ocr_phases.show.explorer.live import REFRESH_S, Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.messages import Messages
@@ -53,7 +52,7 @@ class Explorer(widgets.VBox):
         self.live = Live()
         self.page_pane = PagePane()
         self.compare_pane = ComparePane()
-        self.record_pane = RecordPane(self.add, guarded, self._in_background)
+        self.record_pane = RecordPane(self.add, self.messages, self._in_background)
         self.panes: dict[str, panes.Pane] = {
             "Latency": panes.Pane(panes.latency_html, "latency"),
             "Vision": panes.Pane(panes.vision_html, "vision"),
@@ -91,8 +90,9 @@ class Explorer(widgets.VBox):
         self.run_button.on_click(lambda _: self._spawn(self.measure()))
         self.stop_button.on_click(lambda _: self._stop())
         self.tabs.observe(lambda _: self._open_tab(), "selected_index")
-        self.shown.observe(guarded(self._show), "value")
-        self._offer()
+        self._show_chosen = guarded(self._show)
+        self.shown.observe(self._show_chosen, "value")
+        self.shown.layout.display = self._verdict.layout.display = "none"
         for run in [*runs, *([] if record is None else [PhaseRun.load(record)])]:
             self.add(run)
 
@@ -104,36 +104,38 @@ class Explorer(widgets.VBox):
     def add(self, run: PhaseRun) -> None:
         """Show another record, and keep the others to go back to and to compare with."""
         self.runs.append(run)
-        self._offer()
+        # New options first put the list on its first record: that is not to be drawn.
+        self.shown.unobserve(self._show_chosen, "value")
+        self.shown.options = [(name, number) for number, name in enumerate(self._names())]
         self.shown.value = len(self.runs) - 1
+        self.shown.observe(self._show_chosen, "value")
+        self.shown.layout.display = self._verdict.layout.display = None
+        self._show_chosen()
 
     async def measure(self) -> None:
         """What Run does: measure as the form says and show the record, or say why there is none."""
         self.messages.say("")
-        with self.messages:
-            settings = self.form.settings()
-            self._set_busy(True)
-            self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup)
-            future = asyncio.wrap_future(self._measurer.start(settings, self.live))
-            await self._follow(future)
-            error = future.exception()
-            if isinstance(error, Stopped):
-                self.messages.say("Stopped before a repeat was finished, so there is no record of it.")
-            elif error is not None:
-                self.messages.show_error(error)
-            else:
-                run = future.result()
+        self._set_busy(True)
+        try:
+            with self.messages:
+                settings = self.form.settings()
+                run = await self._watched(settings)
                 self.add(run)
                 if len(run.repeats) < settings.repeats:
                     kept = f"{len(run.repeats)} of {settings.repeats}"
                     self.messages.say(f"Stopped: the record holds the {kept} repeats that were finished.")
-        self.live.clear()
-        self._set_busy(False)
+        finally:
+            self.live.clear()
+            self._set_busy(False)
 
-    async def _follow(self, future: asyncio.Future[PhaseRun]) -> None:
+    async def _watched(self, settings: Settings) -> PhaseRun:
+        """Measure, drawing what comes in between; raises what the measurement raises."""
+        self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup)
+        future = asyncio.wrap_future(self._measurer.start(settings, self.live))
         while not future.done():
             await asyncio.wait({future}, timeout=REFRESH_S)
             self.live.refresh()
+        return future.result()
 
     def _stop(self) -> None:
         self.stop_button.disabled = True
@@ -143,14 +145,12 @@ class Explorer(widgets.VBox):
         self.run_button.disabled = busy
         self.stop_button.disabled = not busy
 
-    def _in_background(self, what: str, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def _in_background(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Slow ``work`` in a thread of its own; ``done`` gets its result, the panel an error."""
 
         async def job() -> None:
-            self.messages.say(f"{what} …")
             with self.messages:
                 done(await asyncio.to_thread(work))
-                self.messages.say("")
 
         self._spawn(job())
 
@@ -165,15 +165,6 @@ class Explorer(widgets.VBox):
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
-    def _offer(self) -> None:
-        """Name all records in the list, which is there from the first one on."""
-        chosen = self.shown.value
-        self.shown.options = [(name, number) for number, name in enumerate(self._names())]
-        if chosen is not None:
-            self.shown.value = chosen
-        visible = None if self.runs else "none"
-        self.shown.layout.display = self._verdict.layout.display = visible
-
     def _names(self) -> list[str]:
         return [
             f"{number}: {printable(str(run.page['file']), 40)}, {printable(str(run.model.get('name')), 40)}, "
@@ -181,7 +172,7 @@ class Explorer(widgets.VBox):
             for number, run in enumerate(self.runs, start=1)
         ]
 
-    def _show(self, _: Any) -> None:
+    def _show(self, _: Any = None) -> None:
         run = self.run
         if run is None:
             return

@@ -9,9 +9,11 @@ import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.checks import checks_verdict, run_checks
-from ocr_phases.analyse.summary import step_table, verdict
+from ocr_phases.analyse.floors import decode_floor, floor_sentence
+from ocr_phases.analyse.summary import step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, plots
+from ocr_phases.show.floors_html import floors_html
 
 _SLOWEST = 8
 
@@ -48,10 +50,12 @@ class Pane(widgets.VBox):
 
 
 def latency_html(run: PhaseRun) -> str:
-    """The key figures, every decode step, and the slowest steps by name."""
+    """The key figures, every decode step over its floor, the slowest steps by name, every stage's floor."""
+    figure = plots.plot_token_latency(run, decode_floor(run)["floor_ms"].tolist())
     parts = [
         html.cards_html(run),
-        figure_html(plots.plot_token_latency(run), "Time of each decode step"),
+        html.note_html(floor_sentence(run)),
+        figure_html(figure, "Time of each decode step"),
     ]
     steps = step_table(run)
     if len(steps):
@@ -62,7 +66,7 @@ def latency_html(run: PhaseRun) -> str:
         caption = f"The {len(slowest)} slowest steps"
         headings = {"index": ("token", ""), "device_ms": ("median", "ms")}
         parts.append(html.table_html(slowest[columns], caption=caption, headings=headings))
-    return "".join(parts)
+    return "".join((*parts, floors_html(run)))
 
 
 def vision_html(run: PhaseRun) -> str:
@@ -108,8 +112,3 @@ def figure_html(figure: Figure, alt: str) -> str:
         f'<div class="opx-figure"><img src="data:image/png;base64,{data}" '
         f'style="max-width:{width}px" alt="{alt}"></div>'
     )
-
-
-def verdict_html(run: PhaseRun) -> str:
-    """What the measurement says, over all tabs."""
-    return f'<div class="op">{html.note_html(verdict(run))}</div>'

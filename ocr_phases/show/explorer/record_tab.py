@@ -15,6 +15,7 @@ import ipywidgets as widgets
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.explorer.messages import Messages
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.html import measured_html
 
@@ -22,17 +23,19 @@ from ocr_phases.show.html import measured_html
 class RecordPane(Pane):
     """Loading works without a record shown; the rest is about the one that is.
 
-    ``loaded(run)`` is called with a record that was read; ``in_background(what, work, done)`` runs slow work.
+    ``loaded(run)`` is called with a record that was read, ``in_background(work, done)`` runs slow work.
     """
 
     def __init__(
         self,
         loaded: Callable[[PhaseRun], None],
-        guarded: Callable[..., Callable[..., None]],
-        in_background: Callable[[str, Callable[[], Any], Callable[[Any], None]], None],
+        messages: Messages,
+        in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None],
     ) -> None:
         super().__init__(name="record")
         self._loaded = loaded
+        self._messages = messages
+        guarded = messages.guarded
         self._in_background = in_background
         self.path = widgets.Text(placeholder="run.json", description="Record file")
         self.path.add_class("opx-load-path")
@@ -93,14 +96,16 @@ class RecordPane(Pane):
         if path.exists():
             raise OcrPhasesError(f"{path} exists already: choose another name for this record.")
         self._run.save(path)
-        self._in_background(f"Saved {path.resolve()}", lambda: None, lambda _: None)
+        self._messages.say(f"Saved as {path.resolve()}.")
 
     def _make_report(self, _: Any) -> None:
         assert self._run is not None
         run, folder = self._run, Path(self.folder.value.strip() or ".").expanduser() / _file_stem(self._run)
-        self._in_background(f"Writing the report into {folder}", lambda: make_report(run, folder), self._made)
+        self._messages.say(f"Writing the report into {folder} …")
+        self._in_background(lambda: make_report(run, folder), self._made)
 
     def _made(self, report: Path) -> None:
+        self._messages.say("")
         document = report.read_bytes()
         link = download_html(document, f"{report.parent.name}.html", "text/html", "Download the report")
         # The frame may run the report's own table sorting and nothing else.
