@@ -1,4 +1,4 @@
-"""The command line: ``ocr-phases report``, ``profile``, ``verify`` and ``artifacts``.
+"""The command line: ``ocr-phases report``, ``profile``, ``verify``, ``artifacts`` and those of `commands`.
 
 Heavy imports wait until a verb needs them, so that ``--help`` is immediate.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ocr_phases
+from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not.
 
-    ``verify`` answers 1 where a check failed.
+    ``verify`` answers 1 where a check failed, ``compare`` where a limit was asked for and passed.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -181,9 +182,9 @@ def _print_kernels(run: PhaseRun) -> None:
 
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
-    from ocr_phases.analyse.repeat import same_tokens, then_and_now, what_differs
+    from ocr_phases.analyse.compare import compare_runs, figures, in_units, same_tokens, what_differs
 
-    table = then_and_now(then, now)
+    table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     print(f"\nTokens: {'equal' if same_tokens(then, now) else 'different'}")
     for line in what_differs(then, now):
@@ -288,6 +289,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
     )
+    for module in (compare, sweep, bench):
+        module.add_verb(verbs)
     return parser
 
 
