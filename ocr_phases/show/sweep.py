@@ -46,10 +46,10 @@ def sweep_html(table: pd.DataFrame) -> str:
     shown = shown.dropna(axis="columns", how="all")
     headings = {
         "distance": ("over floor", ""),
-        "prefill_len": ("prompt", "tokens"),
-        "tokens": ("output", "tokens"),
+        "prefill_len": ("prompt", ""),
+        "tokens": ("output", ""),
         "vision_share": ("vision", "%"),
-        "inter_token_ms": ("decode step", "ms"),
+        "inter_token_ms": ("step", "ms"),
     }
     return table_html(shown, headings=headings)
 
@@ -58,7 +58,7 @@ def failures_html(failures: pd.DataFrame) -> str:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
     if failures.empty:
         return note_html("Every cell was measured.")
-    return table_html(failures.drop(columns="cell"), headings={"max_new_tokens": ("output", "tokens")})
+    return table_html(failures.drop(columns="cell"), headings={"max_new_tokens": ("output", "")})
 
 
 def plot_prefill(table: pd.DataFrame) -> Figure:
@@ -111,6 +111,8 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
     table = table.dropna(subset=["tokens_per_s"])
     if table.empty:
         return _sentence("No cell has decode steps, so there is no throughput to draw.")
+    if table["batch"].nunique() == 1:
+        return _sentence("A single batch size was measured, so there is no scaling to draw.")
     table = _longest(table)
     figure, axes = _figure(4.2)
     looks = _Looks(table, "strategy", "preset")
