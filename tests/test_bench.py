@@ -86,7 +86,12 @@ def example() -> dict[str, Any]:
                 "part": "strategies",
                 "preset": "base",
                 "ways": {
-                    "eager": {**way, "decode_ms": [9.0, 12.0, 15.0], "floor_ms": 0.5},
+                    "eager": {
+                        **way,
+                        "decode_ms": [9.0, 12.0, 15.0],
+                        "floor_ms": 0.5,
+                        "floor_limit": "bandwidth",
+                    },
                     "compiled": {**fast, "decode_ms": [3.0, 3.0, 3.0]},
                 },
                 "ways_failed": {"cuda_graph": "not here"},
@@ -138,6 +143,7 @@ def test_every_part_has_its_figures(measured: dict[str, Any]) -> None:
     decode = strategy_table(measured).iloc[0]
     assert (decode["strategy"], decode["equal_tokens"], decode["tokens"]) == ("eager", 3, 3)
     assert batch_table(measured)["batch"].tolist() == [1, 2]
+    assert decode["distance"] > 1
     assert prefill_table(measured)["vision"].tolist() == ["eager"]
     assert "data" not in measured["page"] or measured["page"]["data"] is None
 
@@ -202,6 +208,7 @@ def test_figures_of_known_times() -> None:
     assert decode.loc["eager", "cache_len"] == 102
     assert decode.loc["compiled", "setup_s"] == pytest.approx(2.0)
     assert np.isnan(decode.loc["compiled", "distance"])
+    assert decode.loc["eager", "limit"] == "bandwidth"
     assert batch_table(bench)["tokens_per_s"].tolist() == pytest.approx([400.0])
     marks = mark_table(bench).set_index("what")
     assert marks.loc["a pair of marks (CUDA event)", "us"] == 10.0

@@ -49,12 +49,23 @@ STRATEGY_COLUMNS = (
     "step_ms_p10",
     "step_ms_p90",
     "floor_ms",
+    "limit",
     "distance",
     "setup_s",
     "equal_tokens",
     "tokens",
 )
-BATCH_COLUMNS = ("preset", "strategy", "batch", "tokens_per_s", "step_ms", "floor_ms", "prefill_ms")
+BATCH_COLUMNS = (
+    "preset",
+    "strategy",
+    "batch",
+    "tokens_per_s",
+    "step_ms",
+    "floor_ms",
+    "limit",
+    "distance",
+    "prefill_ms",
+)
 FAILURE_COLUMNS = ("preset", "part", "way", "reason")
 
 _PAIRS = {
@@ -142,7 +153,8 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
 
     ``ms_per_token`` is the whole decode on the host's clock over its steps, a median over rounds; ``step_ms``
     the median step on the device clock of all rounds, with p10 and p90. ``floor_ms`` is what the hardware
-    allows a step in the middle of the run, ``distance`` ``ms_per_token`` over it. ``equal_tokens`` counts
+    allows a step in the middle of the run, by ``limit`` (bandwidth or arithmetic), ``distance``
+    ``ms_per_token`` over it. ``equal_tokens`` counts
     those equal to eager's before the first that is not.
     """
     rows = []
@@ -155,21 +167,34 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
             setup = way["setup"] or {}
             seconds = sum(setup.get(name) or 0.0 for name in ("compile_ms", "capture_ms")) / 1e3
             cache = int(np.mean(way["cache_len"]))
-            figures = (cache, ms, float(middle), float(low), float(high), floor, ms / floor)
+            figures = (
+                cache,
+                ms,
+                float(middle),
+                float(low),
+                float(high),
+                floor,
+                way.get("floor_limit"),
+                ms / floor,
+            )
             rows.append((preset, strategy, *figures, seconds, way["equal_tokens"], way["tokens"]))
     return _table(rows, STRATEGY_COLUMNS)
 
 
 def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """Throughput by batch size, columns `BATCH_COLUMNS`: tokens/s of all rows, ms of one step of them all."""
+    """Throughput by batch size, columns `BATCH_COLUMNS`: tokens/s of all rows, ms of one step of them all.
+
+    ``distance`` is the median step over its floor: far above 1 the step waits for launches, near 1 for
+    ``limit``.
+    """
     rows = []
     for preset, found in _results(bench, "batches"):
         for way in found["ways"]:
             rate = 1e3 * way["steps"] * way["batch"] / float(np.median(way["decode_ms"]))
-            figures = (rate, float(np.median(way["step_ms"])), way.get("floor_ms") or np.nan)
-            rows.append(
-                (preset, way["strategy"], way["batch"], *figures, float(np.median(way["prefill_ms"])))
-            )
+            step, floor = float(np.median(way["step_ms"])), way.get("floor_ms") or np.nan
+            figures = (rate, step, floor, way.get("floor_limit"), step / floor)
+            prefill = float(np.median(way["prefill_ms"]))
+            rows.append((preset, way["strategy"], way["batch"], *figures, prefill))
     return _table(rows, BATCH_COLUMNS)
 
 

@@ -18,6 +18,7 @@ import nvtx
 import torch
 
 from ocr_phases.analyse.bench import BENCH_SCHEMA, KIND
+from ocr_phases.analyse.floors import floor_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.measure import environment, phases
@@ -274,6 +275,7 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
                     "cache_len": [run.cache["lengths"][0], run.cache["lengths"][-1]],
                     "equal_tokens": _equal_tokens(reference, first.results),
                     "tokens": first.token_count,
+                    **_floor(first),
                     "step_ms": [],
                     "decode_ms": [],
                 },
@@ -300,7 +302,7 @@ def _batches(bench: _Bench) -> dict[str, Any]:
                 "step_ms": _rounded(run.stage_ms("decode_step")),
                 "prefill_ms": _sums(run, "prefill"),
             }
-            ways.append({**way, "steps": run["decode_steps"], **times})
+            ways.append({**way, "steps": run["decode_steps"], **times, **_floor(run)})
     return {"ways": ways, "ways_failed": failed}
 
 
@@ -347,6 +349,17 @@ def _sums(run: PhaseRun, stage: str, phase: str = "prefill", clock: str = "devic
     """The time of a stage in each repeat, ms."""
     spans = run.spans[(run.spans["phase"] == phase) & (run.spans["stage"] == stage)]
     return _rounded(spans.groupby("repeat")[clock].sum().reindex(run.repeats, fill_value=0.0))
+
+
+def _floor(run: PhaseRun) -> dict[str, Any]:
+    """What the hardware allows a decode step in the middle of the run, ms, and by what; empty if unknown."""
+    steps = floor_table(run)
+    steps = steps[steps["stage"] == "decode_step"]
+    return {
+        "floor_" + name: value
+        for _, row in steps.iterrows()
+        for name, value in (("ms", row["floor_ms"]), ("limit", row["limit"]), ("source", row["source"]))
+    }
 
 
 def _equal_tokens(reference: list[dict[str, Any]], results: list[dict[str, Any]]) -> int:
