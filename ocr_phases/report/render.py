@@ -17,6 +17,7 @@ from typing import Any
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer, output_folder, write_atomic
+from ocr_phases.show.figures import FIGURE_MIME
 from ocr_phases.show.html import fragments_css
 
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
@@ -121,6 +122,10 @@ def render_html(
             cell.outputs = []
         else:
             content.cells.remove(cell)
+    for cell in content.cells:
+        for output in cell.get("outputs", []):
+            if FIGURE_MIME in output.get("data", {}):
+                output.data = {"image/svg+xml": output.data[FIGURE_MIME]}
     folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
     exporter = HTMLExporter(
         template_name=folder.name,
