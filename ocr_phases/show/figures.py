@@ -39,7 +39,6 @@ _INKS = {
     "#d9d9d9": "grid",
     "#e6e6e6": "grid",
 }
-_LINES = {**_INKS, "#0072b2": "blue", "#ffffff": "surface"}
 _COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
 
 
@@ -140,13 +139,17 @@ def _clean(element: ElementTree.Element, mark: str, wanted: set[str]) -> None:
 
 
 def _recolour(style: str) -> str:
-    see_through = "opacity" in style
+    """A style with its colours as properties: lines and half-transparent grounds have some of their own."""
+    ground = "opacity" in style
+    line = "fill: none" in style
 
     def colour(match: re.Match[str]) -> str:
         kind, value = match.groups()
-        name = (_INKS if kind == "fill" else _LINES).get(value)
-        if kind == "fill" and value == "#ffffff" and see_through:
+        name = _INKS.get(value)
+        if value == "#ffffff" and (ground or kind == "stroke"):
             name = "surface"
+        elif value == "#0072b2" and (ground or line):
+            name = "blue"
         return match.group() if name is None else f"{kind}: var(--op-plot-{name}, {value})"
 
     return _COLOUR.sub(colour, style)

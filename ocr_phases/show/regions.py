@@ -52,16 +52,20 @@ def region_tables_html(run: PhaseRun) -> str:
     return "".join(parts)
 
 
+def has_region_times(run: PhaseRun, row: int = 0) -> bool:
+    """Whether a row's output marks regions and decode steps were timed, so that there is a chart to draw."""
+    _, table = _regions(run, row)
+    return table is not None and bool(table["decode_ms"].any())
+
+
 def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     """Decode time by type of region as bars in ms, the costliest on top, with share and time per character.
 
     The colours are those of the boxes on the page. Types beyond the first dozen are left to the table.
     """
     _, table = _regions(run, row)
-    if table is None:
-        return _sentence("The output marks no region whose decode time could be drawn.")
-    if not table["decode_ms"].any():
-        return _sentence("This run has no decode steps whose time could be shared out among regions.")
+    if table is None or not table["decode_ms"].any():
+        return _sentence("There are no regions with a decode time to draw.")
     types = type_table(table)
     whole = float(types["decode_ms"].sum())
     types = types.head(_MOST_TYPES)
