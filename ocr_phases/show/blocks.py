@@ -55,7 +55,7 @@ def cards_block(figures: Sequence[tuple[str, str, str]]) -> str:
     """Key figures as cards: ``(label, value, note)`` each, all plain text."""
     items = "".join(
         f'<div class="op-card"><dt>{safe(label)}</dt><dd><strong>{safe(value)}</strong> '
-        f"<small>{safe(note)}</small></dd></div>"
+        f"<small>{_words(note)}</small></dd></div>"
         for label, value, note in figures
     )
     return f'<dl class="op op-cards">{items}</dl>'

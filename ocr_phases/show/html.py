@@ -85,7 +85,7 @@ def fragments_css() -> str:
 def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> str:
     """The head of a report: the page's thumbnail (if the record has it), where the time went, the checks.
 
-    ``lead`` is one sentence in place of the `headline` and the `verdict` on the times.
+    ``lead`` is a sentence or more in place of all that is said about the times and the checks.
     """
     page = run.page_image()
     picture = ""
@@ -95,11 +95,12 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
     taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
     about = (run.model.get("name", "unknown model"), run.device.get("name", "unknown device"), taken)
     name = title or str(run.page.get("file", "page"))
-    checks = run_checks(run)
-    kind = "fail" if failed(checks) else "pass"
     if lead is not None:
-        return title_block(name, about, "", picture=picture, below=status_line(kind, lead) + _phase_bar(run))
-    below = _phase_bar(run) + status_line(kind, checks_verdict(checks))
+        first, stop, rest = lead.partition(". ")
+        return title_block(name, about, rest, headline=first + stop.strip(), picture=picture)
+    checks = run_checks(run)
+    status = status_line("fail" if failed(checks) else "pass", checks_verdict(checks))
+    below = _phase_bar(run) + status
     return title_block(name, about, verdict(run), headline=headline(run), picture=picture, below=below)
 
 
