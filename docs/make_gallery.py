@@ -1,13 +1,15 @@
-"""Draws every picture of the docs and writes gallery.md: ``python docs/make_gallery.py``.
+"""Draws every picture of the docs and writes gallery.md: ``python docs/make_gallery.py [RECORDS]``.
 
-Pages are read by the built-in model here and now; what a GPU took comes from ``data/runs``. The pictures of
-reports are taken with Chromium and left as they are without it.
+Pages are read by the built-in model, here and now, or earlier in a quiet hour where a folder RECORDS holds
+``receipt.json`` and so on; what a GPU took comes from ``data/runs``. The pictures of reports are taken with
+Chromium and left as they are without it.
 """
 
 from __future__ import annotations
 
 import io
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +27,8 @@ from ocr_phases.show.overlay import draw_decode_time
 
 DOCS = Path(__file__).parent
 GPU_RECORD = "h200-dummy-gundam"
-PAGE_HEIGHT = 760  # pixels
+PAGES = ("receipt", "invoice", "paper")
+PAGE_HEIGHT = 700  # pixels
 OVERVIEW_INCHES = (6.2, 3.6)  # small, so that letters stay legible where the picture is shown at half size
 GAP = 24  # pixels
 
@@ -49,7 +52,7 @@ def overview(run: PhaseRun) -> Image.Image:
     figures = [plots.plot_token_latency(run), plots.plot_vision_stages(run)]
     for figure in figures:
         figure.set_size_inches(*OVERVIEW_INCHES)
-    right = [drawn(figure, dpi=160) for figure in figures]
+    right = [drawn(figure, dpi=120) for figure in figures]
     left = timed_page(run, right[0].height + GAP + right[1].height)
     canvas = Image.new("RGB", (left.width + GAP + right[0].width, left.height), "white")
     canvas.paste(left, (0, 0))
@@ -89,33 +92,39 @@ def screens(record: Path) -> dict[str, Image.Image]:
     return found
 
 
-def save(name: str, picture: Image.Image) -> None:
-    """A PNG of few colours: these pictures are flat, and a third of the size is enough."""
+def save(name: str, picture: Image.Image, *, flat: bool = True) -> None:
+    """A PNG; ``flat`` ones have few colours and keep 256 of them, the others (a colour bar) all."""
     buffer = io.BytesIO()
-    few = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    few.save(buffer, "PNG", optimize=True)
+    kept = picture.quantize(256, dither=Image.Dither.NONE) if flat else picture
+    kept.save(buffer, "PNG", optimize=True)
     write_atomic(DOCS / f"{name}.png", buffer.getvalue())
     print(f"{name}.png {len(buffer.getvalue()) / 1000:.0f} kB")
 
 
-def main() -> None:
-    """Measure, draw, and write gallery.md."""
+def measured() -> dict[str, PhaseRun]:
+    """The pages, read by the built-in model."""
     session = DeepSeekOCRSession.load("tiny", device="cpu")
-    runs = {
-        name: session.run_inference(asset("data", "pages", f"{name}.png"), max_new_tokens=512, repeats=3)
-        for name in ("receipt", "invoice", "form")
+    pages = {name: asset("data", "pages", f"{name}.png") for name in PAGES}
+    return {
+        name: session.run_inference(page, max_new_tokens=512, repeats=3, warmup=1)
+        for name, page in pages.items()
     }
+
+
+def main(records: str | None = None) -> None:
+    """Draw everything and write gallery.md; ``records`` holds what shall not be measured now."""
+    runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
     gpu = PhaseRun.load(asset("data", "runs", f"{GPU_RECORD}.json"))
     receipt = runs["receipt"]
-    save("receipt", overview(receipt))
+    save("receipt", overview(receipt), flat=False)
     here = f"The built-in model on {receipt.device['name']}"
     there = f"The full-size model with random weights on {gpu.device['name']} (`data/runs/{GPU_RECORD}.json`)"
     # File name -> title, caption, picture.
     pictures = {
         "pages": (
             "Time on the page",
-            f"{here}: an invoice and a form, each region coloured by what writing it took.",
-            side_by_side([timed_page(runs["invoice"]), timed_page(runs["form"])]),
+            f"{here}: an invoice and a paper, each region coloured by what writing it took.",
+            side_by_side([timed_page(runs["invoice"]), timed_page(runs["paper"])]),
         ),
         "types": (
             "Time by type of region",
@@ -132,7 +141,7 @@ def main() -> None:
         "memory": ("Memory", f"{there}: peaks and KV cache.", drawn(plots.plot_memory(gpu))),
     }
     for name, (_, _, picture) in pictures.items():
-        save(f"gallery/{name}", picture)
+        save(f"gallery/{name}", picture, flat=name != "pages")
     if shutil.which("chromium"):
         with tempfile.TemporaryDirectory() as folder:
             shots = screens(receipt.save(Path(folder, "run.json")))
@@ -163,4 +172,4 @@ The first screen of a page report: light, dark, and on a phone. The file makes n
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
