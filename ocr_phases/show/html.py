@@ -18,6 +18,7 @@ import pandas as pd
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS
 from ocr_phases.analyse.checks import Check, checks_verdict, failed, run_checks
+from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.summary import (
     bytes_text,
     headline,
@@ -228,7 +229,8 @@ def regions_html(table: pd.DataFrame) -> str:
         label=[printable(label) for label in table["label"]],
         text=[printable(text, _SHORT_TEXT) for text in table["text"]],
     )
-    usual = [name for name, value in (("repaired", False), ("boxes", 1)) if (table[name] == value).all()]
+    marked = table[table["region"] != PREAMBLE]
+    usual = [name for name, value in (("repaired", False), ("boxes", 1)) if (marked[name] == value).all()]
     table = table.drop(columns=usual)
     headings = {"decode_ms": ("decode time", "ms"), "text": ("begins with", "")}
     return table_html(table, caption="What each region cost to write", headings=headings)
