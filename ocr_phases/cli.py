@@ -95,9 +95,12 @@ def verify(arguments: argparse.Namespace) -> int:
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
+    from ocr_phases.report.render import verify_report
 
     if arguments.save:
         output_folder(Path(arguments.save).parent)
+    if arguments.out:
+        output_folder(arguments.out)
     run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
     checks = run_checks(run)
     for check in checks:
@@ -107,6 +110,8 @@ def verify(arguments: argparse.Namespace) -> int:
     print(f"\n{checks_verdict(checks)}")
     if arguments.save:
         print(f"Wrote {run.save(arguments.save)}")
+    if arguments.out:
+        print(f"Wrote {verify_report(arguments.out, run)}")
     return 1 if failed(checks) else 0
 
 
@@ -282,6 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
     command.add_argument("--record", help="check this run.json instead of measuring")
     command.add_argument("--save", help="where the record goes (default: nowhere)")
+    command.add_argument("--out", type=Path, help="folder for verify.html as well (default: none)")
     _add_measure_options(command)
 
     command = _verb(verbs, "artifacts", artifacts, "write text, crops and boxes from a record")

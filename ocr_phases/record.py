@@ -61,6 +61,8 @@ _OPTIONAL = ("kernels",)
 
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
+# Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
+_SUMMABLE = 2.0**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -193,8 +195,10 @@ class PhaseRun:
         """One row a generated token of batch row ``row``: columns `TOKEN_COLUMNS`.
 
         ms are medians over repeats of the decode step that made the token (p10 and p90 beside them);
-        missing for a token that came from the prefill. ``region`` is the index of the grounding region the
-        token belongs to, -1 before the first. In a batch a step's time is the whole batch's.
+        missing for a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what
+        clocks resolve), so that sums over tokens are exact in any order. ``region`` is the index of the
+        grounding region the token belongs to, -1 before the first. In a batch a step's time is the whole
+        batch's.
         """
         from ocr_phases.analyse.grounding import parse_grounding, token_regions
 
@@ -223,7 +227,8 @@ class PhaseRun:
             "device_ms_p90": grouped["device_ms"].quantile(0.9),
             "host_ms": grouped["host_ms"].median(),
         }.items():
-            table[column] = table["step"].map(values).astype("float64")
+            times = table["step"].map(values).astype("float64")
+            table[column] = (times * _SUMMABLE).round() / _SUMMABLE
         return table[list(TOKEN_COLUMNS)]
 
     def page_image(self, number: int = 0) -> Image | None:

@@ -195,6 +195,22 @@ def verdict(run: PhaseRun) -> str:
     return " ".join(filter(None, [*sentences, *measured, *_caveats(run)]))
 
 
+def headline(run: PhaseRun) -> str:
+    """Where the time went, in one sentence: the larger of prefill and decode, and vision's part."""
+    figures = run.summary()
+    if _is_generate(run):
+        return f"generate() read {_pages_text(run)} in {ms_text(figures['generate_ms'])}."
+    prefill, decode = figures["prefill_ms"], figures["decode_ms"] or 0.0
+    whole = figures["ttft_ms"] + decode
+    name, part = ("Decode", decode) if decode > prefill else ("The prefill", prefill)
+    verb = "took" if len(run.results) == 1 and len(run.pages) == 1 else "took together"
+    sentence = (
+        f"{name} is {percent_text(part / whole)} of the {ms_text(whole)} that {_pages_text(run)} {verb}"
+    )
+    share = vision_share(run)
+    return f"{sentence}; vision is {percent_text(share)} of the prefill." if share else f"{sentence}."
+
+
 def _is_generate(run: PhaseRun) -> bool:
     return not run.stage_ms("prefill", "prefill").size
 
