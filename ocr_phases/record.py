@@ -209,7 +209,9 @@ class PhaseRun:
         step = pd.array(index if redecode else index - 1, dtype="Int64")
         if not redecode:
             step[:1] = pd.NA
-        table = pd.DataFrame({"index": index, "id": ids, "text": texts})
+        # As objects: pandas' own strings, where pyarrow makes them, refuse a lone surrogate.
+        texts_column = pd.Series(texts, dtype=object)
+        table = pd.DataFrame({"index": index, "id": ids, "text": texts_column})
         table["source"] = np.where(step.isna(), "prefill", "decode")
         table["step"] = step
         lengths = self.cache.get("lengths", [])

@@ -564,7 +564,9 @@ def test_any_text_becomes_fragments_without_a_script(text: str) -> None:
     elements = Elements(document)
     assert not elements.open
     assert not elements.stray
-    assert not {"script", "iframe", "svg", "object", "style"} & elements.tags()
+    assert not {"script", "iframe", "object", "style"} & elements.tags()
+    drawn = [attributes.get("class") for tag, attributes in elements.found if tag == "svg"]
+    assert {"op-bar", "op-key"} >= set(drawn)  # the report's own share bar and its key
     assert not any(name.startswith("on") for _, attributes in elements.found for name in attributes)
     document.encode()
 

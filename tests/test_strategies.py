@@ -198,7 +198,8 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
         assert checks[name].verdict == "pass"
     assert checks["mask_handed_over"].measured.startswith("compiled steps do not call the model")
 
-    assert f"room for {bytes_text(setup['capacity_bytes'])}" in cards_html(loaded)
+    room = bytes_text(setup["capacity_bytes"]).replace(" ", "\xa0")
+    assert f"room for {room}" in cards_html(loaded)
     assert "set up once before: compiling the decode step" in verdict(loaded)
     again = tiny_session.run_inference(
         PAGES / "slide.png", strategy="compiled", infer={"no_repeat_ngram_size": 3}, **options
