@@ -57,11 +57,12 @@ _NAMED_OUTLIERS = 4
 _ROW_HEIGHT = 0.62
 
 
-def plot_token_latency(run: PhaseRun, floor_ms: float | None = None) -> Figure:
+def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None = None) -> Figure:
     """Time of every decode step in ms: median over repeats, p10 to p90 as a band, outliers named.
 
-    ``floor_ms`` draws a line at what the hardware could do. The scale follows the bulk of the steps, a step
-    above it is marked at the top edge with its time.
+    ``floor_ms`` draws what the hardware could do, one time or one a step (the column of
+    `ocr_phases.analyse.floors.decode_floor`; an empty one draws nothing). The scale follows the bulk of the
+    steps, a step above it is marked at the top edge with its time.
     """
     table = step_table(run)
     if table.empty:
@@ -87,14 +88,17 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | None = None) -> Figure:
         axes.plot(steps, host, color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median")
     middle = float(run.summary()["inter_token_ms"])
     axes.axhline(middle, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
-    if floor_ms is not None:
-        label = f"hardware floor, {ms_text(floor_ms)}"
-        axes.axhline(floor_ms, color=GREEN, linewidth=1.4, linestyle=(0, (6, 2)), label=label)
+    floor = np.asarray([] if floor_ms is None else floor_ms, dtype=np.float64)
+    if floor.size:
+        curve = np.broadcast_to(floor, steps.shape)
+        ends = dict.fromkeys((ms_text(curve[0]), ms_text(curve[-1])))
+        label = f"hardware floor, {' to '.join(ends)}"
+        axes.plot(steps, curve, color=GREEN, linewidth=1.4, linestyle=(0, (6, 2)), marker=marker, label=label)
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
     usual = table.loc[~table["outlier"], ["device_ms", "host_ms"]].quantile(0.99)
     band = float(table["device_ms_p90"].quantile(0.75))
     room = 1.6 if table["outlier"].any() else 1.35  # for the names of outliers
-    top = room * max(usual["device_ms"], usual["host_ms"], band, middle, floor_ms or 0.0)
+    top = room * max(usual["device_ms"], usual["host_ms"], band, middle, floor.max(initial=0.0))
     axes.set_ylim(0, top)
     axes.set_xlim(-0.5, max(float(steps[-1]), 0.0) + 0.5)
     _name_outliers(axes, table[table["outlier"]], top, int(steps[-1]))
