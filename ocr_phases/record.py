@@ -209,9 +209,9 @@ class PhaseRun:
         step = pd.array(index if redecode else index - 1, dtype="Int64")
         if not redecode:
             step[:1] = pd.NA
-        # As objects: pandas' own strings, where pyarrow makes them, refuse a lone surrogate.
-        texts_column = pd.Series(texts, dtype=object)
-        table = pd.DataFrame({"index": index, "id": ids, "text": texts_column})
+        # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a lone
+        # surrogate, which pyarrow refuses.
+        table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object)})
         table["source"] = np.where(step.isna(), "prefill", "decode")
         table["step"] = step
         lengths = self.cache.get("lengths", [])

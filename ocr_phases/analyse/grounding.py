@@ -162,7 +162,7 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
     if PREAMBLE in tokens:
         text = "".join(token_table.loc[regions == PREAMBLE, "text"]).strip()
         rows.insert(0, row(PREAMBLE, "preamble", 0, False, text))
-    # As objects: pandas' own strings, where pyarrow makes them, refuse a lone surrogate.
+    # Objects first: what a model wrote need not be text that pyarrow, where pandas has it, would take.
     return _typed(pd.DataFrame(rows, columns=list(REGION_COLUMNS), dtype=object))
 
 

@@ -65,6 +65,7 @@ class Range(NamedTuple):
 
     @property
     def key(self) -> Key:
+        """Phase, stage and view: what tables group by."""
         return self.phase, self.stage, self.view
 
 

@@ -32,5 +32,10 @@ def floors_html(run: PhaseRun) -> str:
     table["stage"] = names.mask(whole, table["stage"].map(_WHOLES))
     table["gflop"] = table["flops"] / 1e9
     headings = _HEADINGS | ({} if run.device.get("kind") == "cuda" else {"device_ms": ("time", "ms")})
-    shown = table_html(table[list(_SHOWN)], headings=headings, strong=whole.tolist())
+    shown = table_html(
+        table[list(_SHOWN)],
+        caption="Each stage beside its floor",
+        headings=headings,
+        strong=whole.tolist(),
+    )
     return shown + note_html(f"Ceilings: {ceilings_text(run)}.")

@@ -51,14 +51,16 @@ def sweep_html(table: pd.DataFrame) -> str:
         "vision_share": ("vision", "%"),
         "inter_token_ms": ("step", "ms"),
     }
-    return table_html(shown, headings=headings)
+    return table_html(shown, caption="Each cell, medians over the repeats", headings=headings)
 
 
 def failures_html(failures: pd.DataFrame) -> str:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
     if failures.empty:
         return note_html("Every cell was measured.")
-    return table_html(failures.drop(columns="cell"), headings={"max_new_tokens": ("output", "")})
+    return table_html(
+        failures.drop(columns="cell"), caption="What failed", headings={"max_new_tokens": ("output", "")}
+    )
 
 
 def plot_prefill(table: pd.DataFrame) -> Figure:
