@@ -56,6 +56,9 @@ VISION_STAGES = ("sam", "clip", "projector")
 #: What closure adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "decoder", "lm_head", "sampling")
 
+#: Fields that a record has only where they were asked for.
+_OPTIONAL = ("kernels",)
+
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
 
@@ -81,6 +84,7 @@ class PhaseRun:
     memory: dict[str, Any]
     cache: dict[str, Any]
     checks: list[dict[str, Any]] = field(default_factory=list)
+    kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
@@ -238,7 +242,9 @@ class PhaseRun:
             name: [None if value is pd.NA else value for value in self.spans[name].tolist()]
             for name in SPAN_COLUMNS
         }
-        return {"schema": record.pop("schema"), **record}
+        optional = {name: record.pop(name) for name in _OPTIONAL}
+        present = {name: value for name, value in optional.items() if value is not None}
+        return {"schema": record.pop("schema"), **record, **present}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
@@ -250,7 +256,7 @@ class PhaseRun:
                 f"This record has schema {record['schema']}, this version reads schema {SCHEMA}: "
                 "install the ocr_phases version that wrote it."
             )
-        names = [item.name for item in fields(cls)]
+        names = [item.name for item in fields(cls) if item.name not in _OPTIONAL or item.name in record]
         missing = [name for name in names if name not in record]
         if missing:
             raise OcrPhasesError(f"This record misses {', '.join(missing)}: it is damaged or was cut short.")

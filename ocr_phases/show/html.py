@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS
 from ocr_phases.analyse.checks import Check
+from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.summary import (
     bytes_text,
     ms_text,
@@ -134,6 +135,8 @@ def cards_html(run: PhaseRun) -> str:
     if figures["kv_cache_bytes"]:
         each = run.cache.get("bytes_per_token")
         note = f"{bytes_text(each)} a token" if each else "at its largest"
+        if run.cache.get("capacity_bytes"):
+            note += f"; static, room for {bytes_text(run.cache['capacity_bytes'])}"
         cards.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
     items = "".join(
         f'<div class="op-card"><dt>{_safe(label)}</dt><dd><strong>{_safe(value)}</strong> '
@@ -284,7 +287,7 @@ def measured_html(run: PhaseRun) -> str:
     pages = [{key: value for key, value in page.items() if key != "data"} for page in run.pages]
     memory = {"peaks are": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")}
     parts: list[tuple[str, Mapping[str, Any]]] = [
-        ("Device", run.device),
+        ("Device", {**run.device, "ceilings": ceilings_text(run)}),
         ("Memory", memory),
         ("Versions", run.versions),
         ("Model", model),
