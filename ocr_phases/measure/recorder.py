@@ -82,27 +82,36 @@ def make_record(
     )
 
 
-def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text each id adds; joined they are the decoded text, special tokens included.
+class TokenReader:
+    """The text each id adds, one id at a time; joined they are the decoded text, special tokens included.
 
     A character spread over several tokens belongs to the one that completes it; an id the tokenizer has no
     text for shows as ``<id>``.
     """
-    texts: list[str] = []
-    start = done = 0
-    for end in range(1, len(ids) + 1):
-        if ids[end - 1] >= len(tokenizer):
-            texts.append(f"<{ids[end - 1]}>")
-            start = done = end
-            continue
-        before = tokenizer.decode(ids[start:done])
-        now = tokenizer.decode(ids[start:end])
-        if now.endswith("\ufffd") and end < len(ids):
-            texts.append("")
-            continue
-        texts.append(now[len(before) :])
-        start, done = done, end
-    return texts
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = []  # what decodes into the text in front of the next
+        self._waiting: list[int] = []
+
+    def read(self, token: int, *, last: bool = False) -> str:
+        """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
+        if token >= len(self._tokenizer):
+            self._before, self._waiting = [], []
+            return f"<{token}>"
+        self._waiting.append(token)
+        before = self._tokenizer.decode(self._before)
+        now = self._tokenizer.decode(self._before + self._waiting)
+        if now.endswith("\ufffd") and not last:
+            return ""
+        self._before, self._waiting = self._waiting, []
+        return now[len(before) :]
+
+
+def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text each of ``ids`` adds, as `TokenReader` tells it."""
+    reader = TokenReader(tokenizer)
+    return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
 def _describe_row(session: DeepSeekOCRSession, request: Request, ids: list[int]) -> dict[str, Any]:

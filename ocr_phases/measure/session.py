@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.measure import phases
 from ocr_phases.measure.caches import cache_bytes_per_token
 from ocr_phases.measure.ceilings import measure_ceilings
@@ -194,9 +195,11 @@ class DeepSeekOCRSession:
         (CUDA) runs the request once more, after everything timed, under torch.profiler with at most
         ``kernel_steps`` decode steps: what the kernels of each stage did (`ocr_phases.analyse.kernels`);
         ``kernel_trace`` is a file for its Chrome trace (.json.gz). ``on_tokens(repeat, new ids a row)`` is
-        called while decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
+        called after the prefill and while decoding (repeat -1 is warm-up), ``progress(runs done, runs in
+        all)`` after each run. Either may raise `Stopped`: the record is then of the repeats finished by then.
 
-        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold.
+        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, and
+        `Stopped` where that came before the end of the first repeat.
         """
         rows, prompts = make_rows(page, prompt, grounding)
         request = Request(
@@ -225,33 +228,47 @@ class DeepSeekOCRSession:
         if kernels:
             check_kernels(self.device, steps=kernel_steps, generate=generate, trace=kernel_trace)
         check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
-        runs = []
+        runs: list[Run] = []
         parity = view = None
         with current_device(self.device), _memory_errors_explained(self.device, request):
             setup = self._set_up(request)
             memory = PeakMemory(self.device)
-            for number in range(-warmup, repeats):
-                notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-                run = self._run_once(request, setup, number, memory, notify)
-                if number >= 0:
-                    runs.append(run)
-                if progress is not None:
-                    progress(number + warmup + 1, warmup + repeats)
-            if verify and not generate:
-                parity = self._compare_with_generate(request, runs[0].ids)
-            if kernels:
-                once = partial(
-                    self._run_once,
-                    setup=setup,
-                    number=0,
-                    memory=PeakMemory(self.device),
-                    on_tokens=None,
-                )
-                view = kernel_view(once, request, self.device, steps=kernel_steps, trace=kernel_trace)
+            try:
+                for number in range(-warmup, repeats):
+                    notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
+                    run = self._run_once(request, setup, number, memory, notify)
+                    if number >= 0:
+                        runs.append(run)
+                    if progress is not None:
+                        progress(number + warmup + 1, warmup + repeats)
+                if verify and not generate:
+                    parity = self._compare_with_generate(request, runs[0].ids)
+                if kernels:
+                    once = partial(
+                        self._run_once,
+                        setup=setup,
+                        number=0,
+                        memory=PeakMemory(self.device),
+                        on_tokens=None,
+                    )
+                    view = kernel_view(once, request, self.device, steps=kernel_steps, trace=kernel_trace)
+            except Stopped:
+                if not runs:
+                    raise
+                request = replace(request, repeats=len(runs))
         record = make_record(self, request, runs, memory.source, parity, setup.described(), view)
         if ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
         return record
+
+    def _set_up(self, request: Request) -> Setup:
+        """What the request's strategies need, made before anything is measured."""
+        if request.strategy == request.vision == "eager":
+            return Setup()
+        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
+        self._check_length(packed, request)
+        with self._execution():
+            return self.workshop.set_up(request, packed.to(self.device, self.dtype))
 
     def hardware_ceilings(self, *, autocast: bool = False) -> dict[str, Any] | None:
         """What this session's device can do in its dtype (`measure_ceilings`), measured once and kept.
@@ -263,15 +280,6 @@ class DeepSeekOCRSession:
             with current_device(self.device):
                 self._ceilings[dtype] = measure_ceilings(self.device, dtype)
         return self._ceilings[dtype]
-
-    def _set_up(self, request: Request) -> Setup:
-        """What the request's strategies need, made before anything is measured."""
-        if request.strategy == request.vision == "eager":
-            return Setup()
-        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
-        self._check_length(packed, request)
-        with self._execution():
-            return self.workshop.set_up(request, packed.to(self.device, self.dtype))
 
     def _compare_with_generate(self, request: Request, ids: list[list[int]]) -> dict[str, Any]:
         """The ``parity`` check: the same request through ``model.generate()``, after everything measured."""
@@ -323,6 +331,8 @@ class DeepSeekOCRSession:
                 bytes_per_token = cache_bytes_per_token(state.cache)
                 if request.first_token == "redecode":
                     phases.redecode(state)
+                elif on_tokens is not None:
+                    on_tokens([list(row) for row in state.ids])
                 # Only an eager step calls the model itself.
                 watched = witness.watching(self.model, "decode") if step is None else nullcontext()
                 with memory.of("decode"), watched:
