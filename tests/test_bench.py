@@ -91,6 +91,7 @@ def example() -> dict[str, Any]:
                         "decode_ms": [9.0, 12.0, 15.0],
                         "floor_ms": 0.5,
                         "floor_limit": "bandwidth",
+                        "busy_ms": 1.5,
                     },
                     "compiled": {**fast, "decode_ms": [3.0, 3.0, 3.0], "busy_failed": "no profiler"},
                 },
@@ -329,5 +330,4 @@ def test_every_part_on_a_gpu(tmp_path: Path) -> None:
     assert failure_table(bench).empty, failure_table(bench).to_string()
     decode = strategy_table(bench).set_index("strategy")
     assert (decode["busy_ms"] > 0).all()
-    assert decode["busy_ms"].lt(decode["ms_per_token"]).all()
     assert mark_table(bench)["what"].str.contains("CUDA event").any()
