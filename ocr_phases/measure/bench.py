@@ -19,6 +19,7 @@ import torch
 
 from ocr_phases.analyse.bench import BENCH_SCHEMA, KIND
 from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.kernels import kernel_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.measure import environment, phases
@@ -253,6 +254,7 @@ def _prefill(bench: _Bench) -> dict[str, Any]:
         vision: {
             **{name: _rounded(values) for name, values in kept.items()},
             "setup": ready[vision].model.get("vision_setup"),
+            **_busy(bench, "prefill", vision=vision, max_new_tokens=2),
         }
         for vision, kept in times.items()
     }
@@ -282,6 +284,9 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
             )
             kept["step_ms"].append(_rounded(run.stage_ms("decode_step")))
             kept["decode_ms"].append(round(_phase(run, "decode", "host_ms"), 4))
+    # Last, because a profiler may slow down what comes after it.
+    for strategy, kept in ways.items():
+        kept.update(_busy(bench, "decode_step", strategy=strategy))
     return {"ways": ways, "ways_failed": failed}
 
 
@@ -349,6 +354,18 @@ def _sums(run: PhaseRun, stage: str, phase: str = "prefill", clock: str = "devic
     """The time of a stage in each repeat, ms."""
     spans = run.spans[(run.spans["phase"] == phase) & (run.spans["stage"] == stage)]
     return _rounded(spans.groupby("repeat")[clock].sum().reindex(run.repeats, fill_value=0.0))
+
+
+def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:
+    """How long the GPU works in a stage, ms, from one more run under the profiler; empty without a GPU."""
+    if torch.device(bench.session.device).type != "cuda":
+        return {}
+    try:
+        table = kernel_table(bench.run(kernels=True, **options))
+    except (OcrPhasesError, RuntimeError) as error:  # what was timed stands
+        return {"busy_failed": one_sentence(error)}
+    busy = table.loc[table["stage"] == stage, "busy_ms"]
+    return {"busy_ms": round(float(busy.iloc[0]), 4)} if len(busy) else {}
 
 
 def _floor(run: PhaseRun) -> dict[str, Any]:
