@@ -358,7 +358,7 @@ def test_the_page_report_shows_the_view_of_a_record_that_has_one(tmp_path: Path)
     assert not elements.open
     assert "the GPU works 64.2 of 100 ms" in elements.said
     assert "Longest kernels of a decode step" in elements.said
-    pictures = [attributes.get("alt") for tag, attributes in elements.found if tag == "img"]
+    pictures = [attributes.get("aria-label") for _, attributes in elements.found]
     assert "How long the device works in each stage" in pictures
 
 

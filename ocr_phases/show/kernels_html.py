@@ -79,7 +79,7 @@ def kernel_details_html(run: PhaseRun) -> str:
 def _shares(run: PhaseRun) -> str:
     table = kv_cache_share(run)
     table = table.assign(part=table["part"].map(_PARTS))
-    return table_html(table, headings=_HEADINGS)
+    return table_html(table, caption="The share of each phase in it", headings=_HEADINGS)
 
 
 def _waits(run: PhaseRun) -> tuple[str, str]:
