@@ -77,8 +77,10 @@ class PagePane(Pane):
         """Another record: its first row, from its first token."""
         self._shown = run
         rows = range(len(run.results))
-        with self.hold_trait_notifications():
-            self.row.options = [(f"row {row}", row) for row in rows]
+        self.row.unobserve(self._row_chosen, "value")
+        self.row.options = [(f"row {row}", row) for row in rows]
+        self.row.value = 0
+        self.row.observe(self._row_chosen, "value")
         self.row.layout.display = None if len(rows) > 1 else "none"
         self._draw_row(0)
 
@@ -134,8 +136,7 @@ class PagePane(Pane):
         self.types.children = boxes
 
     def _row_chosen(self, _: Any) -> None:
-        if self.row.value is not None:
-            self._draw_row(self.row.value)
+        self._draw_row(self.row.value)
 
     def _selected(self, _: Any) -> None:
         """A region of the list: go to its first token, unless the scrubber stands in it."""
