@@ -95,9 +95,8 @@ class PagePane(Pane):
         self._note.value = note_html(_remark(run, row, len(numbers), grounding.dropped))
         items: list[Any] = list(self._table.itertuples())
         notes = {item.region: _hint(item) for item in items}
-        self._page.value = page_svg(
-            run.page_image(numbers[0]), (page["width"], page["height"]), self._regions, notes
-        )
+        size = int(page["width"]), int(page["height"])
+        self._page.value = page_svg(run.page_image(numbers[0]), size, self._regions, notes)
         times = self._tokens["device_ms"].tolist()
         self._curve = Curve.of([times])
         own = self._tokens.groupby("region")["index"].agg(["min", "max"])

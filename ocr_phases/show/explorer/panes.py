@@ -101,7 +101,7 @@ def text_html(run: PhaseRun) -> str:
 def checks_html(run: PhaseRun) -> str:
     """The verification checklist."""
     checks = run_checks(run)
-    return f'<p class="op">{checks_verdict(checks)}</p>{html.checks_html(checks)}'
+    return html.note_html(checks_verdict(checks)) + html.checks_html(checks)
 
 
 def figure_html(figure: Figure, alt: str, inches: float | None = None) -> str:
