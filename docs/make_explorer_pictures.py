@@ -25,16 +25,13 @@ TOKENS_ON = 90  # presses of the right arrow key, to somewhere in the table
 
 
 def take(page: Any, theme: str) -> bytes:
-    """The panel in one theme as a PNG of 256 colours."""
+    """The panel in one theme as a PNG."""
     lab.set_theme(page, theme)
     page.mouse.move(0, 0)
     page.wait_for_timeout(500)  # colours change gradually
     shot = Image.open(io.BytesIO(page.locator(".opx").screenshot())).convert("RGB")
     buffer = io.BytesIO()
-    # Of the methods, this one keeps colours that cover little, such as the cursor's.
-    shot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-        buffer, "PNG", optimize=True
-    )
+    shot.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
