@@ -59,25 +59,32 @@ def report(arguments: argparse.Namespace) -> None:
         else:
             name, number = _split_pdf(page)
             parameters = {"page": str(Path(name).resolve()) + number, **_measure_parameters(arguments)}
+            parameters |= {"kernels": arguments.kernels or arguments.trace, "trace": arguments.trace}
         written = report_page(folder, parameters, show_code=arguments.show_code)
         print(f"Wrote {written['report.html']}")
 
 
 def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
+    from ocr_phases.analyse.kernels import has_kernels
     from ocr_phases.analyse.summary import stage_table, verdict
-    from ocr_phases.files import output_folder
+    from ocr_phases.files import TRACE_NAME, output_folder
 
     target = Path(arguments.save)
     then = _recorded(arguments, target)
     output_folder(target.parent)
-    run = _measure(arguments) if then is None else _repeat(arguments, then)
+    kernels: dict[str, Any] = {"kernels": arguments.kernels or arguments.trace}
+    if arguments.trace:
+        kernels["kernel_trace"] = target.with_name(TRACE_NAME)
+    run = _measure(arguments, **kernels) if then is None else _repeat(arguments, then, **kernels)
     run.save(target)
     print(verdict(run))
     print()
     if then is not None:
         _print_then_and_now(then, run)
     print(stage_table(run).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    if has_kernels(run):
+        _print_kernels(run)
     print(f"\nWrote {target}")
 
 
@@ -88,9 +95,12 @@ def verify(arguments: argparse.Namespace) -> int:
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
+    from ocr_phases.report.render import verify_report
 
     if arguments.save:
         output_folder(Path(arguments.save).parent)
+    if arguments.out:
+        output_folder(arguments.out)
     run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
     checks = run_checks(run)
     for check in checks:
@@ -100,6 +110,8 @@ def verify(arguments: argparse.Namespace) -> int:
     print(f"\n{checks_verdict(checks)}")
     if arguments.save:
         print(f"Wrote {run.save(arguments.save)}")
+    if arguments.out:
+        print(f"Wrote {verify_report(arguments.out, run)}")
     return 1 if failed(checks) else 0
 
 
@@ -154,21 +166,24 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
     return PhaseRun.load(arguments.repeated)
 
 
-def _repeat(arguments: argparse.Namespace, then: PhaseRun) -> PhaseRun:
+def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
     from ocr_phases.measure.repeat import recorded_pages, repeat_run
 
     recorded_pages(then, arguments.page)
     runs = then.request["warmup"] + then.request["repeats"]
     model = None if arguments.model == _MEASURE_DEFAULTS["model"] else arguments.model
     with _bar(runs, then.request["max_new_tokens"]) as callbacks:
-        return repeat_run(
-            then,
-            page=arguments.page,
-            model=model,
-            device=arguments.device,
-            ceilings=arguments.ceilings,
-            **callbacks,
-        )
+        options |= {"ceilings": arguments.ceilings, **callbacks}
+        return repeat_run(then, page=arguments.page, model=model, device=arguments.device, **options)
+
+
+def _print_kernels(run: PhaseRun) -> None:
+    from ocr_phases.analyse.floors import floor_table
+    from ocr_phases.analyse.kernels import host_syncs, stage_verdict
+
+    for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
+        table = table.dropna(axis="columns", how="all")
+        print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
 
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
@@ -257,6 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
     _add_measure_options(command)
+    _add_kernel_options(command)
 
     command = _verb(verbs, "profile", profile, "measure a page, print a summary, save its record")
     command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
@@ -265,11 +281,13 @@ def _parser() -> argparse.ArgumentParser:
         "--from", dest="repeated", metavar="RUN.json", help="repeat this record's measurement and compare"
     )
     _add_measure_options(command)
+    _add_kernel_options(command)
 
     command = _verb(verbs, "verify", verify, "check that what is timed is what the model does")
     command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
     command.add_argument("--record", help="check this run.json instead of measuring")
     command.add_argument("--save", help="where the record goes (default: nowhere)")
+    command.add_argument("--out", type=Path, help="folder for verify.html as well (default: none)")
     _add_measure_options(command)
 
     command = _verb(verbs, "artifacts", artifacts, "write text, crops and boxes from a record")
@@ -318,6 +336,20 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
         help="do not measure what the device can do at its best",
     )
     command.set_defaults(**_MEASURE_DEFAULTS)
+
+
+def _add_kernel_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("kernel view (CUDA)")
+    group.add_argument(
+        "--kernels",
+        action="store_true",
+        help="one more run under torch.profiler: each stage's kernels, idle gaps, host waits",
+    )
+    group.add_argument(
+        "--trace",
+        action="store_true",
+        help="the same, with its Chrome trace beside the record (trace.json.gz)",
+    )
 
 
 if __name__ == "__main__":

@@ -86,8 +86,14 @@ def example() -> dict[str, Any]:
                 "part": "strategies",
                 "preset": "base",
                 "ways": {
-                    "eager": {**way, "decode_ms": [9.0, 12.0, 15.0], "floor_ms": 0.5},
-                    "compiled": {**fast, "decode_ms": [3.0, 3.0, 3.0]},
+                    "eager": {
+                        **way,
+                        "decode_ms": [9.0, 12.0, 15.0],
+                        "floor_ms": 0.5,
+                        "floor_limit": "bandwidth",
+                        "busy_ms": 1.5,
+                    },
+                    "compiled": {**fast, "decode_ms": [3.0, 3.0, 3.0], "busy_failed": "no profiler"},
                 },
                 "ways_failed": {"cuda_graph": "not here"},
             },
@@ -138,6 +144,7 @@ def test_every_part_has_its_figures(measured: dict[str, Any]) -> None:
     decode = strategy_table(measured).iloc[0]
     assert (decode["strategy"], decode["equal_tokens"], decode["tokens"]) == ("eager", 3, 3)
     assert batch_table(measured)["batch"].tolist() == [1, 2]
+    assert decode["distance"] > 1
     assert prefill_table(measured)["vision"].tolist() == ["eager"]
     assert "data" not in measured["page"] or measured["page"]["data"] is None
 
@@ -202,10 +209,14 @@ def test_figures_of_known_times() -> None:
     assert decode.loc["eager", "cache_len"] == 102
     assert decode.loc["compiled", "setup_s"] == pytest.approx(2.0)
     assert np.isnan(decode.loc["compiled", "distance"])
+    assert decode.loc["eager", "limit"] == "bandwidth"
+    assert decode.loc["eager", "busy_ms"] == 1.5
     assert batch_table(bench)["tokens_per_s"].tolist() == pytest.approx([400.0])
     marks = mark_table(bench).set_index("what")
     assert marks.loc["a pair of marks (CUDA event)", "us"] == 10.0
-    assert failure_table(bench)["part"].tolist() == ["collectors", "strategies", "batches"]
+    failures = failure_table(bench)
+    assert failures["part"].tolist() == ["collectors", "strategies", "strategies", "batches"]
+    assert failures["way"].tolist() == ["", "compiled, kernel view", "cuda_graph", "eager, batch 16"]
 
 
 def test_the_text_has_every_table_and_only_tables_with_rows() -> None:
@@ -301,3 +312,22 @@ def test_the_table_stands_between_the_markers(script: ModuleType) -> None:
     assert script.speed_table([changed]).count("\n") == 3
     with pytest.raises(SystemExit, match="no <!-- speed table"):
         script.with_table("a", "b")
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="there is no CUDA device")
+def test_every_part_on_a_gpu(tmp_path: Path) -> None:
+    from ocr_phases import DeepSeekOCRSession
+
+    session = DeepSeekOCRSession.load("tiny", device="cuda")
+    settings = BenchSettings(
+        presets=("tiny",), strategies=("eager", "cuda_graph"), batches=(1, 2), pairs=2, max_new_tokens=9
+    )
+    bench = run_bench(session, PAGE, settings, tmp_path / "bench.json")
+    assert failure_table(bench).empty, failure_table(bench).to_string()
+    decode = strategy_table(bench).set_index("strategy")
+    assert (decode["busy_ms"] > 0).all()
+    assert mark_table(bench)["what"].str.contains("CUDA event").any()

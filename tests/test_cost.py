@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,30 @@ def test_a_record_says_what_it_cost(path: str) -> None:
     middle = run.cache["lengths"][1 + (len(run.cache["lengths"]) - 1) // 2]
     assert step["kv_bytes"].sum() == middle * run.cache["bytes_per_token"]
     assert ("local" in set(table["view"])) == (run.request["preset"] == "gundam")
+
+
+@pytest.mark.parametrize("prompt", ["markdown", "<image>\n<image>\nBoth pages."])
+def test_several_pages_cost_what_their_cache_holds(tiny_session: Any, prompt: str) -> None:
+    """A batch of two rows, and one row of two pages."""
+    page = ROOT / "data/pages/receipt.png"
+    run = tiny_session.run_inference(
+        [page, page], prompt, preset="tiny", max_new_tokens=3, repeats=1, warmup=0, ceilings=False
+    )
+    table = run_cost(run)
+    prefill, step = (table[table["phase"] == phase] for phase in ("prefill", "decode"))
+    assert prefill["kv_bytes"].sum() == run.cache["bytes"][0]
+    assert step["kv_bytes"].sum() in run.cache["bytes"][1:]
+    one = prefill_cost(run.model["config"], prompt_len=1, views=[VisionCall("global", 512)], dtype_bytes=4)
+    assert ours(prefill)["sam"] == 2 * ours(one)["sam"]
+
+
+def test_the_vendors_head_runs_over_every_position() -> None:
+    run = PhaseRun.load(ROOT / "tests/golden/run.json")
+    vendor = dataclasses.replace(run, model={**run.model, "implementation": "vendor"})
+    heads = [
+        ours(run_cost(each, cache_len=None).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)
+    ]
+    assert heads[1] == heads[0] * run.request["prefill_len"]
 
 
 def test_what_is_unknown_is_said() -> None:

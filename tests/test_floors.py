@@ -21,6 +21,7 @@ from ocr_phases.analyse.floors import (
     FLOOR_COLUMNS,
     Ceilings,
     ceilings_of,
+    ceilings_text,
     decode_floor,
     floor_sentence,
     floor_table,
@@ -33,7 +34,7 @@ from ocr_phases.cli import main
 from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.floors_html import floors_html
-from ocr_phases.show.html import figure_png
+from ocr_phases.show.html import figure_png, measured_html
 from ocr_phases.show.plots import plot_token_latency
 from ocr_phases.show.roofline import plot_roofline
 
@@ -101,7 +102,9 @@ def test_a_record_without_ceilings_falls_back_to_the_datasheet() -> None:
     table = floor_table(run)
     assert set(table["source"]) == {"datasheet"}
     assert "by the NVIDIA H200 Tensor Core GPU datasheet" in floor_sentence(run)
-    assert "none were measured on this device" in floors_html(run)
+    assert "none were measured on this device" in floors_html(run) and ceilings_text(run) in measured_html(
+        run
+    )
     other = recorded({**H200, "matmul_dtype": "float32"})  # taken for another run's dtype
     assert set(floor_table(other)["source"]) == {"datasheet"}
 
@@ -262,6 +265,7 @@ def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.Monkey
     assert taken == [("cpu", torch.float32)]
     assert all(run.device["ceilings"]["bandwidth_bytes_per_s"] == 4.3e12 for run in runs)
     assert ceilings_of(runs[0]) is not None
+    assert "4.3 TB/s and 790 TFLOP/s, measured on this device" in measured_html(runs[0])
 
 
 def test_the_command_line_can_leave_them_out(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from ocr_phases.show import sweep as show
 from ocr_phases.show.html import figure_png
 
 PAGE = PAGES / "slide.png"
+TINY = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 CELLS = make_cells(["tiny"], ["eager"], [1, 2], [3])
 QUICK: dict[str, Any] = {"repeats": 1, "warmup": 0}
 
@@ -44,7 +45,8 @@ def records() -> dict[str, PhaseRun]:
             for rows in (1, 4):
                 for tokens in (5, 60):
                     run = make_run(crops=crops, rows=rows, max_tokens=tokens, cuda=strategy != "eager")
-                    run = dataclasses.replace(run, model={**run.model, "strategy": strategy})
+                    model = {**run.model, "strategy": strategy, "config": TINY}
+                    run = dataclasses.replace(run, model=model)
                     runs[f"{crops}-{strategy}-{rows}-{tokens}"] = run
     return runs
 
@@ -165,6 +167,8 @@ def test_the_table_has_a_row_a_record() -> None:
         assert row["inter_token_ms"] == pytest.approx(run["inter_token_ms"])
         assert row["batch"] == len(run.results)
         assert 0 < row["vision_share"] < 1
+        # The H200 has a datasheet, the example CPU has not.
+        assert (row["step_floor_ms"] < row["inter_token_ms"]) == (row["strategy"] == "cuda_graph")
     said = sweep_verdict(table, failures("a", "b"))
     assert "gundam, 912 prompt tokens" in said
     assert said.endswith("2 cells could not be measured.")
@@ -203,6 +207,7 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
         show.plot_vision_share(table),
         show.plot_decode(curves),
         show.plot_throughput(table),
+        show.plot_floors(table),
     ):
         assert figure_png(figure).startswith(b"\x89PNG")
     elements = Elements(show.sweep_html(table) + show.failures_html(failures("<b>why")))
@@ -236,7 +241,8 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     assert not elements.open
     assert "2 cells could not be measured." in elements.said
     assert "4096 positions" in elements.said
-    assert sum(tag == "img" for tag, _ in elements.found) == 5
+    assert sum(tag == "img" for tag, _ in elements.found) == 6
+    assert "over floor" in elements.said
     assert main(["sweep", "--records", str(tmp_path / "out"), "--out", str(tmp_path / "shown")]) == 0
     assert "Wrote" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "shown").iterdir()} == {"sweep.ipynb", "sweep.html"}

@@ -35,6 +35,7 @@ PREFILL_COLUMNS = (
     "vision",
     "wall_ms",
     "device_ms",
+    "busy_ms",
     "vision_ms",
     "ratio",
     "ratio_low",
@@ -48,13 +49,25 @@ STRATEGY_COLUMNS = (
     "step_ms",
     "step_ms_p10",
     "step_ms_p90",
+    "busy_ms",
     "floor_ms",
+    "limit",
     "distance",
     "setup_s",
     "equal_tokens",
     "tokens",
 )
-BATCH_COLUMNS = ("preset", "strategy", "batch", "tokens_per_s", "step_ms", "floor_ms", "prefill_ms")
+BATCH_COLUMNS = (
+    "preset",
+    "strategy",
+    "batch",
+    "tokens_per_s",
+    "step_ms",
+    "floor_ms",
+    "limit",
+    "distance",
+    "prefill_ms",
+)
 FAILURE_COLUMNS = ("preset", "part", "way", "reason")
 
 _PAIRS = {
@@ -122,13 +135,17 @@ def closure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
 def prefill_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     """The prefill by how vision runs, columns `PREFILL_COLUMNS`, medians in ms.
 
-    ``ratio`` is that of the wall times over the eager ones, taken in turns; none for eager itself.
+    ``busy_ms`` is how long the GPU works in it (`ocr_phases.analyse.kernels`), ``ratio`` that of the wall
+    times over the eager ones, taken in turns; none for eager itself.
     """
     rows = []
     for preset, found in _results(bench, "prefill"):
         eager = found["ways"].get("eager")
         for vision, times in found["ways"].items():
-            medians = [float(np.median(times[name])) for name in ("host_ms", "device_ms", "vision_ms")]
+            wall, device, seen = (
+                float(np.median(times[name])) for name in ("host_ms", "device_ms", "vision_ms")
+            )
+            medians = (wall, device, times.get("busy_ms") or np.nan, seen)
             ends = (np.nan, np.nan, np.nan)
             if eager is not None and vision != "eager":
                 ratio = paired_ratio(times["host_ms"], eager["host_ms"])
@@ -141,9 +158,10 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     """Decode by strategy, columns `STRATEGY_COLUMNS`.
 
     ``ms_per_token`` is the whole decode on the host's clock over its steps, a median over rounds; ``step_ms``
-    the median step on the device clock of all rounds, with p10 and p90. ``floor_ms`` is what the hardware
-    allows a step in the middle of the run, ``distance`` ``ms_per_token`` over it. ``equal_tokens`` counts
-    those equal to eager's before the first that is not.
+    the median step on the device clock of all rounds, with p10 and p90, ``busy_ms`` how long the GPU works in
+    one. ``floor_ms`` is what the hardware allows a step in the middle of the run, by ``limit`` (bandwidth or
+    arithmetic), ``distance`` ``ms_per_token`` over it. ``setup_s`` is compilation and capture.
+    ``equal_tokens`` counts those equal to eager's before the first that is not.
     """
     rows = []
     for preset, found in _results(bench, "strategies"):
@@ -155,21 +173,35 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
             setup = way["setup"] or {}
             seconds = sum(setup.get(name) or 0.0 for name in ("compile_ms", "capture_ms")) / 1e3
             cache = int(np.mean(way["cache_len"]))
-            figures = (cache, ms, float(middle), float(low), float(high), floor, ms / floor)
+            figures = (
+                cache,
+                ms,
+                float(middle),
+                float(low),
+                float(high),
+                way.get("busy_ms") or np.nan,
+                floor,
+                way.get("floor_limit"),
+                ms / floor,
+            )
             rows.append((preset, strategy, *figures, seconds, way["equal_tokens"], way["tokens"]))
     return _table(rows, STRATEGY_COLUMNS)
 
 
 def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """Throughput by batch size, columns `BATCH_COLUMNS`: tokens/s of all rows, ms of one step of them all."""
+    """Throughput by batch size, columns `BATCH_COLUMNS`: tokens/s of all rows, ms of one step of them all.
+
+    ``distance`` is the median step over its floor: far above 1 the step waits for launches, near 1 for
+    ``limit``.
+    """
     rows = []
     for preset, found in _results(bench, "batches"):
         for way in found["ways"]:
             rate = 1e3 * way["steps"] * way["batch"] / float(np.median(way["decode_ms"]))
-            figures = (rate, float(np.median(way["step_ms"])), way.get("floor_ms") or np.nan)
-            rows.append(
-                (preset, way["strategy"], way["batch"], *figures, float(np.median(way["prefill_ms"])))
-            )
+            step, floor = float(np.median(way["step_ms"])), way.get("floor_ms") or np.nan
+            figures = (rate, step, floor, way.get("floor_limit"), step / floor)
+            prefill = float(np.median(way["prefill_ms"]))
+            rows.append((preset, way["strategy"], way["batch"], *figures, prefill))
     return _table(rows, BATCH_COLUMNS)
 
 
@@ -180,6 +212,9 @@ def failure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
         place = (result["preset"], result["part"])
         if "failed" in result:
             rows.append((*place, "", result["failed"]))
+        if isinstance(result.get("ways"), dict):
+            unseen = {way: found.get("busy_failed") for way, found in result["ways"].items()}
+            rows += [(*place, f"{way}, kernel view", reason) for way, reason in unseen.items() if reason]
         ways = result.get("ways_failed") or []
         if isinstance(ways, dict):
             rows += [(*place, way, reason) for way, reason in ways.items()]

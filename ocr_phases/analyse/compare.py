@@ -40,8 +40,16 @@ COMPARE_COLUMNS = (
 JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
 
 _HIGHER_IS_BETTER = ("tokens_per_s",)
-#: Settings of the request that stand in another part too.
-_TOLD_ELSEWHERE = (("request", "preset"), ("request", "strategy"))
+#: What is measured, is told in another part, or follows from the model's name and revision.
+_NO_SETTING = (
+    ("device", "ceilings"),
+    ("model", "config"),
+    ("model", "strategy_setup"),
+    ("model", "vision_setup"),
+    ("request", "preset"),
+    ("request", "strategy"),
+    ("request", "vision"),
+)
 _STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
 
 
@@ -268,19 +276,17 @@ def _settings(run: PhaseRun) -> Iterator[tuple[tuple[str, str], Any]]:
         name: run.page.get(name)
         for name in ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
     }
-    # A model's name and revision stand for its whole configuration.
-    model = {name: value for name, value in run.model.items() if name != "config"}
     parts = {
         "device": run.device,
         "versions": run.versions,
-        "model": model,
+        "model": run.model,
         "page": page | {"pages": len(run.pages)},
         "request": run.request,
     }
     for part, values in parts.items():
-        for name, value in _flat(values):
-            if (part, name) not in _TOLD_ELSEWHERE:
-                yield (part, name), value
+        told = {name: value for name, value in values.items() if (part, name) not in _NO_SETTING}
+        for name, value in _flat(told):
+            yield (part, name), value
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.summary import ms_text, step_table
+from ocr_phases.analyse.summary import bytes_text, ms_text, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
@@ -177,6 +177,27 @@ def floor_sentence(run: PhaseRun) -> str:
         f"A decode step takes {ms_text(row['device_ms'])} where {allows} allows {ms_text(row['floor_ms'])}, "
         f"{times_text(row['distance'])} its floor ({source})."
     )
+
+
+def ceilings_text(run: PhaseRun) -> str | None:
+    """The ceilings of a record in words: rates, source, how measured ones were taken; None for none."""
+    ceilings = ceilings_of(run)
+    if ceilings is None:
+        return None
+    bandwidth = f"{rate_text(ceilings.bandwidth_bytes_per_s)}B/s"
+    flops = f"{rate_text(ceilings.flops_per_s)}FLOP/s"
+    dtype = _product_dtype(run)
+    if ceilings.source == "datasheet":
+        return (
+            f"{bandwidth} and {flops} in {dtype}, by the {ceilings.name}; none were measured on this device"
+        )
+    kept = run.device["ceilings"]
+    taken, launch = kept.get("taken") or {}, kept.get("launch_us")
+    if taken:
+        bandwidth += f" (copying {bytes_text(taken['copied_bytes'])})"
+        flops += f" (a {dtype} product {taken['matmul_size']:,} wide)"
+    launches = f"; one more small operation takes {launch:.1f} µs" if launch else ""
+    return f"{bandwidth} and {flops}, measured on this device{launches}"
 
 
 def times_text(factor: float) -> str:

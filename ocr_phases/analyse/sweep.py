@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.summary import ms_text, step_table, vision_share
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -29,6 +30,8 @@ SWEEP_COLUMNS = (
     "inter_token_ms",
     "inter_token_ms_p90",
     "decode_ms",
+    "prefill_floor_ms",
+    "step_floor_ms",
     "tokens_per_s",
     "kv_cache_bytes",
     "peak_bytes",
@@ -74,7 +77,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
     ``batch`` rows run side by side: ``prefill_ms`` and ``inter_token_ms`` (one decode step) are the whole
     batch's, ``tokens_per_s`` counts the tokens of all its rows. ``prefill_len`` and ``tokens`` (generated)
-    are a row's, ``peak_bytes`` the largest of any phase. Sorted by prompt length, strategy, batch and tokens.
+    are a row's, ``peak_bytes`` the largest of any phase. The floors are what the hardware allows
+    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run. Sorted by prompt length,
+    strategy, batch and tokens.
     """
     rows = []
     for cell, run in records.items():
@@ -89,6 +94,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "batch": len(run.results),
                 "vision_share": vision_share(run),
                 "peak_bytes": max(peaks, default=None),
+                **_floors(run),
                 **known,
             }
         )
@@ -96,6 +102,13 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     numbers = list(SWEEP_COLUMNS[6:])
     table[numbers] = table[numbers].astype("float64")
     return table.sort_values(["prefill_len", "strategy", "batch", "tokens"]).reset_index(drop=True)
+
+
+def _floors(run: PhaseRun) -> dict[str, float]:
+    """The floors of the prefill and of a decode step, ms; nothing where they are not known."""
+    floors = floor_table(run).set_index("stage")["floor_ms"]
+    names = {"prefill": "prefill_floor_ms", "decode_step": "step_floor_ms"}
+    return {name: float(floors[whole]) for whole, name in names.items() if whole in floors.index}
 
 
 def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:

@@ -18,6 +18,8 @@ import nvtx
 import torch
 
 from ocr_phases.analyse.bench import BENCH_SCHEMA, KIND
+from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.kernels import kernel_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.measure import environment, phases
@@ -252,6 +254,7 @@ def _prefill(bench: _Bench) -> dict[str, Any]:
         vision: {
             **{name: _rounded(values) for name, values in kept.items()},
             "setup": ready[vision].model.get("vision_setup"),
+            **_busy(bench, "prefill", vision=vision, max_new_tokens=2),
         }
         for vision, kept in times.items()
     }
@@ -274,12 +277,16 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
                     "cache_len": [run.cache["lengths"][0], run.cache["lengths"][-1]],
                     "equal_tokens": _equal_tokens(reference, first.results),
                     "tokens": first.token_count,
+                    **_floor(first),
                     "step_ms": [],
                     "decode_ms": [],
                 },
             )
             kept["step_ms"].append(_rounded(run.stage_ms("decode_step")))
             kept["decode_ms"].append(round(_phase(run, "decode", "host_ms"), 4))
+    # Last, because a profiler may slow down what comes after it.
+    for strategy, kept in ways.items():
+        kept.update(_busy(bench, "decode_step", strategy=strategy))
     return {"ways": ways, "ways_failed": failed}
 
 
@@ -300,7 +307,7 @@ def _batches(bench: _Bench) -> dict[str, Any]:
                 "step_ms": _rounded(run.stage_ms("decode_step")),
                 "prefill_ms": _sums(run, "prefill"),
             }
-            ways.append({**way, "steps": run["decode_steps"], **times})
+            ways.append({**way, "steps": run["decode_steps"], **times, **_floor(run)})
     return {"ways": ways, "ways_failed": failed}
 
 
@@ -347,6 +354,29 @@ def _sums(run: PhaseRun, stage: str, phase: str = "prefill", clock: str = "devic
     """The time of a stage in each repeat, ms."""
     spans = run.spans[(run.spans["phase"] == phase) & (run.spans["stage"] == stage)]
     return _rounded(spans.groupby("repeat")[clock].sum().reindex(run.repeats, fill_value=0.0))
+
+
+def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:
+    """How long the GPU works in a stage, ms, from one more run under the profiler; empty without a GPU."""
+    if torch.device(bench.session.device).type != "cuda":
+        return {}
+    try:
+        table = kernel_table(bench.run(kernels=True, **options))
+    except (OcrPhasesError, RuntimeError) as error:  # what was timed stands
+        return {"busy_failed": one_sentence(error)}
+    busy = table.loc[table["stage"] == stage, "busy_ms"]
+    return {"busy_ms": round(float(busy.iloc[0]), 4)} if len(busy) else {}
+
+
+def _floor(run: PhaseRun) -> dict[str, Any]:
+    """What the hardware allows a decode step in the middle of the run, ms, and by what; empty if unknown."""
+    steps = floor_table(run)
+    steps = steps[steps["stage"] == "decode_step"]
+    return {
+        "floor_" + name: value
+        for _, row in steps.iterrows()
+        for name, value in (("ms", row["floor_ms"]), ("limit", row["limit"]), ("source", row["source"]))
+    }
 
 
 def _equal_tokens(reference: list[dict[str, Any]], results: list[dict[str, Any]]) -> int:

@@ -41,10 +41,12 @@ def make_record(
     memory_source: str | None,
     parity: dict[str, Any] | None = None,
     setup: dict[str, Any] | None = None,
+    kernels: dict[str, Any] | None = None,
 ) -> PhaseRun:
     """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for.
 
-    ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`).
+    ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`);
+    ``kernels`` is the kernel view, where that was asked for.
     """
     first = runs[0]
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
@@ -76,6 +78,7 @@ def make_record(
             "capacity_bytes": None if first.slots is None else first.slots * first.bytes_per_token,
         },
         checks=[*_checks(runs, request), *([parity] if parity else [])],
+        kernels=kernels,
     )
 
 

@@ -21,6 +21,7 @@ from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
+from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
 from ocr_phases.measure.page import PRESETS, DeviceInputs, PageInputs, get_preset, make_views, pack
 from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
@@ -53,8 +54,8 @@ class DeepSeekOCRSession:
         self.family = family_of(self.model)
         self.device = device
         self.dtype = dtype
-        self.workshop = Workshop(self.model)
         self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
+        self.workshop = Workshop(self.model)
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -172,6 +173,9 @@ class DeepSeekOCRSession:
         generate: bool = False,
         verify: bool = False,
         ceilings: bool = True,
+        kernels: bool = False,
+        kernel_steps: int = KERNEL_STEPS,
+        kernel_trace: str | Path | None = None,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> PhaseRun:
@@ -187,10 +191,12 @@ class DeepSeekOCRSession:
         ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
         of the record, ``return_text=False`` the text. ``verify=True`` runs ``model.generate()`` once at the
         end and compares the tokens (the ``parity`` check). ``ceilings=False`` leaves out what the device can
-        do at its best (`hardware_ceilings`), taken after a session's first measurement.
-        ``on_tokens(repeat, new ids a row)`` is called after the prefill and while decoding (repeat -1 is
-        warm-up), ``progress(runs done, runs in all)`` after each run. Either may raise `Stopped`: the record
-        is then of the repeats finished by then.
+        do at its best (`hardware_ceilings`), taken after a session's first measurement. ``kernels=True``
+        (CUDA) runs the request once more, after everything timed, under torch.profiler with at most
+        ``kernel_steps`` decode steps: what the kernels of each stage did (`ocr_phases.analyse.kernels`);
+        ``kernel_trace`` is a file for its Chrome trace (.json.gz). ``on_tokens(repeat, new ids a row)`` is
+        called after the prefill and while decoding (repeat -1 is warm-up), ``progress(runs done, runs in
+        all)`` after each run. Either may raise `Stopped`: the record is then of the repeats finished by then.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, and
         `Stopped` where that came before the end of the first repeat.
@@ -219,9 +225,11 @@ class DeepSeekOCRSession:
             generate=generate,
             verify=verify,
         )
+        if kernels:
+            check_kernels(self.device, steps=kernel_steps, generate=generate, trace=kernel_trace)
         check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
         runs: list[Run] = []
-        parity = None
+        parity = view = None
         with current_device(self.device), _memory_errors_explained(self.device, request):
             setup = self._set_up(request)
             memory = PeakMemory(self.device)
@@ -235,11 +243,20 @@ class DeepSeekOCRSession:
                         progress(number + warmup + 1, warmup + repeats)
                 if verify and not generate:
                     parity = self._compare_with_generate(request, runs[0].ids)
+                if kernels:
+                    once = partial(
+                        self._run_once,
+                        setup=setup,
+                        number=0,
+                        memory=PeakMemory(self.device),
+                        on_tokens=None,
+                    )
+                    view = kernel_view(once, request, self.device, steps=kernel_steps, trace=kernel_trace)
             except Stopped:
                 if not runs:
                     raise
                 request = replace(request, repeats=len(runs))
-        record = make_record(self, request, runs, memory.source, parity, setup.described())
+        record = make_record(self, request, runs, memory.source, parity, setup.described(), view)
         if ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
         return record

@@ -18,7 +18,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.caches import cache_bytes_per_token
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.phases import DecodeState, check_step
-from ocr_phases.measure.strategies import compiled_apart, decode_execution, first_call_ms
+from ocr_phases.measure.strategies import compiled_apart, current_device, decode_execution, first_call_ms
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
 SLOT_MULTIPLE = 64
@@ -79,7 +79,7 @@ class StaticStep:
         self._positions = torch.zeros_like(self._seen)
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._given: Tensor | None = None  # the token that the step itself fed back
-        with self.execution():
+        with current_device(self.device), self.execution():
             self._run, compile_ms, capture_ms = self._made()
         capacity = cache_bytes_per_token(self.cache) * slots
         self.setup = StepSetup(slots, capacity, compile_ms, capture_ms)

@@ -70,7 +70,9 @@ def compare_html(table: pd.DataFrame) -> str:
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
     shown.insert(len(shown.columns) - 1, "interval", [_interval(low, high) for low, high in ends])
     strong = (~table["verdict"].isin(("same", "n/a"))).tolist()
-    return table_html(shown, strong=strong, headings={"interval": ("95 % interval", "")})
+    return table_html(
+        shown, caption="Against the base", strong=strong, headings={"interval": ("95 % interval", "")}
+    )
 
 
 def environment_html(table: pd.DataFrame) -> str:
@@ -78,7 +80,7 @@ def environment_html(table: pd.DataFrame) -> str:
     if table.empty:
         return note_html("Device, versions, model, page and request are the same.")
     shown = table.assign(name=table["name"].str.replace("_", " "))
-    return table_html(shown.map(lambda text: printable(str(text), 80)))
+    return table_html(shown.map(lambda text: printable(str(text), 80)), caption="What differs")
 
 
 def plot_ratios(table: pd.DataFrame) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ocr_phases.analyse.floors import Ceilings, ceilings_of, floor_table, rate_text, why_no_floor
+from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
 from ocr_phases.analyse.summary import stage_name
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, table_html
@@ -23,9 +23,8 @@ _SHOWN = ("stage", "device_ms", "floor_ms", "distance", "limit", "mfu", "mbu", "
 def floors_html(run: PhaseRun) -> str:
     """`floor_table` as a table and a line on its ceilings, or the sentence that says why there is none."""
     reason = why_no_floor(run)
-    ceilings = ceilings_of(run)
-    if reason is not None or ceilings is None:
-        return note_html(reason or "")
+    if reason is not None:
+        return note_html(reason)
     table = floor_table(run).dropna(subset=["device_ms"])
     whole = table["stage"].isin(_WHOLES)
     names = (table["stage"].map(stage_name) + " " + table["view"]).str.strip()
@@ -33,17 +32,10 @@ def floors_html(run: PhaseRun) -> str:
     table["stage"] = names.mask(whole, table["stage"].map(_WHOLES))
     table["gflop"] = table["flops"] / 1e9
     headings = _HEADINGS | ({} if run.device.get("kind") == "cuda" else {"device_ms": ("time", "ms")})
-    shown = table_html(table[list(_SHOWN)], headings=headings, strong=whole.tolist())
-    return shown + note_html(_source(run, ceilings))
-
-
-def _source(run: PhaseRun, ceilings: Ceilings) -> str:
-    rates = (
-        f"{rate_text(ceilings.bandwidth_bytes_per_s)}B/s and {rate_text(ceilings.flops_per_s)}FLOP/s "
-        f"in {run.model.get('dtype')}"
+    shown = table_html(
+        table[list(_SHOWN)],
+        caption="Each stage beside its floor",
+        headings=headings,
+        strong=whole.tolist(),
     )
-    if ceilings.source == "datasheet":
-        return f"Ceilings: {rates}, by the {ceilings.name}; none were measured on this device."
-    launch = (run.device.get("ceilings") or {}).get("launch_us")
-    launches = f"; one more small operation costs {launch:.1f} µs" if launch else ""
-    return f"Ceilings: {rates}, measured on this device by a large copy and a large product{launches}."
+    return shown + note_html(f"Ceilings: {ceilings_text(run)}.")

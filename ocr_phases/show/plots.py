@@ -35,6 +35,7 @@ from ocr_phases.show.overlay import printable
 WIDTH = 10.0
 
 INK, MUTED, FAINT = "#222222", "#666666", "#d9d9d9"
+ON_LIGHT = "#111111"  # type on a light bar: unlike INK it stays dark where a report is dark
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 
@@ -311,7 +312,7 @@ def _block(axes: Axes, lane: int, start: float, length: float, end: float, colou
             ha="center",
             va="center",
             fontsize=9,
-            color=INK if light else "white",
+            color=ON_LIGHT if light else "white",
         )
 
 

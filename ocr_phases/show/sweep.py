@@ -6,14 +6,27 @@ from typing import Literal
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from ocr_phases.analyse.floors import times_text
 from ocr_phases.analyse.summary import percent_text
 from ocr_phases.show.compare import RUN_COLOURS
 from ocr_phases.show.html import note_html, table_html
-from ocr_phases.show.plots import BLUE, FAINT, INK, MUTED, _figure, _sentence, _title
+from ocr_phases.show.plots import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    MUTED,
+    WIDTH,
+    _figure,
+    _sentence,
+    _style,
+    _title,
+)
 
 _Line = Literal["-", "--", ":", "-."]
 _LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
@@ -25,24 +38,29 @@ def sweep_html(table: pd.DataFrame) -> str:
     """The columns of `ocr_phases.analyse.sweep.sweep_table` that fit a page, as a sortable table."""
     if table.empty:
         return note_html("No cell of this sweep could be measured.")
-    left_out = ["cell", "vision_ms", "ttft_ms", "inter_token_ms_p90", "decode_ms"]
-    shown = table.drop(columns=left_out).dropna(axis="columns", how="all")
+    columns = ["preset", "strategy", "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]
+    shown = table[[*columns, "inter_token_ms", "tokens_per_s"]].copy()
+    shown.insert(len(columns) + 1, "distance", table["inter_token_ms"] / table["step_floor_ms"])
+    if table["strategy"].nunique() == 1:
+        shown = shown.drop(columns="strategy")
+    shown = shown.dropna(axis="columns", how="all")
     headings = {
-        "prefill_len": ("prompt", "tokens"),
-        "tokens": ("output", "tokens"),
+        "distance": ("over floor", ""),
+        "prefill_len": ("prompt", ""),
+        "tokens": ("output", ""),
         "vision_share": ("vision", "%"),
-        "inter_token_ms": ("decode step", "ms"),
-        "kv_cache_bytes": ("KV cache", "bytes"),
-        "peak_bytes": ("peak memory", "bytes"),
+        "inter_token_ms": ("step", "ms"),
     }
-    return table_html(shown, headings=headings)
+    return table_html(shown, caption="Each cell, medians over the repeats", headings=headings)
 
 
 def failures_html(failures: pd.DataFrame) -> str:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
     if failures.empty:
         return note_html("Every cell was measured.")
-    return table_html(failures.drop(columns="cell"), headings={"max_new_tokens": ("output", "tokens")})
+    return table_html(
+        failures.drop(columns="cell"), caption="What failed", headings={"max_new_tokens": ("output", "")}
+    )
 
 
 def plot_prefill(table: pd.DataFrame) -> Figure:
@@ -95,10 +113,9 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
     table = table.dropna(subset=["tokens_per_s"])
     if table.empty:
         return _sentence("No cell has decode steps, so there is no throughput to draw.")
-    # The longest output says most about a rate.
-    table = table[
-        table["tokens"] == table.groupby(["preset", "strategy", "batch"])["tokens"].transform("max")
-    ]
+    if table["batch"].nunique() == 1:
+        return _sentence("A single batch size was measured, so there is no scaling to draw.")
+    table = _longest(table)
     figure, axes = _figure(4.2)
     looks = _Looks(table, "strategy", "preset")
     for _, rows in table.groupby(["preset", "strategy"], sort=False):
@@ -119,6 +136,49 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
     _title(axes, "Throughput over the batch size")
     looks.legend(figure, "as fast for each row as the smallest batch")
     return figure
+
+
+def plot_floors(table: pd.DataFrame) -> Figure:
+    """Prefill and decode step of each cell beside what the hardware allows, on logarithmic axes in ms."""
+    table = _longest(table.dropna(subset=["prefill_floor_ms"])).reset_index(drop=True)
+    if table.empty:
+        return _sentence("No floor is known: neither the device's ceilings nor its datasheet are at hand.")
+    figure = Figure(figsize=(WIDTH, 1.6 + 0.3 * len(table)), layout="constrained", facecolor="white")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, title, measured, floor in (
+        (panels[0], "Prefill", "prefill_ms", "prefill_floor_ms"),
+        (panels[1], "Decode step", "inter_token_ms", "step_floor_ms"),
+    ):
+        _style(axes)
+        _title(axes, title)
+        _draw_floors(axes, table.dropna(subset=[measured, floor]), measured, floor)
+    panels[0].set_yticks(table.index, [_cell_name(row) for _, row in table.iterrows()])
+    panels[0].set_ylim(len(table) - 0.5, -0.5)
+    keys = panels[0].get_legend_handles_labels()
+    figure.legend(*keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return figure
+
+
+def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> None:
+    axes.set_xscale("log")
+    axes.set_xlabel("time (ms)")
+    if table.empty:
+        return
+    axes.hlines(table.index, table[floor], table[measured], color=FAINT, linewidth=3, zorder=1)
+    axes.plot(table[floor], table.index, "|", color=GREEN, markersize=13, mew=2.5, label="floor")
+    axes.plot(table[measured], table.index, "o", color=BLUE, markersize=6, label="measured")
+    for place, row in zip(table.index, table.to_dict("records"), strict=True):
+        axes.annotate(
+            times_text(row[measured] / row[floor]),
+            (row[measured], place),
+            (8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    axes.set_xlim(table[floor].min() / 1.6, table[measured].max() * 6)
+    _plain_log(axes.xaxis)
 
 
 def plot_vision_share(table: pd.DataFrame) -> Figure:
@@ -172,11 +232,27 @@ def _from_zero(axes: Axes, values: pd.Series) -> None:
     if low > 0 and high / low > _WIDE:
         axes.set_yscale("log")
         axes.set_ylim(low / 1.6, high * 2.0)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        _plain_log(axes.yaxis)
     else:
         axes.set_ylim(0, 1.22 * high)
+
+
+def _plain_log(axis: Axis) -> None:
+    """Plain numbers on a logarithmic axis, as many as it has room for."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _longest(table: pd.DataFrame) -> pd.DataFrame:
+    """Of cells that differ in their output length alone the longest: it says most about a rate."""
+    longest = table.groupby(["preset", "strategy", "batch"])["tokens"].transform("max")
+    return table[table["tokens"] == longest]
+
+
+def _cell_name(row: pd.Series) -> str:
+    return f"{row['preset']}, {row['strategy']}, batch {row['batch']}"
 
 
 def _name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:

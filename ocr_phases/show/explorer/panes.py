@@ -13,6 +13,7 @@ from ocr_phases.analyse.floors import decode_floor, floor_sentence
 from ocr_phases.analyse.summary import step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, plots
+from ocr_phases.show.figures import FIGURE_DPI
 from ocr_phases.show.floors_html import floors_html
 
 _SLOWEST = 8
@@ -109,7 +110,7 @@ def figure_html(figure: Figure, alt: str, inches: float | None = None) -> str:
     if inches is not None:
         figure.set_figwidth(inches)
     data = base64.b64encode(html.figure_png(figure)).decode()
-    width = round(figure.get_size_inches()[0] * html.FIGURE_DPI)
+    width = round(figure.get_size_inches()[0] * FIGURE_DPI)
     return (
         f'<div class="opx-figure"><img src="data:image/png;base64,{data}" '
         f'style="max-width:{width}px" alt="{alt}"></div>'
