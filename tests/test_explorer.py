@@ -95,7 +95,7 @@ def test_the_form_knows_the_names_of_the_measuring_half():
 
 def test_settings_are_what_the_widgets_say():
     explorer = Explorer(PAGES / "form.png", "models/DeepSeek-OCR")
-    explorer.form.prompt.known.value, explorer.form.prompt.own.value = None, " locate:Total "
+    explorer.form.prompt.known.value, explorer.form.prompt.own.value = "", " locate:Total "
     explorer.form.preset.value = "gundam"
     explorer.form.tokens.value = 77
     settings = explorer.form.settings()
@@ -112,6 +112,7 @@ def test_a_folder_offers_its_pages_and_an_upload_its_bytes():
     explorer = Explorer(PAGES)
     chooser = explorer.form.page
     assert [name for name, _ in chooser.file.options] == sorted(path.name for path in PAGES.glob("*.png"))
+    assert explorer.form.settings().page == str(PAGES / "dense.png")
     chooser.file.value = str(PAGES / "slide.png")
     assert explorer.form.settings().page == str(PAGES / "slide.png")
     assert "<img" in chooser.thumbnail.value
@@ -331,7 +332,7 @@ def test_two_records_are_compared(run: PhaseRun):
     assert (pane.first.value, pane.second.value) == (0, 1)
     shown = everything(pane)
     assert shown.count("<img") == 4
-    assert "They wrote the same tokens" in shown
+    assert "Both wrote the same tokens" in shown
     ratio = other["prefill_ms"] / run["prefill_ms"]
     assert f'data-value="{ratio!r}"' in shown
     pane.first.value = 1
@@ -433,7 +434,7 @@ def test_an_upload_keeps_its_name(quick: Explorer):
 def test_what_cannot_be_run_is_said_in_a_sentence(quick: Explorer, run: PhaseRun, change: dict, says: str):
     quick.add(run)
     if "prompt" in change:
-        quick.form.prompt.known.value, quick.form.prompt.own.value = None, change["prompt"]
+        quick.form.prompt.known.value, quick.form.prompt.own.value = "", change["prompt"]
     elif "tokens" in change:
         quick.form.tokens.value = change["tokens"]
     else:
@@ -448,7 +449,7 @@ def test_what_cannot_be_run_is_said_in_a_sentence(quick: Explorer, run: PhaseRun
 
 
 def test_an_unknown_model_is_said_and_the_next_run_works(quick: Explorer):
-    quick.form.model.known.value, quick.form.model.own.value = None, "no/such folder"
+    quick.form.model.known.value, quick.form.model.own.value = "", "no/such folder"
     asyncio.run(quick.measure())
     assert "no/such folder" in quick.messages.value.partition("<details>")[0]
     assert quick.runs == []

@@ -162,7 +162,9 @@ def test_a_record_is_loaded_compared_and_downloaded(panel: Any, ran: list[dict],
     assert PhaseRun.load(tmp_path / "run.json").to_dict() == PhaseRun.load(GPU_RECORD).to_dict()
     lab.open_tab(panel, "Compare")
     panel.wait_for_selector(".opx-sides img >> nth=3")
-    assert "wrote different tokens" in panel.inner_text(".opx-pane-compare")
+    compared = panel.inner_text(".opx-pane-compare")
+    assert "NVIDIA H200" in compared
+    assert "time to first token" in compared
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])

@@ -21,6 +21,8 @@ from ocr_phases.show import compare, plots
 from ocr_phases.show.explorer.panes import Pane, figure_html
 from ocr_phases.show.html import note_html
 
+_INCHES = 6.0  # two figures beside each other, with type of its own size
+
 
 class ComparePane(Pane):
     """Two slots, filled from all records of this session; drawn when both are filled and the tab is open."""
@@ -78,13 +80,13 @@ def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     table = compare_runs(runs, labels)
     sides = "".join(
         f'<div class="opx-side"><h3>{html.escape(label)}</h3>'
-        f"{figure_html(plots.plot_token_latency(run), f'{name} record: time of each decode step')}"
-        f"{figure_html(plots.plot_vision_stages(run), f'{name} record: stages of the prefill')}</div>"
-        for name, run, label in zip(("First", "Second"), runs, labels, strict=True)
+        f"{figure_html(plots.plot_token_latency(run), f'{name}: time of each decode step', _INCHES)}"
+        f"{figure_html(plots.plot_vision_stages(run), f'{name}: stages of the prefill', _INCHES)}</div>"
+        for name, run, label in zip(("First record", "Second record"), runs, labels, strict=True)
     )
-    words = "the same tokens" if same_tokens(*runs) else "different tokens"
+    same = " Both wrote the same tokens." if same_tokens(*runs) else ""
     return (
-        f'<p class="op">{html.escape(compare_verdict(table, runs, labels))} They wrote {words}.</p>'
+        f'<p class="op">{html.escape(compare_verdict(table, runs, labels))}{same}</p>'
         f'<div class="opx-sides">{sides}</div>{compare.compare_html(figures(table))}'
         f"{compare.environment_html(environment_table(runs, labels))}"
     )

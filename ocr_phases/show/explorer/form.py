@@ -22,7 +22,7 @@ VISIONS = ("eager", "compiled")
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".pdf")
 _SAMPLE, _PATH, _UPLOAD = "Sample", "File or folder", "Upload"
-_OTHER = "other …"
+_OTHER = ""  # of no known name; a value of None would leave the list blank
 _MOST = 1_000_000
 
 
@@ -49,7 +49,7 @@ class Choice(widgets.VBox):
     def __init__(self, description: str, options: Mapping[str, str], value: str, hint: str) -> None:
         self.known = widgets.Dropdown(
             description=description,
-            options=[*((text, name) for name, text in options.items()), (_OTHER, None)],
+            options=[*((text, name) for name, text in options.items()), ("other …", _OTHER)],
         )
         self.own = widgets.Text(placeholder=hint)
         self.own.add_class("opx-own")
@@ -58,16 +58,16 @@ class Choice(widgets.VBox):
         if value in options:
             self.known.value = value
         else:
-            self.known.value, self.own.value = None, value
+            self.known.value, self.own.value = _OTHER, value
         self._toggle()
 
     @property
     def value(self) -> str:
         """The chosen or typed name, stripped."""
-        return (self.own.value if self.known.value is None else self.known.value).strip()
+        return str(self.known.value or self.own.value).strip()
 
     def _toggle(self, _: Any = None) -> None:
-        self.own.layout.display = None if self.known.value is None else "none"
+        self.own.layout.display = "none" if self.known.value else None
 
 
 class PageChooser(widgets.VBox):
@@ -131,6 +131,7 @@ class PageChooser(widgets.VBox):
         if self.source.value == _PATH and folder.is_dir():
             pages = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
         self.file.options = [(path.name, str(path)) for path in pages]
+        self.file.value = str(pages[0]) if pages else None
         self._show()
         if self.source.value == _PATH and folder.is_dir() and not pages:
             raise OcrPhasesError(f"There is no page in {folder}: name a folder of images, or one file.")
@@ -170,7 +171,7 @@ class Form(widgets.HBox):
             "Device", {"auto": "auto", "cpu": "cpu", "cuda": "cuda"}, "auto", "cuda:1, for example"
         )
         self.preset = widgets.Dropdown(
-            description="Preset", options=[("the model's own", None), *((name, name) for name in PRESETS)]
+            description="Preset", options=[("the model's own", ""), *((name, name) for name in PRESETS)]
         )
         self.prompt = Choice(
             "Prompt", dict(zip(PROMPTS, PROMPTS, strict=True)), "markdown", "your words, or locate:words"
@@ -207,7 +208,7 @@ class Form(widgets.HBox):
             page_name=name,
             model=self.model.value,
             device=self.device.value,
-            preset=self.preset.value,
+            preset=self.preset.value or None,
             prompt=self.prompt.value,
             max_new_tokens=self.tokens.value,
             repeats=self.repeats.value,

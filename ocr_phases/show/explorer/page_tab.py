@@ -77,8 +77,10 @@ class PagePane(Pane):
         """Another record: its first row, from its first token."""
         self._shown = run
         rows = range(len(run.results))
-        with self.hold_trait_notifications():
-            self.row.options = [(f"row {row}", row) for row in rows]
+        self.row.unobserve(self._row_chosen, "value")
+        self.row.options = [(f"row {row}", row) for row in rows]
+        self.row.value = 0
+        self.row.observe(self._row_chosen, "value")
         self.row.layout.display = None if len(rows) > 1 else "none"
         self._draw_row(0)
 
@@ -93,9 +95,8 @@ class PagePane(Pane):
         self._note.value = note_html(_remark(run, row, len(numbers), grounding.dropped))
         items: list[Any] = list(self._table.itertuples())
         notes = {item.region: _hint(item) for item in items}
-        self._page.value = page_svg(
-            run.page_image(numbers[0]), (page["width"], page["height"]), self._regions, notes
-        )
+        size = int(page["width"]), int(page["height"])
+        self._page.value = page_svg(run.page_image(numbers[0]), size, self._regions, notes)
         times = self._tokens["device_ms"].tolist()
         self._curve = Curve.of([times])
         own = self._tokens.groupby("region")["index"].agg(["min", "max"])
@@ -134,8 +135,7 @@ class PagePane(Pane):
         self.types.children = boxes
 
     def _row_chosen(self, _: Any) -> None:
-        if self.row.value is not None:
-            self._draw_row(self.row.value)
+        self._draw_row(self.row.value)
 
     def _selected(self, _: Any) -> None:
         """A region of the list: go to its first token, unless the scrubber stands in it."""

@@ -168,7 +168,8 @@ class Explorer(widgets.VBox):
     def _names(self) -> list[str]:
         return [
             f"{number}: {printable(str(run.page['file']), 40)}, {printable(str(run.model.get('name')), 40)}, "
-            f"{run.token_count} tokens, {str(run.created)[:16].replace('T', ' ')}"
+            f"{run.page.get('preset')}, {run.model.get('strategy')}, {run.token_count} tokens, "
+            f"{str(run.created)[:19].replace('T', ' ')}"
             for number, run in enumerate(self.runs, start=1)
         ]
 

@@ -102,11 +102,13 @@ def text_html(run: PhaseRun) -> str:
 def checks_html(run: PhaseRun) -> str:
     """The verification checklist."""
     checks = run_checks(run)
-    return f'<p class="op">{checks_verdict(checks)}</p>{html.checks_html(checks)}'
+    return html.note_html(checks_verdict(checks)) + html.checks_html(checks)
 
 
-def figure_html(figure: Figure, alt: str) -> str:
-    """A figure as an image on a white card that keeps its own width at most."""
+def figure_html(figure: Figure, alt: str, inches: float | None = None) -> str:
+    """A figure as an image on a white card that keeps its own width at most; ``inches`` draws it narrower."""
+    if inches is not None:
+        figure.set_figwidth(inches)
     data = base64.b64encode(html.figure_png(figure)).decode()
     width = round(figure.get_size_inches()[0] * FIGURE_DPI)
     return (
