@@ -58,9 +58,7 @@ def failures_html(failures: pd.DataFrame) -> str:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
     if failures.empty:
         return note_html("Every cell was measured.")
-    return table_html(
-        failures.drop(columns="cell"), caption="What failed", headings={"max_new_tokens": ("output", "")}
-    )
+    return table_html(failures[["cell", "reason"]], caption="What failed")
 
 
 def plot_prefill(table: pd.DataFrame) -> Figure:
