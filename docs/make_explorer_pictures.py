@@ -20,7 +20,7 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 import lab  # noqa: E402
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-VIEWPORT = {"width": 1320, "height": 1700}
+VIEWPORT = {"width": 1240, "height": 2100}
 TOKENS_ON = 90  # presses of the right arrow key, to somewhere in the table
 
 

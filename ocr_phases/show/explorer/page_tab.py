@@ -12,10 +12,11 @@ import pandas as pd
 from ocr_phases.analyse.grounding import PREAMBLE, Region, parse_grounding, region_table
 from ocr_phases.analyse.summary import ms_text, percent_text
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.explorer.panes import Pane
+from ocr_phases.show.explorer.panes import Pane, figure_html
 from ocr_phases.show.explorer.svg import Curve, cursor_css, curve_svg, kinds, page_css, page_svg
 from ocr_phases.show.html import note_html
 from ocr_phases.show.overlay import label_colour, printable, time_colour
+from ocr_phases.show.regions import has_region_times, plot_region_types
 
 _BY_TYPE, _BY_TIME = "region type", "decode time"
 _AROUND = 420  # characters shown before and after the current token
@@ -56,7 +57,8 @@ class PagePane(Pane):
         both = widgets.Box([left, self._right])
         both.add_class("opx-columns")
         self._note = widgets.HTML()
-        self.children = [self._sheet, self._note, both]
+        self._types = widgets.HTML()
+        self.children = [self._sheet, self._note, both, self._types]
         self.add_class(self._scope)
         self.list.observe(self._selected, "value")
         self.row.observe(self._row_chosen, "value")
@@ -94,6 +96,7 @@ class PagePane(Pane):
         page = run.pages[numbers[0]]
         self._note.value = note_html(_remark(run, row, len(numbers), grounding.dropped))
         items: list[Any] = list(self._table.itertuples())
+        self._types.value = _by_type(run, row)
         notes = {item.region: _hint(item) for item in items}
         size = int(page["width"]), int(page["height"])
         self._page.value = page_svg(run.page_image(numbers[0]), size, self._regions, notes)
@@ -217,6 +220,12 @@ def _remark(run: PhaseRun, row: int, pages: int, dropped: int) -> str:
     if not parse_grounding(run.results[row]["text"]).regions:
         said.append("The output marks no region on the page.")
     return " ".join(said)
+
+
+def _by_type(run: PhaseRun, row: int) -> str:
+    if not has_region_times(run, row):
+        return ""
+    return figure_html(plot_region_types(run, row), "Decode time by type of region")
 
 
 def _hint(item: Any) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 
 import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.checks import checks_verdict, run_checks
-from ocr_phases.analyse.floors import decode_floor, floor_sentence
+from ocr_phases.analyse.floors import decode_floor, floor_sentence, floor_table
+from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.analyse.summary import step_table
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import html, plots
-from ocr_phases.show.figures import FIGURE_DPI
+from ocr_phases.show import html, kernels_html, plots
+from ocr_phases.show.figures import figure_svg
 from ocr_phases.show.floors_html import floors_html
 
 _SLOWEST = 8
@@ -77,14 +77,17 @@ def vision_html(run: PhaseRun) -> str:
 
 
 def timeline_html(run: PhaseRun) -> str:
-    """One repeat from its start, memory, and all repeats."""
-    return "".join(
-        (
-            figure_html(plots.plot_phase_timeline(run), "Phases and stages of one repeat over time"),
-            figure_html(plots.plot_memory(run), "Peak memory of each phase and growth of the KV cache"),
-            html.repeats_html(run),
-        )
-    )
+    """One repeat from its start, memory, all repeats, and the kernels where they were taken."""
+    parts = [
+        figure_html(plots.plot_phase_timeline(run), "Phases and stages of one repeat over time"),
+        figure_html(plots.plot_memory(run), "Peak memory of each phase and growth of the KV cache"),
+        html.repeats_html(run),
+    ]
+    if run.kernels is not None:
+        parts.append(kernels_html.kernels_html(run, floor_table(run)))
+    if has_kernels(run):
+        parts.append(kernels_html.kernel_details_html(run))
+    return "".join(parts)
 
 
 def text_html(run: PhaseRun) -> str:
@@ -106,12 +109,7 @@ def checks_html(run: PhaseRun) -> str:
 
 
 def figure_html(figure: Figure, alt: str, inches: float | None = None) -> str:
-    """A figure as an image on a white card that keeps its own width at most; ``inches`` draws it narrower."""
+    """A figure in the theme's colours, of its own width at most; ``inches`` draws it narrower."""
     if inches is not None:
         figure.set_figwidth(inches)
-    data = base64.b64encode(html.figure_png(figure)).decode()
-    width = round(figure.get_size_inches()[0] * FIGURE_DPI)
-    return (
-        f'<div class="opx-figure"><img src="data:image/png;base64,{data}" '
-        f'style="max-width:{width}px" alt="{alt}"></div>'
-    )
+    return f'<div class="opx-figure">{figure_svg(figure, alt)}</div>'
