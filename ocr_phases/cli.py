@@ -1,4 +1,4 @@
-"""The command line: ``ocr-phases report``, ``profile``, ``verify`` and ``artifacts``.
+"""The command line: ``ocr-phases report``, ``batch``, ``profile``, ``verify`` and ``artifacts``.
 
 Heavy imports wait until a verb needs them, so that ``--help`` is immediate.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ocr_phases
+from ocr_phases.batch.command import add_batch_options, run_batch
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -60,6 +61,14 @@ def report(arguments: argparse.Namespace) -> None:
             parameters = {"page": str(Path(name).resolve()) + number, **_measure_parameters(arguments)}
         written = report_page(folder, parameters, show_code=arguments.show_code)
         print(f"Wrote {written['report.html']}")
+
+
+def batch(arguments: argparse.Namespace) -> int:
+    """A record and a report for each of many pages, an index and tables; the same command goes on after a stop.
+
+    Exit code 1 where a page failed.
+    """
+    return run_batch(arguments, _measure_parameters(arguments))
 
 
 def profile(arguments: argparse.Namespace) -> None:
@@ -244,6 +253,10 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
     )
     command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
+    _add_measure_options(command)
+
+    command = _verb(verbs, "batch", batch, "many pages, several devices, one index; goes on after a stop")
+    add_batch_options(command)
     _add_measure_options(command)
 
     command = _verb(verbs, "profile", profile, "measure a page, print a summary, save its record")

@@ -101,7 +101,7 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | None = None) -> Figure:
     axes.set_ylabel("time of the step (ms)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     found = f"{ms_text(middle)} in the median of {len(table):,}" if len(table) > 1 else ms_text(middle)
-    _title(axes, f"Each decode step: {found}")
+    title_axes(axes, f"Each decode step: {found}")
     figure.legend(loc="outside lower center", ncols=5, fontsize=9, frameon=False, labelcolor=INK)
     return figure
 
@@ -135,7 +135,7 @@ def plot_vision_stages(run: PhaseRun) -> Figure:
     axes.set_xlim(0, 1.18 * longest)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("time (ms)" + (", line: p10 to p90 over repeats" if len(run.repeats) > 1 else ""))
-    _title(axes, f"Vision is {percent_text(vision_share(run))} of a prefill of {ms_text(whole)}")
+    title_axes(axes, f"Vision is {percent_text(vision_share(run))} of a prefill of {ms_text(whole)}")
     views = [view for view in ("global", "local") if (stages["view"] == view).any()]
     keys = [Patch(color=_VIEW_COLOURS[view], label=f"{view} view") for view in views]
     keys += [Patch(color=PURPLE, label="fusion with the text"), Patch(color="#b5b5b5", label="no vision")]
@@ -156,12 +156,12 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     early = spans[spans["phase"].isin(("prepare", "prefill"))]
     title = "Prepare and prefill" if (early["phase"] == "prefill").any() else "Prepare"
     _lanes(zoomed, early, _ends(early))
-    _title(zoomed, f"{title}, {ms_text(_ends(early))} (repeat {repeat})")
+    title_axes(zoomed, f"{title}, {ms_text(_ends(early))} (repeat {repeat})")
     _stage_keys(zoomed, early)
     _lanes(whole, spans, _ends(spans))
     steps = int((spans["stage"] == "decode_step").sum())
     tail = f", {steps:,} decode step{'' if steps == 1 else 's'}" if steps else ""
-    _title(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
+    title_axes(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
     whole.set_xlabel("time since the start of the repeat (ms)")
     return figure
 
@@ -178,8 +178,8 @@ def plot_memory(run: PhaseRun) -> Figure:
 
 
 def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
-    _style(axes)
-    _title(axes, "Peak memory of each phase")
+    style_axes(axes)
+    title_axes(axes, "Peak memory of each phase")
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     peaks = {phase: peaks[phase] for phase in PHASES if phase in peaks}
     if not peaks:
@@ -203,8 +203,8 @@ def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
 
 
 def _draw_cache(axes: Axes, run: PhaseRun) -> None:
-    _style(axes)
-    _title(axes, "KV cache")
+    style_axes(axes)
+    title_axes(axes, "KV cache")
     sizes, lengths = run.cache.get("bytes") or [], run.cache.get("lengths") or []
     if not sizes:
         _inside(axes, "The cache was not observed in this run.")
@@ -266,7 +266,7 @@ def _name_outliers(axes: Axes, outliers: pd.DataFrame, top: float, last: int) ->
 
 def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
     """Phases in the upper lane, stages (in decode: steps) in the lower one."""
-    _style(axes)
+    style_axes(axes)
     for _, row in spans[spans["stage"] == spans["phase"]].iterrows():
         phase, start, length = row["phase"], row["device_start_ms"], row["device_ms"]
         name = f"{phase} {ms_text(length)}" if length > 0.16 * end else phase
@@ -372,11 +372,12 @@ def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_fro
 def _figure(height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     return figure, axes
 
 
-def _style(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
+    """The look that every plot here shares."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.7)
@@ -386,7 +387,8 @@ def _style(axes: Axes) -> None:
     axes.yaxis.label.set(fontsize=10, color=INK)
 
 
-def _title(axes: Axes, text: str) -> None:
+def title_axes(axes: Axes, text: str) -> None:
+    """A plot's title: what it says, not what it is."""
     axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
 
 
