@@ -19,7 +19,7 @@ from typing import Any
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.outcome import FAILURES, Outcome
 from ocr_phases.batch.pool import Pool
-from ocr_phases.batch.store import Listing, finished, read_listing, write_status
+from ocr_phases.batch.store import Listing, clear_left_behind, finished, read_listing, write_status
 from ocr_phases.errors import OcrPhasesError
 
 #: So many pages failing alike before any page went well is no matter of the pages.
@@ -109,6 +109,7 @@ def measure_pages(
             while len(handed_out) >= pool.room():
                 collect()
             folder = out / job.folder
+            clear_left_behind(folder)
             request = {"mode": mode, "job": job.as_dict(), "folder": str(folder.resolve())}
             hand_out(_Task(job, request))
         while handed_out:
@@ -148,6 +149,7 @@ def render_pages(
             continue
         while len(handed_out) >= pool.room():
             collect()
+        clear_left_behind(folder)
         request = {"mode": "render", "folder": str(folder.resolve())}
         handed_out[pool.submit(request, timeout)] = (folder, status)
     while handed_out:

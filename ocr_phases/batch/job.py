@@ -51,7 +51,8 @@ class Job:
     @property
     def folder(self) -> str:
         """Its folder below the batch's, 256 ways apart, because a million entries slow a folder down."""
-        stem = re.sub(r"[^\w.-]+", "-", Path(self.name).name)[:_STEM].strip("-.") or "page"
+        file, _, number = Path(self.name).name.partition("#")
+        stem = re.sub(r"[^\w-]+", "-", f"{Path(file).stem}-{number}")[:_STEM].strip("-") or "page"
         return f"pages/{self.id[:2]}/{stem}-{self.id}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ FAILURES = {
     "model": "the model cannot be loaded",
     "memory": "out of memory",
     "output": "the results cannot be written",
+    "report": "the report cannot be rendered",
     "error": "unexpected error",
     "died": "the worker died",
     "timeout": "timeout",

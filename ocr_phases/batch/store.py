@@ -91,3 +91,10 @@ def finished(folder: Path, job_id: str) -> dict[str, Any] | None:
     if status is None or status.get("id") != job_id or status.get("state") != "done":
         return None
     return status if (folder / RECORD).is_file() else None
+
+
+def clear_left_behind(folder: Path) -> None:
+    """Remove the hidden files that a kill in the middle of writing leaves."""
+    for pattern in (".*.part", ".*.ipynb"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)

@@ -26,7 +26,6 @@ from ocr_phases.batch.store import RECORD
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import output_folder
 from ocr_phases.report.kernels import WarmKernel
-from ocr_phases.report.render import report_page
 
 Request = Mapping[str, Any]
 Handler = Callable[[Request, Callable[[], None]], Outcome]
@@ -90,35 +89,40 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     with _page_failures(job):
         run = session.run_inference(job.source, **settings)
     with _failing_as("output"):
-        run.save(folder / RECORD)
+        run.save(output_folder(folder) / RECORD)
     return Outcome(facts={"device": run.device["name"], "revision": run.model["revision"]})
 
 
 class Notebooks:
-    """Runs ``page_report`` for page after page in one warm kernel."""
+    """Runs ``page_report`` for page after page in a warm kernel."""
 
     def __init__(self) -> None:
         self.kernel = WarmKernel()
+        self.measuring = WarmKernel(pages_a_kernel=None)  # a new one would load the model again
 
     def measure(self, request: Request, ready: Callable[[], None]) -> Outcome:
         """Measure within the notebook, which keeps its model in the kernel, and render it."""
+        from ocr_phases.report.render import report_page
+
         job, folder = _job_and_folder(request)
         options = {name: job.settings[name] for name in ("device", "dtype")}
         with _failing_as("model"):
-            self.kernel.run(
+            self.measuring.run(
                 "from ocr_phases.measure.warm import warm_session\n"
                 f"warm_session({job.settings['model']!r}, **{options!r})"
             )
         ready()
         with _page_failures(job):
-            report_page(folder, {**job.settings, "page": job.source}, kernel=self.kernel)
+            report_page(folder, {**job.settings, "page": job.source}, kernel=self.measuring)
         return Outcome()
 
     def render(self, request: Request, ready: Callable[[], None]) -> Outcome:
         """Render a record that is there."""
+        from ocr_phases.report.render import report_page
+
         ready()
         folder = Path(request["folder"])
-        with _failing_as("error"):
+        with _failing_as("report"):
             report_page(folder, {"record": str(folder / RECORD)}, kernel=self.kernel)
         return Outcome()
 
@@ -139,8 +143,7 @@ def _job_and_folder(request: Request) -> tuple[Job, Path]:
             if here.get(name) != asked
         )
         raise Refused("model", f"This worker has {different}: start it in the driver's environment.")
-    with _failing_as("output"):
-        return job, output_folder(request["folder"])
+    return job, Path(request["folder"])
 
 
 @contextlib.contextmanager
