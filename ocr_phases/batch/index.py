@@ -10,8 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from ocr_phases.analyse.check_texts import RULES
-from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.checks import run_rules
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.batch.store import RECORD, finished, read_listing, read_status
@@ -136,9 +135,8 @@ def _warnings(run: PhaseRun) -> list[str]:
     """What a reader of the figures should know: failed checks, a loop, a text that was cut."""
     found = [
         check.name.replace("_", " ")
-        for check in run_checks(run)
-        if (check.verdict == "fail" and check.name in RULES)
-        or (check.verdict == "note" and check.name in _NOTES_SHOWN)
+        for check in run_rules(run)
+        if check.verdict == "fail" or (check.verdict == "note" and check.name in _NOTES_SHOWN)
     ]
     if run.result.get("finish") == "length" and not run.request.get("ignore_eos"):
         found.append("cut at the token limit")
