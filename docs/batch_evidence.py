@@ -31,8 +31,16 @@ from ocr_phases import PhaseRun
 from ocr_phases.batch.store import read_listing, read_status
 
 SMALL = ["--max-new-tokens", "48", "--repeats", "1", "--warmup", "0"]
+SETTINGS = {
+    "model": "tiny",
+    "device": "auto",
+    "dtype": None,
+    "max_new_tokens": 48,
+    "repeats": 1,
+    "warmup": 0,
+}
 TIMES = ("spans", "created", "memory", "checks", "versions", "device")
-SUBSET = int(os.environ.get("S", 100))  # pages that the bare loop measures, before and after the batch
+SUBSET = 100  # pages that the bare loop measures, before and after the batch
 
 
 def draw_pages(folder: Path, count: int, bad_every: int) -> dict[str, Any]:
@@ -179,10 +187,12 @@ def faults(pages: Path, out: Path, compare: Path, seed: int = 1) -> dict[str, An
     """The batch with one bad file in twenty, its worker killed three times, its driver killed twice."""
     total = len(list(pages.glob("*.png")))
     chance = random.Random(seed)
-    # Shares of the pages after which something is killed, in this order.
+    # Who is killed after about which share of the pages.
     killings = [
         (share + chance.uniform(-0.04, 0.04), victim)
-        for share, victim in zip((0.15, 0.3, 0.45, 0.6, 0.75), ("worker", "driver", "worker", "driver", "worker"), strict=True)
+        for share, victim in zip(
+            (0.15, 0.3, 0.45, 0.6, 0.75), ("worker", "driver", "worker", "driver", "worker"), strict=True
+        )
     ]
     done: list[str] = []
     starts = 1
@@ -228,7 +238,9 @@ def wait_for(condition: Callable[[], Any], driver: Driver) -> Any:
     """The condition's first true value; an error where the driver ends before it."""
     while not (found := condition()):
         if driver.process.poll() is not None:
-            raise SystemExit(f"The driver ended with {driver.process.returncode} before everything was killed.")
+            raise SystemExit(
+                f"The driver ended with {driver.process.returncode} before everything was killed."
+            )
         time.sleep(0.05)
     return found
 
@@ -271,8 +283,7 @@ def cold(pages: Path, rounds: int = 5) -> dict[str, Any]:
     from ocr_phases.batch.job import make_jobs
     from ocr_phases.batch.manifest import find_pages
 
-    settings = {"model": "tiny", "device": "auto", "dtype": None, "max_new_tokens": 48, "repeats": 1, "warmup": 0}
-    jobs = list(make_jobs(find_pages([str(pages)], list(settings)), settings))[: rounds + 1]
+    jobs = list(make_jobs(find_pages([str(pages)], list(SETTINGS)), SETTINGS))[: rounds + 1]
 
     def one(child: Child, job: Any, folder: str) -> float:
         began = time.perf_counter()
@@ -316,7 +327,7 @@ def gpus(pages: Path, out: Path, workers: int, options: list[str]) -> dict[str, 
         by_worker: dict[str, list[dict[str, Any]]] = {}
         for attempt in attempts:
             by_worker.setdefault(attempt["worker"], []).append(attempt)
-        # From when every worker is past its first page (graph captured, caches filled) to when the first runs out.
+        # From when every worker is past its first page (its set-up) to when the first has none left.
         begin = max(own[0]["started"] + own[0]["seconds"] for own in by_worker.values())
         end = min(own[-1]["started"] + own[-1]["seconds"] for own in by_worker.values())
         inside = [a for a in attempts if begin <= a["started"] + a["seconds"] <= end]
@@ -375,7 +386,9 @@ def report(out: Path, count: int = 20) -> dict[str, Any]:
     from ocr_phases.report.kernels import WarmKernel
     from ocr_phases.report.render import report_page
 
-    records = [out / entry["folder"] / "run.json" for entry, status in all_statuses(out) if status["state"] == "done"]
+    records = [
+        out / entry["folder"] / "run.json" for entry, status in all_statuses(out) if status["state"] == "done"
+    ]
     warm_s, fresh_s, sizes = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         kernel = WarmKernel()
@@ -384,7 +397,9 @@ def report(out: Path, count: int = 20) -> dict[str, Any]:
             began = time.perf_counter()
             report_page(folder, {"record": str(record)}, kernel=kernel)
             warm_s.append(time.perf_counter() - began)
-            sizes.append(sum(path.stat().st_size for path in Path(folder).glob("*") if path.name != "run.json"))
+            sizes.append(
+                sum(path.stat().st_size for path in Path(folder).glob("*") if path.name != "run.json")
+            )
         kernel.stop()
         for record in records[:3]:
             began = time.perf_counter()
@@ -400,19 +415,18 @@ def report(out: Path, count: int = 20) -> dict[str, Any]:
 
 def scheduler(waiting: int = 20_000) -> dict[str, Any]:
     """A dask scheduler's memory with the pages that a batch hands out, and with many more."""
-    from distributed import Client, SpecCluster
+    from distributed import Client, Scheduler, SpecCluster
 
     from ocr_phases.batch.cluster import run_on_worker
     from ocr_phases.batch.job import make_jobs
     from ocr_phases.batch.manifest import Page
 
-    settings = {"model": "tiny", "device": "auto", "dtype": None, "max_new_tokens": 48, "repeats": 1, "warmup": 0}
-    from distributed import Scheduler
-
     cluster = SpecCluster(scheduler={"cls": Scheduler, "options": {"dashboard": False}}, silence_logs=40)
     client = Client(cluster)
     pages = (Page(f"page-{number}.png", f"/none/page-{number}.png") for number in range(waiting))
-    requests = [{"mode": "measure", "job": job.as_dict(), "folder": "/none"} for job in make_jobs(pages, settings)]
+    requests = [
+        {"mode": "measure", "job": job.as_dict(), "folder": "/none"} for job in make_jobs(pages, SETTINGS)
+    ]
     before = rss(os.getpid())  # the scheduler runs in this process, without a worker
     futures = [client.submit(run_on_worker, request, 60.0, ["none"], pure=False) for request in requests]
     wait_until_known(client, waiting)
@@ -431,7 +445,9 @@ def wait_until_known(client: Any, tasks: int) -> None:
 
 def main() -> None:
     """Run one of the measurements above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     command = verbs.add_parser("pages")
     command.add_argument("folder", type=Path)

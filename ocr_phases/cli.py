@@ -64,9 +64,9 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def batch(arguments: argparse.Namespace) -> int:
-    """A record and a report for each of many pages, an index and tables; the same command goes on after a stop.
+    """Measure many pages: a record and a report each, an index and tables; exit code 1 where a page failed.
 
-    Exit code 1 where a page failed.
+    The same command goes on where one was stopped.
     """
     return run_batch(arguments, _measure_parameters(arguments))
 

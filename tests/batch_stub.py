@@ -1,7 +1,8 @@
 """A batch worker whose pages are small text files that say what shall happen, each in milliseconds.
 
-``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error. ``memory``: the host is out of it.
-``sleep``: it never ends. ``kill``: the worker is killed; ``kill 2``: the first two times. ``full``: the disk is full.
+``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error. ``memory``: the
+host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``kill 2``: the first two times.
+``full``: the disk is full.
 """
 
 from __future__ import annotations

@@ -51,12 +51,19 @@ def make_batch(out: Path) -> None:
         if name == "waiting.png":
             continue
         if name == "failed.png":
-            status |= {"state": "failed", "failure": "timeout", "reason": "More than 3 s.", "attempts": [attempt] * 2}
+            status |= {
+                "state": "failed",
+                "failure": "timeout",
+                "reason": "More than 3 s.",
+                "attempts": [attempt] * 2,
+            }
         write_status(folder, status)
         if name == "damaged.png":
             (folder / "run.json").write_text("{")
         elif name != "failed.png":
-            make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number).save(folder / "run.json")
+            make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number).save(
+                folder / "run.json"
+            )
 
 
 def records(out: Path) -> dict[str, PhaseRun]:
@@ -79,7 +86,15 @@ def test_pages_say_what_their_records_say(batch):
     index = build_index(batch)
     assert list(index.pages.columns) == list(PAGE_COLUMNS)
     pages = index.pages.set_index("page")
-    assert list(index.pages["page"]) == [EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png", "b.png"]
+    assert list(index.pages["page"]) == [
+        EVIL,
+        "b.png",
+        "c.pdf#2",
+        "failed.png",
+        "waiting.png",
+        "damaged.png",
+        "b.png",
+    ]
     assert list(index.pages["status"]) == ["done"] * 3 + ["failed", "not finished", "failed", "done"]
     assert pages.loc["failed.png", "reason"] == "timeout: More than 3 s."
     assert pages.loc["failed.png", "attempts"] == 2
@@ -172,7 +187,12 @@ def test_distributions_have_a_panel_a_figure_with_its_median():
         }
     )
     titles = [axes.get_title(loc="left") for axes in plot_distributions(pages).axes]
-    assert titles == ["Time to first token: 20.0 ms", "Inter-token latency: 4.00 ms", "Tokens: 6", "Vision in the prefill: none"]
+    assert titles == [
+        "Time to first token: 20.0 ms",
+        "Inter-token latency: 4.00 ms",
+        "Tokens: 6",
+        "Vision in the prefill: none",
+    ]
 
 
 def test_the_index_is_built_where_torch_cannot_be_imported(tmp_path):

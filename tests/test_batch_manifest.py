@@ -97,7 +97,7 @@ def test_a_list_that_cannot_be_used_is_one_sentence(name, text, message, tmp_pat
 
 
 def test_what_names_no_page_is_refused(folder):
-    for argument in (folder / "none.png", folder / "*.bmp", folder / ".hidden" / ".."/ "nothing"):
+    for argument in (folder / "none.png", folder / "*.bmp", folder / ".hidden" / ".." / "nothing"):
         with pytest.raises(OcrPhasesError, match="names no page"):
             names(argument)
 

@@ -45,7 +45,9 @@ def add_batch_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--render-workers", type=int, default=1, metavar="N", help="processes that render (default: 1)"
     )
-    command.add_argument("--no-embed", action="store_true", help="keep the pages themselves out of the records")
+    command.add_argument(
+        "--no-embed", action="store_true", help="keep the pages themselves out of the records"
+    )
 
 
 def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int:
@@ -54,7 +56,7 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
     ``settings`` are the measurement's, which a list of pages may override page by page. Raises
     `OcrPhasesError` where the batch cannot start or go on; what is finished then stays.
     """
-    from ocr_phases.batch.driver import measure_pages
+    from ocr_phases.batch.driver import Counts, measure_pages
     from ocr_phases.batch.job import make_jobs
     from ocr_phases.batch.manifest import find_pages
     from ocr_phases.files import only_writer, output_folder
@@ -66,6 +68,10 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
     with only_writer(out):
         with _measuring_pool(arguments, settings["device"]) as pool:
             progress = Progress("measured", total)
+
+            def show(counts: Counts) -> None:
+                progress.show(counts.pages, counts.failed, counts.done + counts.failed)
+
             counts = measure_pages(
                 make_jobs(find_pages(arguments.pages, list(settings)), settings),
                 out,
@@ -73,7 +79,7 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
                 mode="notebook" if arguments.render == "during" else "measure",
                 retries=arguments.retries,
                 timeout=arguments.timeout,
-                progress=lambda counts: progress.show(counts.pages, counts.failed, counts.done + counts.failed),
+                progress=show,
             )
             progress.end()
         if arguments.render == "after":

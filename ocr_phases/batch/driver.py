@@ -173,7 +173,9 @@ def _result(future: Future[Outcome]) -> Outcome:
 
 def _stop_if_hopeless(outcome: Outcome, counts: Counts) -> None:
     if outcome.failure == "output":
-        raise OcrPhasesError(f"{outcome.reason} What is finished is kept: the same command goes on from here.")
+        raise OcrPhasesError(
+            f"{outcome.reason} What is finished is kept: the same command goes on from here."
+        )
     if outcome.failure == "model" and not (counts.done or counts.kept or counts.failed):
         raise OcrPhasesError(outcome.reason)
 
@@ -182,7 +184,8 @@ def _stop_if_all_alike(outcome: Outcome, counts: Counts, alike: collections.Coun
     if counts.done or counts.kept or alike[outcome.reason] < GIVE_UP_AFTER:
         return
     raise OcrPhasesError(
-        f"The first {GIVE_UP_AFTER} pages failed alike: {outcome.reason.rstrip('.')}. Mend that and start again."
+        f"The first {GIVE_UP_AFTER} pages failed alike: {outcome.reason.rstrip('.')}. "
+        "Mend that and start again."
     )
 
 

@@ -20,7 +20,8 @@ from ocr_phases.files import write_atomic
 from ocr_phases.record import PhaseRun
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
-#: ``seconds`` is the page's own time in its worker, ``folder`` where its files are, ``report`` whether it has one.
+#: ``seconds`` is the page's own time in its worker, ``folder`` where its files are, ``report`` whether it
+#: has one.
 PAGE_COLUMNS = (
     "page",
     "status",
@@ -47,6 +48,7 @@ REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
 _SLOWEST = 25
+_FIGURES = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
 _NOTES_SHOWN = ("repetition_loop",)
 _FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "vision_share", "seconds")
 
@@ -118,7 +120,7 @@ def _page_row(out: Path, entry: dict[str, Any]) -> tuple[dict[str, Any], PhaseRu
         warnings.append("report not rendered")
     row = {
         **base,
-        **{name: figures[name] for name in ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")},
+        **{name: figures[name] for name in _FIGURES},
         "status": DONE,
         "reason": report.get("reason", ""),
         "model": run.model["name"],

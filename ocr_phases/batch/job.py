@@ -66,7 +66,7 @@ class Job:
 
 
 def make_jobs(pages: Iterable[Page], settings: Mapping[str, Any]) -> Iterator[Job]:
-    """A job for each page, in order: ``settings`` with the page's own in their place. Reads each file once."""
+    """A job for each page, in order: ``settings`` with the page's own in their place; reads each file."""
     found = versions()
     for page in pages:
         merged = {**settings, **page.settings}

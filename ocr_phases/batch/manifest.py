@@ -15,7 +15,23 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.images import pdf_page_count
 
 #: What is taken from a folder or a glob; a file that is named is taken whatever its suffix.
-PAGE_SUFFIXES = frozenset((".png .jpg .jpeg .jp2 .tif .tiff .bmp .webp .gif .ppm .pgm .pbm .pdf").split())
+PAGE_SUFFIXES = frozenset(
+    (
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".jp2",
+        ".tif",
+        ".tiff",
+        ".bmp",
+        ".webp",
+        ".gif",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pdf",
+    )
+)
 LIST_SUFFIXES = (".csv", ".jsonl")
 
 _INTEGERS = ("max_new_tokens", "repeats", "warmup", "seed")

@@ -1,4 +1,4 @@
-"""All spans and tokens of a batch as one table each, written page by page: Parquet, or CSV without pyarrow."""
+"""All spans and tokens of a batch as one table each, written page by page: Parquet or CSV."""
 
 from __future__ import annotations
 

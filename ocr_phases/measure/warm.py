@@ -10,7 +10,9 @@ from ocr_phases.measure.session import DeepSeekOCRSession
 _kept: dict[tuple[Any, ...], DeepSeekOCRSession] = {}
 
 
-def warm_session(model: str = "tiny", *, device: str = "auto", dtype: str | None = None) -> DeepSeekOCRSession:
+def warm_session(
+    model: str = "tiny", *, device: str = "auto", dtype: str | None = None
+) -> DeepSeekOCRSession:
     """The session that was last loaded with these very options, else a new one in its place.
 
     One is kept, so that a device never holds two models. Raises as `DeepSeekOCRSession.load` does.

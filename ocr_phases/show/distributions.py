@@ -41,14 +41,16 @@ def _histogram(axes: Axes, values: np.ndarray, name: str, unit: str, colour: str
         title_axes(axes, f"{name}: none")
         axes.set(xticks=[], yticks=[])
         return
-    axes.hist(values, bins=_edges(values), color=colour, edgecolor="white", linewidth=0.6)
+    axes.hist(values, bins=_edges(values).tolist(), color=colour, edgecolor="white", linewidth=0.6)
     low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
     axes.axvline(middle, color=INK, linewidth=1.1, linestyle="--")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=unit == "tokens"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     title_axes(axes, f"{name}: {_text(middle, unit)}")
-    axes.set_title(f"p10 {_text(low, unit)}, p90 {_text(high, unit)}", loc="right", fontsize=9, color=INK, pad=9)
+    axes.set_title(
+        f"p10 {_text(low, unit)}, p90 {_text(high, unit)}", loc="right", fontsize=9, color=INK, pad=9
+    )
 
 
 def _edges(values: np.ndarray) -> np.ndarray:

@@ -50,7 +50,8 @@ def index_html(
         ("Tables", _tables(tables)),
     ]
     body = "".join(
-        f'<section id="{heading.replace(" ", "-")}"><div class="prose"><h2>{heading}</h2></div>{content}</section>'
+        f'<section id="{heading.replace(" ", "-")}">'
+        f'<div class="prose"><h2>{heading}</h2></div>{content}</section>'
         for heading, content in filter(None, sections)
     )
     names = [heading for heading, _ in filter(None, sections)]
@@ -105,12 +106,17 @@ def _pages(pages: pd.DataFrame) -> str:
         _address(folder, "report.html") if report else ""
         for folder, report in zip(shown["folder"], shown["report"], strict=True)
     ]
+    records = [
+        _address(folder, "run.json") if one else "" for folder, one in zip(shown["folder"], done, strict=True)
+    ]
     links = {
         "page": reports,
-        "record": [_address(folder, "run.json") if one else "" for folder, one in zip(shown["folder"], done, strict=True)],
+        "record": records,
         "status": [_address(folder, "status.json") for folder in shown["folder"]],
     }
-    lead = note_html("A page's name opens its report, its status what happened to it.") if any(reports) else ""
+    lead = (
+        note_html("A page's name opens its report, its status what happened to it.") if any(reports) else ""
+    )
     return lead + table_html(table, headings=_HEADINGS, links=links) + _cut(len(pages))
 
 
@@ -127,9 +133,7 @@ def _distributions(measured: pd.DataFrame) -> str:
     width = round(figure.get_size_inches()[0] * FIGURE_DPI)
     data = base64.b64encode(figure_png(figure)).decode()
     alt = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
-    return (
-        f'<div class="figure"><img src="data:image/png;base64,{data}" width="{width}" alt="{alt}"></div>'
-    )
+    return f'<div class="figure"><img src="data:image/png;base64,{data}" width="{width}" alt="{alt}"></div>'
 
 
 def _regions(regions: pd.DataFrame) -> str:
