@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def fresh_kernel() -> Iterator[dict[str, Any]]:
             def __init__(self, **options: Any) -> None:
                 super().__init__(**{**options, **_manager_options(folder)})
 
-            async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
+            async def start_kernel(self, **options: Any) -> None:
                 await super().start_kernel(**options, env=environment)
 
         yield {"kernel_manager_class": Manager}
@@ -66,7 +67,11 @@ class WarmKernel:
 
         if self.pages_a_kernel is not None and self.pages >= self.pages_a_kernel:
             self.stop()
-        self.run(_RESET)
+        try:
+            self.run(_RESET)
+        except OcrPhasesError:  # it died since the last notebook
+            self.stop()
+            self.run(_RESET)
         self.pages += 1
         manager = self.manager
         clients: list[Any] = []
@@ -90,28 +95,46 @@ class WarmKernel:
                 made.stop_channels()
 
     def run(self, code: str) -> None:
-        """Run code outside any notebook, starting the kernel where there is none; raises what it raises."""
-        if self.manager is None or not self.manager.is_alive():
+        """Run code outside any notebook, starting the kernel where needed; `OcrPhasesError` if it fails."""
+        if not self._alive():
             self.stop()
             self._start()
         client = self.manager.blocking_client()
         client.start_channels()
         try:
             client.wait_for_ready(timeout=_START_SECONDS)
-            reply = client.execute_interactive(code, silent=True, output_hook=lambda message: None)
-        except RuntimeError as error:  # it died on the way
+            content = self._reply(client, client.execute(code, silent=True))
+        except RuntimeError as error:
             self.stop()
             raise OcrPhasesError(f"The kernel could not be used ({error}).") from error
         finally:
             client.stop_channels()
-        content = reply["content"]
         if content["status"] != "ok":
             raise OcrPhasesError(str(content.get("evalue") or content["status"]))
 
+    def _reply(self, client: Any, message: str) -> dict[str, Any]:
+        """The answer to a message, however long it takes; RuntimeError where the kernel dies over it."""
+        while True:
+            try:
+                reply = client.get_shell_msg(timeout=1.0)
+            except queue.Empty:
+                if not self._alive():
+                    raise RuntimeError("it died") from None
+                continue
+            if reply["parent_header"].get("msg_id") == message:
+                return reply["content"]
+
+    def _alive(self) -> bool:
+        from jupyter_core.utils import run_sync
+
+        return self.manager is not None and bool(run_sync(self.manager.is_alive)())
+
     def stop(self) -> None:
         """Kill the kernel, if there is one."""
+        from jupyter_core.utils import run_sync
+
         if self.manager is not None:
-            self.manager.shutdown_kernel(now=True)
+            run_sync(self.manager.shutdown_kernel)(now=True)
             self.manager = None
         if self.folder is not None:
             self.folder.cleanup()
@@ -119,11 +142,13 @@ class WarmKernel:
         self.pages = 0
 
     def _start(self) -> None:
-        from jupyter_client.manager import KernelManager
+        from jupyter_client.manager import AsyncKernelManager
+        from jupyter_core.utils import run_sync
 
         self.folder = tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True)
-        self.manager = KernelManager(kernel_name="python3", **_manager_options(self.folder.name))
-        self.manager.start_kernel(env=_environment(self.folder.name))
+        # Not the synchronous one: nbclient would wait for it without ever looking whether it still lives.
+        self.manager = AsyncKernelManager(kernel_name="python3", **_manager_options(self.folder.name))
+        run_sync(self.manager.start_kernel)(env=_environment(self.folder.name))
 
 
 def _manager_options(folder: str) -> dict[str, Any]:

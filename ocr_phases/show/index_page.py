@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from ocr_phases.show.overlay import printable
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
 MOST_ROWS = 2_000
 
+# The table of pages has more columns than a report's tables.
+_WIDER = "main, nav ul, footer { max-width: 1320px; }"
+
 _SHOWN_TEXT = 60
 _LONGEST_REASON = 240
 _HEADINGS = {
     "ttft_ms": ("TTFT", "ms"),
     "inter_token_ms": ("per token", "ms"),
     "vision_share": ("vision", "%"),
-    "seconds": ("measured in", "s"),
     "decode_ms": ("decode time", "ms"),
     "text": ("begins with", ""),
 }
@@ -46,7 +48,7 @@ def index_html(
         ("Failures", _failures(failed)) if len(failed) else None,
         ("Pages", _pages(pages)),
         ("Distributions", _distributions(measured)),
-        ("Slowest regions", _regions(regions)),
+        ("Slowest regions", _regions(regions, set(measured.loc[measured["report"], "folder"]))),
         ("Tables", _tables(tables)),
     ]
     body = "".join(
@@ -98,7 +100,7 @@ def _pages(pages: pd.DataFrame) -> str:
     ordered = pages.assign(late=pages["status"] == "done").sort_values("late", kind="stable")
     shown = ordered.head(MOST_ROWS)
     done = shown["status"] == "done"
-    names = ["page", "preset", "status", "ttft_ms", "inter_token_ms", "tokens", "vision_share", "seconds"]
+    names = ["page", "preset", "status", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
     table = shown[names].copy()
     table["record"] = ["run.json" if one else "" for one in done]
     table["warnings"] = shown["warnings"].fillna("")
@@ -136,14 +138,16 @@ def _distributions(measured: pd.DataFrame) -> str:
     return f'<div class="figure"><img src="data:image/png;base64,{data}" width="{width}" alt="{alt}"></div>'
 
 
-def _regions(regions: pd.DataFrame) -> str:
+def _regions(regions: pd.DataFrame, reported: Set[str]) -> str:
     if regions.empty:
         return note_html("The outputs mark no region.")
     table = regions.drop(columns="folder").assign(
         label=[printable(str(label)) for label in regions["label"]],
         text=[printable(str(text), _SHOWN_TEXT) for text in regions["text"]],
     )
-    reports = [_address(folder, "") for folder in regions["folder"]]
+    reports = [
+        _address(folder, "report.html" if folder in reported else "run.json") for folder in regions["folder"]
+    ]
     return table_html(table, headings=_HEADINGS, links={"page": reports})
 
 
@@ -159,7 +163,7 @@ def _address(folder: Any, name: str) -> str:
 def _document(title: str, sections: Sequence[str], body: str) -> str:
     folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
     script = (folder / "sort.js").read_text(encoding="utf-8")
-    css = fragments_css() + (folder / "page.css").read_text(encoding="utf-8")
+    css = fragments_css() + (folder / "page.css").read_text(encoding="utf-8") + _WIDER
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
