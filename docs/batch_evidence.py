@@ -5,7 +5,10 @@ python docs/batch_evidence.py steady PAGES OUT            # a whole batch beside
 python docs/batch_evidence.py faults PAGES-bad OUT --compare STEADY_OUT    # the same, with everything killed
 python docs/batch_evidence.py cold PAGES                  # what a cold start costs, what a warm model saves
 python docs/batch_evidence.py gpus PAGES OUT --workers 2  # one device against several
+python docs/batch_evidence.py report OUT                  # what a report costs in a warm kernel
+python docs/batch_evidence.py scheduler                   # what a waiting page costs a dask scheduler
 python docs/batch_evidence.py million EVIDENCE.json...    # what 1,000,000 pages need, from these figures
+python docs/batch_evidence.py write DOC.md EVIDENCE.json...    # all of it into the document
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from ocr_phases import PhaseRun
+from ocr_phases.analyse.summary import bytes_text
 from ocr_phases.batch.store import read_listing, read_status
 
 SMALL = ["--max-new-tokens", "48", "--repeats", "1", "--warmup", "0"]
@@ -379,6 +383,61 @@ def million(evidence: list[Path], pages: int = 1_000_000) -> dict[str, Any]:
     return needs
 
 
+def as_markdown(evidence: list[Path]) -> str:
+    """The evidence files that are there as a table, and what a million pages need by them."""
+    known = {entry["what"]: entry for entry in (json.loads(path.read_text()) for path in evidence)}
+    rows: list[tuple[str, str]] = []
+    if run := known.get("cold"):
+        rows.append(("first page in a new worker, with its imports and the model", f"{run['cold_s']:.1f} s"))
+        rows.append(("page in a warm worker", f"{run['warm_s']:.2f} s"))
+    if run := known.get("steady"):
+        first, last = (f"{value / 1e6:.0f}" for value in run["worker_rss_bytes"])
+        rows += [
+            (f"{run['pages']} pages with `tiny`", f"{run['pages_per_min']:.0f} pages a minute"),
+            ("overhead over the bare loop on the same pages", f"{run['overhead'] * 100:.1f} %"),
+            ("worker's memory, first and last page", f"{first} and {last} MB"),
+            ("its slope", f"{run['worker_rss_slope_bytes_a_page'] / 1e3:.2f} kB a page"),
+            ("index and tables", f"{run['index_s'] / run['pages'] * 1e3:.0f} ms a page"),
+            ("record, status and share of the tables", f"{run['bytes_a_page'] / 1e3:.0f} kB a page"),
+        ]
+    if run := known.get("faults"):
+        rows += [
+            ("killed on the way", "; ".join(run["killed"])),
+            ("accounted for", f"{run['accounted_for']} of {run['pages']}"),
+            ("measured, failed", f"{run['done']}, {run['failed']} ({run['failures']})"),
+            ("records that differ in more than timings", f"{len(run['different'])} of {run['compared']}"),
+        ]
+    if run := known.get("report"):
+        rows.append(("report in a warm kernel", f"{run['seconds_a_report']:.2f} s"))
+        rows.append(("report in a fresh kernel", f"{run['seconds_in_a_fresh_kernel']:.2f} s"))
+    if run := known.get("gpus"):
+        one, several = run["one"]["pages_per_min"], run["several"]["pages_per_min"]
+        rows += [
+            (f"one GPU, {run['workers']} GPUs", f"{one:.1f}, {several:.1f} pages a minute"),
+            ("speed-up", f"{run['speedup']:.2f}"),
+            ("median decode step beside a neighbour", f"{run['step_change'] * 100:+.1f} %"),
+            ("the same, alone before and after", f"{run['step_change_of_one_alone'] * 100:+.1f} %"),
+        ]
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]
+    needs = million(evidence)
+    lines += ["", f"{needs.pop('pages'):,} such pages need, by these figures:", "", "| | |", "| --- | --- |"]
+    for name, value in needs.items():
+        shown = bytes_text(value) if "bytes" in name else f"{value:,.0f}"
+        lines.append(f"| {name.replace('_', ' ').replace(' bytes', ' size')} | {shown} |")
+    return "\n".join(lines)
+
+
+def write(document: Path, evidence: list[Path]) -> dict[str, Any]:
+    """Put `as_markdown` between the document's evidence marks."""
+    text = document.read_text(encoding="utf-8")
+    head, mark, rest = text.partition("<!-- evidence: written by docs/batch_evidence.py write -->\n")
+    _, end, tail = rest.partition("<!-- /evidence -->")
+    if not (mark and end):
+        raise SystemExit(f"{document} has no evidence marks.")
+    document.write_text(f"{head}{mark}{as_markdown(evidence)}\n{end}{tail}", encoding="utf-8")
+    return {"wrote": str(document)}
+
+
 def report(out: Path, count: int = 20) -> dict[str, Any]:
     """What rendering a report takes in a warm kernel and in a fresh one, and its size."""
     import tempfile
@@ -476,6 +535,10 @@ def main() -> None:
     command.set_defaults(run=lambda a: report(a.out))
     command = verbs.add_parser("scheduler")
     command.set_defaults(run=lambda a: scheduler())
+    command = verbs.add_parser("write")
+    command.add_argument("document", type=Path)
+    command.add_argument("evidence", type=Path, nargs="+")
+    command.set_defaults(run=lambda a: write(a.document, a.evidence))
     command = verbs.add_parser("million")
     command.add_argument("evidence", type=Path, nargs="+")
     command.set_defaults(run=lambda a: million(a.evidence))
