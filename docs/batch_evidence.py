@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import os
 import random
@@ -76,7 +77,7 @@ class Driver:
 
     def __init__(self, pages: Path, out: Path, options: list[str]) -> None:
         command = [sys.executable, "-m", "ocr_phases.cli", "batch", str(pages), "--out", str(out)]
-        self.process = subprocess.Popen([*command, "--render", "none", *options])
+        self.process = subprocess.Popen([*command, "--render", "none", *options], stdout=sys.stderr)
         self.memory: list[tuple[float, int]] = []
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -157,6 +158,10 @@ def steady(pages: Path, out: Path) -> dict[str, Any]:
         "bare_runs_s_a_page": [before / len(names), after / len(names)],
         "batch_s_a_page": batch_s,
         "overhead": batch_s / bare_s - 1,
+        "idle_ms_between_pages": statistics.median(
+            (later["started"] - earlier["started"] - earlier["seconds"]) * 1e3
+            for earlier, later in itertools.pairwise(attempts)
+        ),
         "worker_rss_bytes": [attempts[0]["rss_bytes"], attempts[-1]["rss_bytes"]],
         "worker_rss_slope_bytes_a_page": slope(
             [(number, attempt["rss_bytes"]) for number, attempt in enumerate(attempts)]
@@ -395,6 +400,7 @@ def as_markdown(evidence: list[Path]) -> str:
         rows += [
             (f"{run['pages']} pages with `tiny`", f"{run['pages_per_min']:.0f} pages a minute"),
             ("overhead over the bare loop on the same pages", f"{run['overhead'] * 100:.1f} %"),
+            ("the worker waits between two pages", f"{run['idle_ms_between_pages']:.1f} ms"),
             ("worker's memory, first and last page", f"{first} and {last} MB"),
             ("its slope", f"{run['worker_rss_slope_bytes_a_page'] / 1e3:.2f} kB a page"),
             ("index and tables", f"{run['index_s'] / run['pages'] * 1e3:.0f} ms a page"),

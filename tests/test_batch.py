@@ -24,6 +24,7 @@ from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.cluster import DaskPool, worker_environments
+from ocr_phases.batch.command import Progress
 from ocr_phases.batch.driver import Counts, measure_pages
 from ocr_phases.batch.job import Job, make_jobs
 from ocr_phases.batch.manifest import find_pages
@@ -411,6 +412,36 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_s
     assert f"{entry['folder']}/report.html" in (tmp_path / "index.html").read_text()
 
 
+def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
+    from ocr_phases.measure import warm
+
+    loaded: list[tuple[str, str, str | None]] = []
+
+    def load(model: str, *, device: str, dtype: str | None) -> object:
+        loaded.append((model, device, dtype))
+        return object()
+
+    monkeypatch.setattr(warm.DeepSeekOCRSession, "load", load)
+    monkeypatch.setattr(warm, "_kept", {})
+    first = warm.warm_session("tiny", device="cpu")
+    assert warm.warm_session("tiny", device="cpu") is first
+    assert warm.warm_session("tiny", device="cpu", dtype="bfloat16") is not first
+    assert len(warm._kept) == 1
+    assert loaded == [("tiny", "cpu", None), ("tiny", "cpu", "bfloat16")]
+
+
+def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
+    clock = iter((0.0, 60.0, 90.0))
+    monkeypatch.setattr("ocr_phases.batch.command.time.monotonic", lambda: next(clock))
+    progress = Progress("measured", 1000)
+    progress.show(pages=400, failed=3, worked=100)  # 300 of them were there
+    progress.show(pages=1000, failed=3, worked=700)
+    progress.end()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "400 of 1,000 pages measured, 3 failed, 100.0 pages/min, 6:00 left"
+    assert lines[-1] == "1,000 of 1,000 pages measured, 3 failed, 466.7 pages/min"
+
+
 # -- devices and dask -------------------------------------------------------------------------------
 
 
@@ -438,7 +469,7 @@ def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, mo
 
 def test_workers_on_a_cpu_share_its_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(9)))
+    monkeypatch.setattr("ocr_phases.batch.cluster._cores", lambda: 9)
     assert worker_environments(4, "auto") == [{"OMP_NUM_THREADS": "2"}] * 4
 
 

@@ -112,7 +112,7 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
             return [{}]
         if device.startswith("cuda"):
             raise OcrPhasesError(f"{count} workers on {device}: give --device cuda, which is one GPU each.")
-        share = max(1, len(os.sched_getaffinity(0)) // count)
+        share = max(1, _cores() // count)
         return [{"OMP_NUM_THREADS": str(share)} for _ in range(count)]
     count = len(gpus) if workers is None else workers
     if count > len(gpus):
@@ -129,6 +129,11 @@ def visible_gpus() -> list[str]:
         return []
     answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
     return [str(number) for number, _ in enumerate(_gpu_lines(answer.stdout))]
+
+
+def _cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpu_lines(listing: str) -> list[str]:

@@ -113,8 +113,8 @@ class Progress:
         )
         if now - self.shown >= (_LINE_SECONDS if self.terminal else _LOG_SECONDS):
             self.shown = now
-            print(f"\r\033[K{self.line}" if self.terminal else self.line, end="", file=sys.stderr)
-            print("" if self.terminal else "\n", end="", file=sys.stderr, flush=True)
+            text = f"\r\033[K{self.line}" if self.terminal else f"{self.line}\n"
+            print(text, end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """The last state stays to be read."""
