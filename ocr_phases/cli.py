@@ -1,4 +1,4 @@
-"""The command line: ``ocr-phases report``, ``profile``, ``verify``, ``artifacts`` and those of `commands`.
+"""The command line: ``report``, ``profile``, ``verify``, ``artifacts`` and those of `commands` and `batch`.
 
 Heavy imports wait until a verb needs them, so that ``--help`` is immediate.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ocr_phases
+from ocr_phases.batch.command import add_batch_options, run_batch
 from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
 
@@ -62,6 +63,14 @@ def report(arguments: argparse.Namespace) -> None:
             parameters |= {"kernels": arguments.kernels or arguments.trace, "trace": arguments.trace}
         written = report_page(folder, parameters, show_code=arguments.show_code)
         print(f"Wrote {written['report.html']}")
+
+
+def batch(arguments: argparse.Namespace) -> int:
+    """Measure many pages: a record and a report each, an index and tables; exit code 1 where a page failed.
+
+    The same command goes on where one was stopped.
+    """
+    return run_batch(arguments, _measure_parameters(arguments))
 
 
 def profile(arguments: argparse.Namespace) -> None:
@@ -273,6 +282,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
     _add_measure_options(command)
     _add_kernel_options(command)
+
+    command = _verb(verbs, "batch", batch, "many pages, several devices, one index; goes on after a stop")
+    add_batch_options(command)
+    _add_measure_options(command)
 
     command = _verb(verbs, "profile", profile, "measure a page, print a summary, save its record")
     command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")

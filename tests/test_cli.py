@@ -175,5 +175,5 @@ def test_help_names_every_verb():
     answer = subprocess.run(
         [sys.executable, "-m", "ocr_phases.cli", "--help"], capture_output=True, text=True, check=True
     )
-    for verb in ("report", "profile", "verify", "artifacts", "compare", "sweep", "bench"):
+    for verb in ("report", "batch", "profile", "verify", "artifacts", "compare", "sweep", "bench"):
         assert verb in answer.stdout

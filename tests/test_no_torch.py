@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report")
+ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phases.batch")
 
 
 def modules() -> list[str]:

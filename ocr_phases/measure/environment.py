@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 import ocr_phases
+from ocr_phases.git_state import git_state
 from ocr_phases.measure.strategies import decode_backends
 
 
@@ -34,7 +34,7 @@ def versions() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": _driver(),
         "ocr_phases": ocr_phases.__version__,
-        "git": _git_state(),
+        "git": git_state(),
     }
 
 
@@ -75,16 +75,3 @@ def _driver() -> str | None:
     path = Path("/proc/driver/nvidia/version")
     found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", path.read_text()) if path.exists() else None
     return found[1] if found else None
-
-
-def _git_state() -> str | None:
-    """Commit of the source tree the package runs from, with ``-dirty`` behind it; None when installed."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import struct
 import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -171,22 +174,36 @@ def _page_number(text: str) -> int:
     return int(text)
 
 
+def pdf_page_count(path: str | Path) -> int:
+    """How many pages a PDF file has, none of them drawn; `OcrPhasesError` as `load_page` raises it."""
+    data, name, _, _ = _read(path)
+    with _open_pdf(data, name) as document:
+        return len(document)
+
+
 def _draw_pdf_page(data: bytes, name: str, number: int) -> Image.Image:
+    with _open_pdf(data, name) as document:
+        if not 1 <= number <= len(document):
+            raise OcrPhasesError(f"{name} has no page {number}: choose one from 1 to {len(document)}.")
+        document.init_forms()  # without this, what was filled into a form is not drawn
+        page = document[number - 1]
+        scale = PDF_DPI / 72
+        width, height = page.get_size()
+        if width * height * scale**2 > MAX_PIXELS:
+            raise _too_large(f"{name}#{number}")
+        return as_rgb(page.render(scale=scale).to_pil())
+
+
+@contextlib.contextmanager
+def _open_pdf(data: bytes, name: str) -> Iterator[Any]:
+    """A ``pypdfium2.PdfDocument``, with what goes wrong in it as one sentence."""
     try:
         import pypdfium2
     except ImportError as error:
         raise OcrPhasesError('Reading a PDF needs pypdfium2: pip install "ocr_phases[pdf]".') from error
     try:
         with pypdfium2.PdfDocument(data) as document:
-            if not 1 <= number <= len(document):
-                raise OcrPhasesError(f"{name} has no page {number}: choose one from 1 to {len(document)}.")
-            document.init_forms()  # without this, what was filled into a form is not drawn
-            page = document[number - 1]
-            scale = PDF_DPI / 72
-            width, height = page.get_size()
-            if width * height * scale**2 > MAX_PIXELS:
-                raise _too_large(f"{name}#{number}")
-            return as_rgb(page.render(scale=scale).to_pil())
+            yield document
     except pypdfium2.PdfiumError as error:
         raise OcrPhasesError(
             f"{name} is not a PDF that can be read ({error}): remove its password or export it again."

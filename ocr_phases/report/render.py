@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import os
 import sys
-import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,22 +16,25 @@ from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.record import PhaseRun
+from ocr_phases.report.kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
 from ocr_phases.show.html import fragments_css
 
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
 NOTEBOOK_ONLY = "notebook-only"
 
-# A UNIX socket's path may have 107 characters, and the kernel appends to this one.
-_LONGEST_SOCKET = 80
-
 
 def report_page(
-    output_dir: str | Path, parameters: Mapping[str, Any], *, show_code: bool = False
+    output_dir: str | Path,
+    parameters: Mapping[str, Any],
+    *,
+    show_code: bool = False,
+    kernel: WarmKernel | None = None,
 ) -> dict[str, Path]:
     """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, ``report.html`` among it.
 
-    ``parameters`` are the notebook's; ``output_dir`` among them is set here. Raises `OcrPhasesError` where
+    ``parameters`` are the notebook's; ``output_dir`` among them is set here. ``kernel`` is one to use again
+    in place of a new one. Raises `OcrPhasesError` where
     the folder cannot be written, another report is being written into it, or the notebook fails;
     ``report.ipynb`` then shows where.
     """
@@ -42,7 +43,7 @@ def report_page(
     page = values.get("page") or values.get("record") or "sample page"
     title = f"{Path(str(page)).name} – ocr_phases"
     with only_writer(folder):
-        notebook = execute_notebook("page_report", values, folder / "report.ipynb")
+        notebook = execute_notebook("page_report", values, folder / "report.ipynb", kernel=kernel)
         render_html(notebook, folder / "report.html", show_code=show_code, title=title)
     names = (
         "run.json",
@@ -71,11 +72,17 @@ def verify_report(output_dir: str | Path, run: PhaseRun) -> Path:
 
 
 def execute_notebook(
-    name: str, parameters: Mapping[str, Any], output_path: str | Path, *, timeout: float | None = None
+    name: str,
+    parameters: Mapping[str, Any],
+    output_path: str | Path,
+    *,
+    timeout: float | None = None,
+    kernel: WarmKernel | None = None,
 ) -> Path:
     """Run the shipped notebook ``name`` with ``parameters`` and keep it, executed, at ``output_path``.
 
-    The kernel is this interpreter, in this working directory; ``timeout`` is in seconds, for each cell.
+    The kernel is this interpreter, in this working directory: a fresh one, or ``kernel`` with what it has
+    imported and nothing else. ``timeout`` is in seconds, for each cell.
     Raises `OcrPhasesError` for an unknown notebook or parameter, and where a cell fails: the notebook is then
     kept up to its error, which the message names.
     """
@@ -94,13 +101,13 @@ def execute_notebook(
     os.close(handle)
     failure = None
     try:
-        with _kernel_manager() as manager:
+        with fresh_kernel() if kernel is None else kernel.lent() as options:
             papermill.execute_notebook(
                 str(source),
                 scratch,
                 parameters=dict(parameters),
                 kernel_name="python3",
-                kernel_manager_class=manager,
+                **options,
                 progress_bar=sys.stderr.isatty(),
                 execution_timeout=timeout,
             )
@@ -191,37 +198,6 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
         raise OcrPhasesError(
             f"{notebook.stem} has no parameter {', '.join(unknown)}: it takes {', '.join(known)}."
         )
-
-
-@contextlib.contextmanager
-def _kernel_manager() -> Iterator[Any]:
-    """A class for kernels of this very interpreter, whatever kernels the machine has registered.
-
-    They talk over UNIX sockets where they are to be had (kernels started at once race for TCP ports), find
-    this package also in a source tree, and keep their own files in a folder that goes at the end.
-    """
-    from jupyter_client.kernelspec import KernelSpecManager
-    from jupyter_client.manager import AsyncKernelManager
-
-    with tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True) as folder:
-        connection = str(Path(folder, "kernel.json"))
-        sockets = os.name == "posix" and len(connection) <= _LONGEST_SOCKET
-        environment = {**os.environ, "IPYTHONDIR": folder, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-        package = str(Path(str(resources.files("ocr_phases"))).parent)
-        if package not in sysconfig.get_paths().values():
-            paths = (package, environment.get("PYTHONPATH"))
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-
-        class Manager(AsyncKernelManager):
-            def __init__(self, **options: Any) -> None:
-                options["kernel_spec_manager"] = KernelSpecManager(kernel_dirs=[])
-                transport = "ipc" if sockets else "tcp"
-                super().__init__(**options, transport=transport, connection_file=connection)
-
-            async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
-                await super().start_kernel(**options, env=environment)
-
-        yield Manager
 
 
 def _contents(notebook: Any) -> list[tuple[str, str]]:

@@ -27,10 +27,10 @@ from ocr_phases.show.plots import (
     STAGE_COLOURS,
     VERMILLION,
     WIDTH,
-    _figure,
-    _sentence,
-    _style,
-    _title,
+    new_figure,
+    sentence_figure,
+    style_axes,
+    title_axes,
 )
 
 #: The lines of as many records as a picture shows apart; they repeat after that.
@@ -87,8 +87,8 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
     """Ratio to the base with its interval, a row a metric, as `compare_runs` gives it; 1 is no difference."""
     table = table[table["ratio"].notna()].reset_index(drop=True)
     if table.empty:
-        return _sentence("The records share no metric with a ratio to draw.")
-    figure, axes = _figure(1.5 + 0.3 * len(table))
+        return sentence_figure("The records share no metric with a ratio to draw.")
+    figure, axes = new_figure(1.5 + 0.3 * len(table))
     for place, (_, row) in enumerate(table.iterrows()):
         colour = VERDICT_COLOURS.get(row["verdict"], MUTED)
         if not np.isnan(row["ratio_low"]):
@@ -109,7 +109,7 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
     room = 0.06 * max(high - low, 0.02)
     axes.set_xlim(low - room, high + room)
     axes.set_xlabel("ratio to the base (1: no difference), line: 95 % interval over repeats")
-    _title(axes, "What changed")
+    title_axes(axes, "What changed")
     keys = [
         Line2D([], [], color=VERDICT_COLOURS[verdict], marker="o", linewidth=2.2, label=words)
         for verdict, words in _WORDS.items()
@@ -124,8 +124,8 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figu
         (run, label) for run, label in zip(runs, labels, strict=True) if run["prefill_ms"] is not None
     ]
     if not runs_with:
-        return _sentence("None of these records has a prefill of its own.")
-    figure, axes = _figure(1.7 + 0.42 * len(runs_with))
+        return sentence_figure("None of these records has a prefill of its own.")
+    figure, axes = new_figure(1.7 + 0.42 * len(runs_with))
     drawn: dict[str, None] = {}
     for place, (run, _) in enumerate(runs_with):
         table = stage_table(run)
@@ -148,7 +148,7 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figu
     axes.set_xlim(0, 1.12 * axes.dataLim.x1)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("time (ms), medians over repeats")
-    _title(axes, "Prefill, stage by stage")
+    title_axes(axes, "Prefill, stage by stage")
     keys = [
         Line2D([], [], color=STAGE_COLOURS[stage], linewidth=7, label=stage_name(stage)) for stage in drawn
     ]
@@ -165,10 +165,10 @@ def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
     tables = [(table.dropna(subset=["cache_len"]), label) for table, label in tables]
     tables = [(table, label) for table, label in tables if len(table)]
     if not tables:
-        return _sentence("None of these records has decode steps to draw.")
+        return sentence_figure("None of these records has decode steps to draw.")
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     top = 0.0
     for number, (table, label) in enumerate(tables):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)]
@@ -183,7 +183,7 @@ def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
     axes.set_xlabel("KV cache length (tokens)")
     axes.set_ylabel("time of a decode step (ms)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _title(axes, "Decode: medians over repeats, band p10 to p90")
+    title_axes(axes, "Decode: medians over repeats, band p10 to p90")
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
     return figure
 

@@ -164,11 +164,13 @@ def table_html(
     caption: str = "",
     headings: Mapping[str, tuple[str, str]] | None = None,
     strong: Sequence[bool] | None = None,
+    links: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text escaped.
 
     ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
-    ``strong`` marks rows, such as a phase's whole among its stages.
+    ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text columns an address a
+    row, empty for none.
     """
     known = {**HEADINGS, **(headings or {})}
     columns = [
@@ -182,7 +184,8 @@ def table_html(
     body = []
     for place, values in enumerate(table.itertuples(index=False, name=None)):
         cells = "".join(
-            _cell(value, unit, numeric[name]) for value, (name, _, unit) in zip(values, columns, strict=True)
+            _cell(value, unit, numeric[name], links[name][place] if links and name in links else "")
+            for value, (name, _, unit) in zip(values, columns, strict=True)
         )
         marked = ' class="op-strong"' if strong is not None and strong[place] else ""
         body.append(f"<tr{marked}>{cells}</tr>")
@@ -372,13 +375,13 @@ def _unit(unit: str) -> str:
     return f' <span class="op-unit">{_safe(unit)}</span>' if unit else ""
 
 
-def _cell(value: Any, unit: str, numeric: bool) -> str:
+def _cell(value: Any, unit: str, numeric: bool, link: str = "") -> str:
     if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
         return f"<td{_right(numeric)}>{_NOTHING}</td>"
     if not numeric:
         if isinstance(value, bool):
             value = "yes" if value else ""
-        return f"<td>{_safe(value)}</td>"
+        return f'<td><a href="{_safe(link)}">{_safe(value)}</a></td>' if link else f"<td>{_safe(value)}</td>"
     return f'<td class="op-num" data-value="{float(value)!r}">{_safe(_number(value, unit))}</td>'
 
 

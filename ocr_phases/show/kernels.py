@@ -10,7 +10,17 @@ from matplotlib.patches import Patch
 from ocr_phases.analyse.kernels import GAP_CAUSES, idle_gaps, of_text, stage_verdict
 from ocr_phases.analyse.summary import ms_text, percent_text, stage_name
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.plots import BLUE, FAINT, INK, PURPLE, VERMILLION, WIDTH, _sentence, _style, _title
+from ocr_phases.show.plots import (
+    BLUE,
+    FAINT,
+    INK,
+    PURPLE,
+    VERMILLION,
+    WIDTH,
+    sentence_figure,
+    style_axes,
+    title_axes,
+)
 
 _UNITS = {"prefill": "the prefill", "decode": "one decode step"}
 _WHOLE = {"prefill": "whole prefill", "decode_step": "whole step"}
@@ -31,7 +41,7 @@ def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
     tables = {phase: _rows(table, phase) for phase in _UNITS}
     tables = {phase: rows for phase, rows in tables.items() if len(rows)}
     if not tables:
-        return _sentence("The profiler saw no kernel in the stages of this run.")
+        return sentence_figure("The profiler saw no kernel in the stages of this run.")
     heights = [len(rows) + 1.3 for rows in tables.values()]
     figure = Figure(figsize=(WIDTH, 0.9 + 0.36 * sum(heights)), layout="constrained", facecolor="white")
     panels = figure.subplots(len(tables), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -51,7 +61,7 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
     table = idle_gaps(run)
     phases = [phase for phase in _UNITS if (table["phase"] == phase).any()]
     if not phases:
-        return _sentence("The device was never idle between two kernels.")
+        return sentence_figure("The device was never idle between two kernels.")
     figure = Figure(figsize=(WIDTH, 3.7), layout="constrained", facecolor="white")
     edges = sorted(table["longer_than_us"].unique())
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
@@ -67,7 +77,7 @@ def _rows(table: pd.DataFrame, phase: str) -> pd.DataFrame:
 
 
 def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
-    _style(axes)
+    style_axes(axes)
     for place, row in enumerate(rows.to_dict("records")):
         busy, wall = min(row["busy_ms"], row["wall_ms"]), row["wall_ms"]
         axes.barh(place, wall, color=FAINT, height=0.7)
@@ -90,11 +100,11 @@ def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
     axes.set_xlim(0, 1.55 * rows["wall_ms"].max())
     axes.grid(visible=False, axis="y")
     whole = rows.iloc[0]
-    _title(axes, f"{_UNITS[phase].capitalize()} is {whole['verdict']}")
+    title_axes(axes, f"{_UNITS[phase].capitalize()} is {whole['verdict']}")
 
 
 def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -> None:
-    _style(axes)
+    style_axes(axes)
     bottom = pd.Series(0.0, index=edges)
     for cause, colour in _CAUSE_COLOURS.items():
         height = gaps[gaps["cause"] == cause].groupby("longer_than_us")["idle_ms"].sum()
@@ -106,4 +116,6 @@ def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -
     axes.set_xlabel("gap longer than (µs)")
     axes.set_ylabel("idle time under the profiler (ms)")
     axes.set_ylim(0, 1.15 * bottom.max())
-    _title(axes, f"Idle in {_UNITS[phase]}: {ms_text(float(bottom.sum()))} in {gaps['gaps'].sum():,.0f} gaps")
+    title_axes(
+        axes, f"Idle in {_UNITS[phase]}: {ms_text(float(bottom.sum()))} in {gaps['gaps'].sum():,.0f} gaps"
+    )

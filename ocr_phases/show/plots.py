@@ -66,8 +66,8 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None =
     """
     table = step_table(run)
     if table.empty:
-        return _sentence("There were no decode steps, so there is no latency to draw.")
-    figure, axes = _figure(3.9)
+        return sentence_figure("There were no decode steps, so there is no latency to draw.")
+    figure, axes = new_figure(3.9)
     steps, device = table["step"].to_numpy(), table["device_ms"].to_numpy()
     own_clock = run.device.get("kind") == "cuda"
     name = "device, median" if own_clock else "median"
@@ -106,7 +106,7 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None =
     axes.set_ylabel("time of the step (ms)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     found = f"{ms_text(middle)} in the median of {len(table):,}" if len(table) > 1 else ms_text(middle)
-    _title(axes, f"Each decode step: {found}")
+    title_axes(axes, f"Each decode step: {found}")
     figure.legend(loc="outside lower center", ncols=5, fontsize=9, frameon=False, labelcolor=INK)
     return figure
 
@@ -117,12 +117,12 @@ def plot_vision_stages(run: PhaseRun) -> Figure:
     table = table[table["phase"] == "prefill"]
     stages = table[table["stage"].isin(PREFILL_STAGES)]
     if stages.empty:
-        return _sentence("This run has no prefill of its own, so there are no vision stages to draw.")
+        return sentence_figure("This run has no prefill of its own, so there are no vision stages to draw.")
     whole = float(table.loc[table["stage"] == "prefill", "device_ms"].iloc[0])
     stages = stages.sort_values(
         "stage", key=lambda column: column.map(PREFILL_STAGES.index), kind="stable"
     ).reset_index(drop=True)
-    figure, axes = _figure(1.5 + 0.36 * (len(stages) + 1))
+    figure, axes = new_figure(1.5 + 0.36 * (len(stages) + 1))
     labels = []
     for place, (_, row) in enumerate(stages.iterrows()):
         vision = row["stage"] in (*VISION_STAGES, "vision_fusion")
@@ -140,7 +140,7 @@ def plot_vision_stages(run: PhaseRun) -> Figure:
     axes.set_xlim(0, 1.18 * longest)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("time (ms)" + (", line: p10 to p90 over repeats" if len(run.repeats) > 1 else ""))
-    _title(axes, f"Vision is {percent_text(vision_share(run))} of a prefill of {ms_text(whole)}")
+    title_axes(axes, f"Vision is {percent_text(vision_share(run))} of a prefill of {ms_text(whole)}")
     views = [view for view in ("global", "local") if (stages["view"] == view).any()]
     keys = [Patch(color=_VIEW_COLOURS[view], label=f"{view} view") for view in views]
     keys += [Patch(color=PURPLE, label="fusion with the text"), Patch(color="#b5b5b5", label="no vision")]
@@ -161,12 +161,12 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     early = spans[spans["phase"].isin(("prepare", "prefill"))]
     title = "Prepare and prefill" if (early["phase"] == "prefill").any() else "Prepare"
     _lanes(zoomed, early, _ends(early))
-    _title(zoomed, f"{title}, {ms_text(_ends(early))} (repeat {repeat})")
+    title_axes(zoomed, f"{title}, {ms_text(_ends(early))} (repeat {repeat})")
     _stage_keys(zoomed, early)
     _lanes(whole, spans, _ends(spans))
     steps = int((spans["stage"] == "decode_step").sum())
     tail = f", {steps:,} decode step{'' if steps == 1 else 's'}" if steps else ""
-    _title(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
+    title_axes(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
     whole.set_xlabel("time since the start of the repeat (ms)")
     return figure
 
@@ -174,7 +174,7 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
 def plot_memory(run: PhaseRun) -> Figure:
     """Peak memory of each phase, and how the KV cache grows with every step."""
     if not any(run.memory.get("peak_bytes", {}).values()) and not run.cache.get("bytes"):
-        return _sentence("Neither peak memory nor the KV cache was observed in this run.")
+        return sentence_figure("Neither peak memory nor the KV cache was observed in this run.")
     figure = Figure(figsize=(WIDTH, 3.3), layout="constrained", facecolor="white")
     left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
     _draw_peaks(left, run)
@@ -183,8 +183,8 @@ def plot_memory(run: PhaseRun) -> Figure:
 
 
 def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
-    _style(axes)
-    _title(axes, "Peak memory of each phase")
+    style_axes(axes)
+    title_axes(axes, "Peak memory of each phase")
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     peaks = {phase: peaks[phase] for phase in PHASES if phase in peaks}
     if not peaks:
@@ -208,8 +208,8 @@ def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
 
 
 def _draw_cache(axes: Axes, run: PhaseRun) -> None:
-    _style(axes)
-    _title(axes, "KV cache")
+    style_axes(axes)
+    title_axes(axes, "KV cache")
     sizes, lengths = run.cache.get("bytes") or [], run.cache.get("lengths") or []
     if not sizes:
         _inside(axes, "The cache was not observed in this run.")
@@ -271,7 +271,7 @@ def _name_outliers(axes: Axes, outliers: pd.DataFrame, top: float, last: int) ->
 
 def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
     """Phases in the upper lane, stages (in decode: steps) in the lower one."""
-    _style(axes)
+    style_axes(axes)
     for _, row in spans[spans["stage"] == spans["phase"]].iterrows():
         phase, start, length = row["phase"], row["device_start_ms"], row["device_ms"]
         name = f"{phase} {ms_text(length)}" if length > 0.16 * end else phase
@@ -374,14 +374,16 @@ def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_fro
     )
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
+def new_figure(height: float) -> tuple[Figure, Axes]:
+    """A figure of the report's width with one pair of axes; ``height`` in inches."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    _style(axes)
+    style_axes(axes)
     return figure, axes
 
 
-def _style(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
+    """The look that every plot here shares."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.7)
@@ -391,7 +393,8 @@ def _style(axes: Axes) -> None:
     axes.yaxis.label.set(fontsize=10, color=INK)
 
 
-def _title(axes: Axes, text: str) -> None:
+def title_axes(axes: Axes, text: str) -> None:
+    """A plot's title: what it says, not what it is."""
     axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
 
 
@@ -410,7 +413,7 @@ def _inside(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=MUTED, transform=axes.transAxes)
 
 
-def _sentence(text: str) -> Figure:
+def sentence_figure(text: str) -> Figure:
     """A figure that only says why there is nothing to see."""
     figure = Figure(figsize=(WIDTH, 1.0), layout="constrained", facecolor="white")
     _inside(figure.subplots(), text)

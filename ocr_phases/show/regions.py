@@ -11,7 +11,7 @@ from ocr_phases.analyse.summary import ms_text, percent_text
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, label_colour, printable
-from ocr_phases.show.plots import INK, PHASE_COLOURS, _figure, _sentence, _title
+from ocr_phases.show.plots import INK, PHASE_COLOURS, new_figure, sentence_figure, title_axes
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12
@@ -65,11 +65,11 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     """
     _, table = _regions(run, row)
     if table is None or not table["decode_ms"].any():
-        return _sentence("There are no regions with a decode time to draw.")
+        return sentence_figure("There are no regions with a decode time to draw.")
     types = type_table(table)
     whole = float(types["decode_ms"].sum())
     types = types.head(_MOST_TYPES)
-    figure, axes = _figure(1.3 + 0.36 * len(types))
+    figure, axes = new_figure(1.3 + 0.36 * len(types))
     names = []
     for place, (_, kind) in enumerate(types.iterrows()):
         label, ms = str(kind["label"]), float(kind["decode_ms"])
@@ -93,7 +93,7 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.45 * float(types["decode_ms"].max()))
     axes.set_xlabel("decode time (ms)")
-    _title(axes, f"Decode time by type of region, {ms_text(whole)} in all")
+    title_axes(axes, f"Decode time by type of region, {ms_text(whole)} in all")
     return figure
 
 

@@ -32,9 +32,9 @@ from ocr_phases.show.plots import (
     STAGE_COLOURS,
     VERMILLION,
     WIDTH,
-    _sentence,
-    _style,
-    _title,
+    sentence_figure,
+    style_axes,
+    title_axes,
 )
 
 _MARKERS = {"global": "o", "local": "s", "": "D"}
@@ -51,7 +51,7 @@ def plot_roofline(run: PhaseRun) -> Figure:
     reason = why_no_floor(run)
     ceilings = ceilings_of(run)
     if reason is not None or ceilings is None:
-        return _sentence(reason or "")
+        return sentence_figure(reason or "")
     table = floor_table(run)
     points = table[(table["phase"] == "prefill") & (table["stage"] != "prefill")]
     points = pd.concat([points, table[table["stage"] == "decode_step"]])
@@ -59,7 +59,7 @@ def plot_roofline(run: PhaseRun) -> Figure:
     points = points.assign(rate=points["flops"] / points["device_ms"] * 1e3)
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained", facecolor="white")
     axes, key = figure.subplots(1, 2, width_ratios=(3.0, 1.0))
-    _style(axes)
+    style_axes(axes)
     key.set_axis_off()
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -80,7 +80,7 @@ def plot_roofline(run: PhaseRun) -> Figure:
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of weights and KV cache)")
     axes.set_ylabel("arithmetic done (FLOP/s)")
     worst = points.nlargest(1, "distance").to_dict("records")[0]
-    _title(axes, f"Farthest from its ceiling: {_name(worst)}, {times_text(worst['distance'])} its floor")
+    title_axes(axes, f"Farthest from its ceiling: {_name(worst)}, {times_text(worst['distance'])} its floor")
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
     return figure
 

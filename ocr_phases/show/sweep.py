@@ -22,10 +22,10 @@ from ocr_phases.show.plots import (
     INK,
     MUTED,
     WIDTH,
-    _figure,
-    _sentence,
-    _style,
-    _title,
+    new_figure,
+    sentence_figure,
+    style_axes,
+    title_axes,
 )
 
 _Line = Literal["-", "--", ":", "-."]
@@ -65,8 +65,8 @@ def plot_prefill(table: pd.DataFrame) -> Figure:
     """Prefill in ms against the prompt's tokens: a line a batch size through the medians of its cells."""
     table = table.dropna(subset=["prefill_ms"])
     if table.empty:
-        return _sentence("No cell has a prefill to draw.")
-    figure, axes = _figure(3.9)
+        return sentence_figure("No cell has a prefill to draw.")
+    figure, axes = new_figure(3.9)
     for number, (batch, rows) in enumerate(table.groupby("batch")):
         colour, marker = _colour(number), _MARKERS[number % len(_MARKERS)]
         axes.plot(
@@ -80,7 +80,7 @@ def plot_prefill(table: pd.DataFrame) -> Figure:
     axes.set_xlim(left=0)
     axes.set_xlabel("prompt tokens of a row")
     axes.set_ylabel("prefill (ms)")
-    _title(axes, "Prefill over the length of the prompt")
+    title_axes(axes, "Prefill over the length of the prompt")
     figure.legend(loc="outside lower center", ncols=6, fontsize=9, frameon=False, labelcolor=INK)
     return figure
 
@@ -88,8 +88,8 @@ def plot_prefill(table: pd.DataFrame) -> Figure:
 def plot_decode(curves: pd.DataFrame) -> Figure:
     """Time of a decode step in ms against the cache: colours are strategies, line styles batch sizes."""
     if curves.empty:
-        return _sentence("No cell has decode steps to draw.")
-    figure, axes = _figure(4.2)
+        return sentence_figure("No cell has decode steps to draw.")
+    figure, axes = new_figure(4.2)
     looks = _Looks(curves, "strategy", "batch")
     for _, curve in curves.groupby(["preset", "strategy", "batch"], sort=False):
         colour, style = looks.of(curve.iloc[0])
@@ -101,7 +101,7 @@ def plot_decode(curves: pd.DataFrame) -> Figure:
     axes.set_xlabel("KV cache length of a row (tokens)")
     axes.set_ylabel("decode step (ms)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _title(axes, "Decode step over the length of the cache")
+    title_axes(axes, "Decode step over the length of the cache")
     looks.legend(figure)
     return figure
 
@@ -110,11 +110,11 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
     """Tokens/s of all rows against the batch size, a line a preset and strategy; faint: linear growth."""
     table = table.dropna(subset=["tokens_per_s"])
     if table.empty:
-        return _sentence("No cell has decode steps, so there is no throughput to draw.")
+        return sentence_figure("No cell has decode steps, so there is no throughput to draw.")
     if table["batch"].nunique() == 1:
-        return _sentence("A single batch size was measured, so there is no scaling to draw.")
+        return sentence_figure("A single batch size was measured, so there is no scaling to draw.")
     table = _longest(table)
-    figure, axes = _figure(4.2)
+    figure, axes = new_figure(4.2)
     looks = _Looks(table, "strategy", "preset")
     for _, rows in table.groupby(["preset", "strategy"], sort=False):
         rows = rows.sort_values("batch")
@@ -131,7 +131,7 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
     _from_zero(axes, table["tokens_per_s"])
     axes.set_xlabel("batch size (rows)")
     axes.set_ylabel("decode, all rows (tokens/s)")
-    _title(axes, "Throughput over the batch size")
+    title_axes(axes, "Throughput over the batch size")
     looks.legend(figure, "as fast for each row as the smallest batch")
     return figure
 
@@ -140,15 +140,15 @@ def plot_floors(table: pd.DataFrame) -> Figure:
     """Prefill and decode step of each cell beside what the hardware allows, on logarithmic axes in ms."""
     table = _longest(table.dropna(subset=["prefill_floor_ms"])).reset_index(drop=True)
     if table.empty:
-        return _sentence("No floor is known: neither the device's ceilings nor its datasheet are at hand.")
+        return sentence_figure("No floor is known: the device has neither ceilings nor a datasheet here.")
     figure = Figure(figsize=(WIDTH, 1.6 + 0.3 * len(table)), layout="constrained", facecolor="white")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, title, measured, floor in (
         (panels[0], "Prefill", "prefill_ms", "prefill_floor_ms"),
         (panels[1], "Decode step", "inter_token_ms", "step_floor_ms"),
     ):
-        _style(axes)
-        _title(axes, title)
+        style_axes(axes)
+        title_axes(axes, title)
         _draw_floors(axes, table.dropna(subset=[measured, floor]), measured, floor)
     panels[0].set_yticks(table.index, [_cell_name(row) for _, row in table.iterrows()])
     panels[0].set_ylim(len(table) - 0.5, -0.5)
@@ -183,9 +183,9 @@ def plot_vision_share(table: pd.DataFrame) -> Figure:
     """What part of the prefill is vision, a bar a preset and batch size (median over its cells)."""
     table = table.dropna(subset=["vision_share"])
     if table.empty:
-        return _sentence("No cell has a prefill, so there is no share of it to draw.")
+        return sentence_figure("No cell has a prefill, so there is no share of it to draw.")
     shares = table.groupby(["prefill_len", "preset", "batch"])["vision_share"].median().reset_index()
-    figure, axes = _figure(1.3 + 0.34 * len(shares))
+    figure, axes = new_figure(1.3 + 0.34 * len(shares))
     places = range(len(shares))
     axes.barh(places, 100.0 * shares["vision_share"], color=BLUE, height=0.66)
     axes.barh(
@@ -213,7 +213,7 @@ def plot_vision_share(table: pd.DataFrame) -> Figure:
     axes.set_xlim(0, 100)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("part of the prefill (%)")
-    _title(axes, "Vision in the prefill")
+    title_axes(axes, "Vision in the prefill")
     keys = [Line2D([], [], color=BLUE, linewidth=7, label="SAM, CLIP and projector")]
     keys.append(Line2D([], [], color=FAINT, linewidth=7, label="all else"))
     figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)

@@ -1,0 +1,158 @@
+"""A worker process from its parent's side: started when needed, killed when it takes too long."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.batch.outcome import Outcome
+
+WORKER_COMMAND = (sys.executable, "-m", "ocr_phases.batch.worker")
+
+#: Seconds that a worker has to import its libraries and load a model, beside the page's own time.
+START_SECONDS = 900.0
+
+_STDERR_LINES = 12
+
+
+class Child:
+    """One worker process that does one page at a time. Not for several threads at once.
+
+    ``environment`` is put over this process's own, ``command`` is the program to start.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER_COMMAND
+    ) -> None:
+        self.command = list(command)
+        self.environment = {**_environment(), **(environment or {})}
+        self.process: subprocess.Popen[str] | None = None
+        self.killed = False
+
+    def run(self, request: Mapping[str, Any], timeout: float | None = None) -> Outcome:
+        """Do one page, within ``timeout`` seconds from when the model is loaded; never raises for a page.
+
+        A worker that dies, takes too long or reports an unexpected error is replaced at the next page.
+        """
+        began = time.time()
+        if self.process is None:
+            self._start()
+        try:
+            answer = self._ask(request, timeout)
+        except TimeoutError as error:
+            self.stop()
+            return Outcome("timeout", str(error), seconds=time.time() - began, started=began)
+        if answer is None:
+            reason = self._why_dead()
+            return Outcome("died", reason, seconds=time.time() - began, started=began)
+        outcome = Outcome(**answer)
+        if outcome.failure == "error":
+            self.stop()
+        return outcome
+
+    def kill(self) -> None:
+        """Kill the process for good, from another thread: its page ends as died."""
+        self.killed = True
+        process = self.process
+        if process is not None:
+            process.kill()
+
+    def stop(self) -> None:
+        """Kill the process, if there is one, and wait until it is gone."""
+        if self.process is None:
+            return
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):  # what was left to write has no reader any more
+                self.process.stdin.close()
+        self.process = None
+
+    def _start(self) -> None:
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # a Ctrl-C on the terminal is for the driver to handle
+        )
+        if self.killed:  # while it was being started
+            self.process.kill()
+        self.answers: queue.Queue[str | None] = queue.Queue()
+        self.errors: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
+        self.readers = [
+            threading.Thread(target=_pump, args=(self.process.stdout, self.answers.put), daemon=True),
+            threading.Thread(target=_pump, args=(self.process.stderr, self._note), daemon=True),
+        ]
+        for reader in self.readers:
+            reader.start()
+
+    def _note(self, line: str | None) -> None:
+        if line and line.strip():
+            self.errors.append(line.strip())
+
+    def _ask(self, request: Mapping[str, Any], timeout: float | None) -> dict[str, Any] | None:
+        """The answer, or None where the process died. Raises TimeoutError."""
+        assert self.process is not None and self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except OSError:  # it is dead already
+            return None
+        message = self._next(START_SECONDS, "loading the model")
+        if message is not None and "ready" in message:
+            message = self._next(timeout, "the page")
+        return message
+
+    def _next(self, seconds: float | None, what: str) -> dict[str, Any] | None:
+        try:
+            line = self.answers.get(timeout=seconds)
+        except queue.Empty as error:
+            raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.") from error
+        return None if line is None else json.loads(line)
+
+    def _why_dead(self) -> str:
+        assert self.process is not None
+        code = self.process.wait()
+        for reader in self.readers:
+            reader.join(timeout=1.0)
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        last = self.errors[-1] if self.errors else ""
+        self.stop()
+        hint = " (perhaps out of host memory)" if code == -signal.SIGKILL else ""
+        return f"The worker process ended with {how}{hint}{f': {last}' if last else ''}."
+
+
+def _pump(pipe: Any, put: Any) -> None:
+    """Hand on lines until the pipe ends, which may be after the process: a kernel it started has it too."""
+    with pipe:
+        for line in pipe:
+            put(line)
+    put(None)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment; in a source tree the package is found from anywhere."""
+    environment = dict(os.environ)
+    package = str(Path(str(resources.files("ocr_phases"))).parent)
+    if package not in sysconfig.get_paths().values():
+        paths = (package, environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment

@@ -1,0 +1,210 @@
+"""The verb ``ocr-phases batch``: its options, its steps and what it says on the way."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError
+
+RENDER = ("after", "during", "none")
+
+_LINE_SECONDS = 0.5  # between two states of the line on a terminal
+_LOG_SECONDS = 30.0  # between two lines in a log
+
+
+def add_batch_options(command: argparse.ArgumentParser) -> None:
+    """What ``batch`` takes beside the measurement's own options."""
+    command.add_argument(
+        "pages", nargs="+", metavar="PAGES", help="files, folders, globs, or a list (.csv, .jsonl) of pages"
+    )
+    command.add_argument(
+        "--out", type=Path, default=Path("ocr_phases_batch"), help="output folder (default: %(default)s)"
+    )
+    command.add_argument(
+        "--render",
+        choices=RENDER,
+        default="after",
+        help="reports from the records afterwards, holding no device (default); within the measurement, "
+        "by papermill in a warm kernel; or none",
+    )
+    command.add_argument("--retries", type=int, default=1, metavar="N", help="tries again (default: 1)")
+    command.add_argument(
+        "--timeout", type=float, default=1800.0, metavar="S", help="seconds a page may take (default: 1800)"
+    )
+    command.add_argument(
+        "--workers", type=int, metavar="N", help="on this machine (default: one a GPU, or one)"
+    )
+    command.add_argument("--scheduler", metavar="ADDRESS", help="use this dask scheduler's workers")
+    command.add_argument(
+        "--render-workers", type=int, default=1, metavar="N", help="processes that render (default: 1)"
+    )
+    command.add_argument(
+        "--no-embed", action="store_true", help="keep the pages themselves out of the records"
+    )
+
+
+def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int:
+    """Measure all pages, render their reports, write the index; 0 where every page went well, else 1.
+
+    ``settings`` are the measurement's, which a list of pages may override page by page. Raises
+    `OcrPhasesError` where the batch cannot start or go on; what is finished then stays.
+    """
+    from ocr_phases.batch.driver import Counts, measure_pages
+    from ocr_phases.batch.job import make_jobs
+    from ocr_phases.batch.manifest import find_pages
+    from ocr_phases.files import only_writer, output_folder
+
+    _check(arguments)
+    settings = {**settings, "embed_page": not arguments.no_embed}
+    total = sum(1 for _ in find_pages(arguments.pages, list(settings)))
+    out = output_folder(arguments.out)
+    with only_writer(out):
+        with _measuring_pool(arguments, settings["device"]) as pool:
+            progress = Progress("measured", total)
+
+            def show(counts: Counts) -> None:
+                progress.show(counts.pages, counts.failed, counts.done + counts.failed)
+
+            counts = measure_pages(
+                make_jobs(find_pages(arguments.pages, list(settings)), settings),
+                out,
+                pool,
+                mode="notebook" if arguments.render == "during" else "measure",
+                retries=arguments.retries,
+                timeout=arguments.timeout,
+                progress=show,
+            )
+            progress.end()
+        if arguments.render == "after":
+            _render(out, arguments)
+        _write_index(out, arguments)
+    failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
+    again = f", {counts.again:,} named twice" if counts.again else ""
+    print(f"{counts.pages:,} pages: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
+    print(f"Wrote {out / 'index.html'}")
+    return 1 if counts.failed else 0
+
+
+class Progress:
+    """One line on a terminal, or one every half minute in a log: how many, how fast, how long still."""
+
+    def __init__(self, verb: str, total: int) -> None:
+        self.verb, self.total = verb, total
+        self.terminal = sys.stderr.isatty()
+        self.began = time.monotonic()
+        self.shown = self.began if not self.terminal else 0.0
+        self.line = ""
+
+    def show(self, pages: int, failed: int, worked: int) -> None:
+        """``pages`` of all are through, ``worked`` of them by this command: these make the rate."""
+        now = time.monotonic()
+        rate = worked / (now - self.began) if worked else 0.0
+        left = (self.total - pages) / rate if rate else None
+        self.line = (
+            f"{pages:,} of {self.total:,} pages {self.verb}, {failed:,} failed, {rate * 60:,.1f} pages/min"
+            + (f", {_duration(left)} left" if left else "")
+        )
+        if now - self.shown >= (_LINE_SECONDS if self.terminal else _LOG_SECONDS):
+            self.shown = now
+            text = f"\r\033[K{self.line}" if self.terminal else f"{self.line}\n"
+            print(text, end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """The last state stays to be read."""
+        if self.line:
+            print(f"\r\033[K{self.line}" if self.terminal else self.line, file=sys.stderr)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.retries < 0:
+        raise OcrPhasesError(f"retries is {arguments.retries}: it must be 0 or more.")
+    if arguments.timeout <= 0:
+        raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0.")
+    if arguments.render_workers < 1:
+        raise OcrPhasesError(f"render-workers is {arguments.render_workers}: it must be at least 1.")
+    if arguments.scheduler and arguments.workers:
+        raise OcrPhasesError("--workers start on this machine: drop them, or drop --scheduler.")
+
+
+@contextlib.contextmanager
+def _measuring_pool(arguments: argparse.Namespace, device: str) -> Iterator[Any]:
+    """The workers: dask's where there are several or a scheduler is named, else one process of this one."""
+    from ocr_phases.batch.cluster import DaskPool, worker_environments
+    from ocr_phases.batch.pool import LocalPool
+
+    environments = [] if arguments.scheduler else worker_environments(arguments.workers, device)
+    pool: Any
+    if len(environments) == 1:
+        pool = LocalPool(1, environments[0])
+    else:
+        pool = DaskPool(arguments.scheduler, environments)
+        print(f"Dashboard: {pool.dashboard}", file=sys.stderr)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def _render(out: Path, arguments: argparse.Namespace) -> None:
+    from ocr_phases.batch.driver import render_pages
+    from ocr_phases.batch.pool import LocalPool
+    from ocr_phases.batch.store import finished, read_listing
+
+    waiting = 0
+    for entry in read_listing(out):
+        status = finished(out / entry["folder"], entry["id"])
+        waiting += status is not None and (status["report"] or {}).get("state") != "done"
+    if not waiting:
+        return
+    progress = Progress("rendered", waiting)
+    # Rendering holds no device: none is to be seen.
+    share = max(1, (os.cpu_count() or 1) // arguments.render_workers)
+    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(share)}
+    pool = LocalPool(arguments.render_workers, environment)
+    try:
+        render_pages(
+            out,
+            pool,
+            timeout=arguments.timeout,
+            progress=lambda done, failed: progress.show(done + failed, failed, done + failed),
+        )
+    finally:
+        pool.close()
+    progress.end()
+
+
+def _write_index(out: Path, arguments: argparse.Namespace) -> None:
+    from ocr_phases.batch.index import build_index
+    from ocr_phases.files import write_atomic
+    from ocr_phases.show.index_page import index_html
+
+    index = build_index(out)
+    devices = sorted(set(index.pages["device"].dropna()))
+    models = sorted(set(index.pages["model"].dropna()))
+    facts = {
+        "": " · ".join([*models, *devices]),
+        "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+    text = index_html(
+        index.pages,
+        index.regions,
+        title=f"{out.resolve().name}: {len(index.pages):,} pages",
+        facts=facts,
+        tables=[path.name for path in index.tables],
+    )
+    write_atomic(out / "index.html", text.encode("utf-8", "replace"))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours / 24:.1f} days"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

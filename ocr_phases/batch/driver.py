@@ -1,0 +1,214 @@
+"""Hands out pages, keeps what is finished, writes down what became of each, and never loses one.
+
+The driver is the only writer of status files and the only judge: a worker's answer counts once, when its
+status is written. Pages are read, hashed and handed out as there is room, so a million of them are never in
+memory at once, neither here nor in a scheduler.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.batch.job import Job
+from ocr_phases.batch.outcome import FAILURES, Outcome
+from ocr_phases.batch.pool import Pool
+from ocr_phases.batch.store import Listing, clear_left_behind, finished, read_listing, write_status
+from ocr_phases.errors import OcrPhasesError
+
+#: So many pages failing alike before any page went well is no matter of the pages.
+GIVE_UP_AFTER = 10
+
+_WAIT_SECONDS = 1.0
+
+
+@dataclass
+class Counts:
+    """Where a batch stands. ``kept`` pages were finished by an earlier command."""
+
+    kept: int = 0
+    done: int = 0
+    failed: int = 0
+    again: int = 0  # pages named a second time with equal content and settings
+
+    @property
+    def pages(self) -> int:
+        """All pages that are accounted for."""
+        return self.kept + self.done + self.failed + self.again
+
+
+@dataclass
+class _Task:
+    """One page that is handed out, with what became of its attempts so far."""
+
+    job: Job
+    request: dict[str, Any]
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+
+
+def measure_pages(
+    jobs: Iterable[Job],
+    out: Path,
+    pool: Pool,
+    *,
+    mode: str = "measure",
+    retries: int = 1,
+    timeout: float | None = None,
+    progress: Callable[[Counts], None] = lambda counts: None,
+) -> Counts:
+    """Bring every job to an end below ``out``: done, failed with its reason, or kept from before.
+
+    ``mode`` is ``measure`` or ``notebook``, ``retries`` how often a page that failed is tried again,
+    ``timeout`` its seconds. ``progress`` is called after every page, and every second. Raises
+    `OcrPhasesError` where going on makes no sense: results cannot be written, the model cannot be loaded for
+    the first page, or `GIVE_UP_AFTER` pages fail alike from the start. What is finished then stays so.
+    """
+    counts = Counts()
+    handed_out: dict[Future[Outcome], _Task] = {}
+    alike: collections.Counter[str] = collections.Counter()
+
+    def hand_out(task: _Task) -> None:
+        handed_out[pool.submit(task.request, timeout)] = task
+
+    def collect() -> None:
+        ready, _ = wait(handed_out, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+        for future in ready:
+            task = handed_out.pop(future)
+            outcome = _result(future)
+            task.attempts.append(_attempt(outcome))
+            _stop_if_hopeless(outcome, counts)
+            if outcome.failure is not None and len(task.attempts) <= retries:
+                hand_out(task)
+                continue
+            write_status(out / task.job.folder, _status(task, outcome, mode))
+            if outcome.failure is None:
+                counts.done += 1
+            else:
+                counts.failed += 1
+                alike[outcome.reason] += 1
+                _stop_if_all_alike(outcome, counts, alike)
+        progress(counts)
+
+    with Listing(out) as listing:
+        for job in jobs:
+            listing.add(job)
+            if any(task.job.id == job.id for task in handed_out.values()):
+                counts.again += 1
+                continue
+            if _is_finished(out / job.folder, job, mode):
+                counts.kept += 1
+                if counts.kept % 100 == 0:
+                    progress(counts)
+                continue
+            while len(handed_out) >= pool.room():
+                collect()
+            folder = out / job.folder
+            clear_left_behind(folder)
+            request = {"mode": mode, "job": job.as_dict(), "folder": str(folder.resolve())}
+            hand_out(_Task(job, request))
+        while handed_out:
+            collect()
+    progress(counts)
+    return counts
+
+
+def render_pages(
+    out: Path, pool: Pool, *, timeout: float | None = None, progress: Callable[[int, int], None]
+) -> int:
+    """Render the report of every measured page that has none yet; how many could not be rendered.
+
+    What became of it goes into the page's status. ``progress(rendered, not rendered)`` is called after every
+    page. Raises `OcrPhasesError` where a status cannot be written.
+    """
+    handed_out: dict[Future[Outcome], tuple[Path, dict[str, Any]]] = {}
+    numbers = collections.Counter[bool]()
+
+    def collect() -> None:
+        ready, _ = wait(handed_out, return_when=FIRST_COMPLETED)
+        for future in ready:
+            folder, status = handed_out.pop(future)
+            outcome = _result(future)
+            if outcome.failure == "output":
+                raise OcrPhasesError(outcome.reason)
+            write_status(folder, {**status, "report": _report(outcome)})
+            numbers[outcome.failure is None] += 1
+        progress(numbers[True], numbers[False])
+
+    for entry in read_listing(out):
+        folder = out / entry["folder"]
+        status = finished(folder, entry["id"])
+        if status is None or (status["report"] or {}).get("state") == "done":
+            continue
+        if any(folder == other for other, _ in handed_out.values()):
+            continue
+        while len(handed_out) >= pool.room():
+            collect()
+        clear_left_behind(folder)
+        request = {"mode": "render", "folder": str(folder.resolve())}
+        handed_out[pool.submit(request, timeout)] = (folder, status)
+    while handed_out:
+        collect()
+    return numbers[False]
+
+
+def _is_finished(folder: Path, job: Job, mode: str) -> bool:
+    status = finished(folder, job.id)
+    return status is not None and (mode != "notebook" or (status["report"] or {}).get("state") == "done")
+
+
+def _result(future: Future[Outcome]) -> Outcome:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, OcrPhasesError):
+        raise error
+    return Outcome("died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time())
+
+
+def _stop_if_hopeless(outcome: Outcome, counts: Counts) -> None:
+    if outcome.failure == "output":
+        raise OcrPhasesError(
+            f"{outcome.reason} What is finished is kept: the same command goes on from here."
+        )
+    if outcome.failure == "model" and not (counts.done or counts.kept or counts.failed):
+        raise OcrPhasesError(outcome.reason)
+
+
+def _stop_if_all_alike(outcome: Outcome, counts: Counts, alike: collections.Counter[str]) -> None:
+    if counts.done or counts.kept or alike[outcome.reason] < GIVE_UP_AFTER:
+        return
+    raise OcrPhasesError(
+        f"The first {GIVE_UP_AFTER} pages failed alike: {outcome.reason.rstrip('.')}. "
+        "Mend that and start again."
+    )
+
+
+def _attempt(outcome: Outcome) -> dict[str, Any]:
+    names = ("failure", "reason", "started", "seconds", "load_s", "worker", "rss_bytes")
+    return {name: getattr(outcome, name) for name in names}
+
+
+def _status(task: _Task, outcome: Outcome, mode: str) -> dict[str, Any]:
+    job = task.job
+    failed = outcome.failure is not None
+    return {
+        **job.as_dict(),
+        "state": "failed" if failed else "done",
+        "failure": FAILURES[outcome.failure] if outcome.failure else None,
+        "reason": outcome.reason,
+        "attempts": task.attempts,
+        "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "facts": outcome.facts or {},
+        "report": _report(outcome) if mode == "notebook" and not failed else None,
+    }
+
+
+def _report(outcome: Outcome) -> dict[str, Any]:
+    failed = outcome.failure is not None
+    return {"state": "failed" if failed else "done", "reason": outcome.reason, "seconds": outcome.seconds}

@@ -1,0 +1,159 @@
+"""What a batch measured, from its status files and records: the pages, the slowest regions, the tables."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ocr_phases.analyse.checks import run_rules
+from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.analyse.summary import vision_share
+from ocr_phases.batch.store import RECORD, finished, read_listing, read_status
+from ocr_phases.batch.tables import page_spans, page_tokens, table_writers
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import write_atomic
+from ocr_phases.record import PhaseRun
+
+#: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
+#: ``seconds`` is the page's own time in its worker, ``folder`` where its files are, ``report`` whether it
+#: has one.
+PAGE_COLUMNS = (
+    "page",
+    "status",
+    "reason",
+    "model",
+    "preset",
+    "ttft_ms",
+    "prefill_ms",
+    "inter_token_ms",
+    "decode_ms",
+    "tokens",
+    "vision_share",
+    "warnings",
+    "attempts",
+    "seconds",
+    "device",
+    "report",
+    "id",
+    "folder",
+)
+#: The costliest regions of all pages, the costliest first; columns as in `grounding.region_table`.
+REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_char", "text", "folder")
+
+DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
+
+_SLOWEST = 25
+_FIGURES = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
+_NOTES_SHOWN = ("repetition_loop",)
+_FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "vision_share", "seconds")
+
+
+@dataclass(frozen=True, eq=False)
+class BatchIndex:
+    """``pages`` (columns `PAGE_COLUMNS`), ``regions`` (`REGION_COLUMNS`) and the table files written."""
+
+    pages: pd.DataFrame
+    regions: pd.DataFrame
+    tables: tuple[Path, ...]
+
+
+def build_index(out: Path) -> BatchIndex:
+    """Read every page of ``jobs.jsonl`` once and write ``pages.csv`` and the span and token tables.
+
+    A page named twice has two rows and is in the tables once. A record that cannot be read makes its page a
+    failed one. Raises `OcrPhasesError` where the listing is missing or a table cannot be written.
+    """
+    rows: list[dict[str, Any]] = []
+    slowest: list[tuple[float, int, dict[str, Any]]] = []
+    spans, tokens = table_writers(out)
+    seen: dict[str, int] = {}
+    for number, entry in enumerate(read_listing(out)):
+        if entry["id"] in seen:
+            rows.append({**rows[seen[entry["id"]]], "page": entry["page"]})
+            continue
+        seen[entry["id"]] = number
+        row, run = _page_row(out, entry)
+        rows.append(row)
+        if run is None:
+            continue
+        spans.add(page_spans(run, entry["id"], entry["page"]))
+        tokens.add(page_tokens(run, entry["id"], entry["page"]))
+        for place, region in enumerate(_regions(run, entry)):
+            item = (region["decode_ms"], -number * 10_000 - place, region)
+            (heapq.heappush if len(slowest) < _SLOWEST else heapq.heappushpop)(slowest, item)
+    pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS))
+    pages = pages.astype({**dict.fromkeys(_FLOATS, "float64"), "tokens": "Int64", "attempts": "Int64"})
+    regions = pd.DataFrame([item[2] for item in sorted(slowest, reverse=True)], columns=list(REGION_COLUMNS))
+    write_atomic(out / "pages.csv", pages.to_csv(index=False).encode("utf-8", "replace"))
+    return BatchIndex(pages, regions, (out / "pages.csv", spans.close(), tokens.close()))
+
+
+def _page_row(out: Path, entry: dict[str, Any]) -> tuple[dict[str, Any], PhaseRun | None]:
+    folder = out / entry["folder"]
+    base = {"page": entry["page"], "id": entry["id"], "folder": entry["folder"], "report": False}
+    status = read_status(folder)
+    if status is None or status["id"] != entry["id"]:
+        return {**base, "status": UNFINISHED, "reason": ""}, None
+    attempts = status["attempts"]
+    base |= {
+        "model": status["settings"]["model"],
+        "preset": status["settings"]["preset"],
+        "attempts": len(attempts),
+        "seconds": attempts[-1]["seconds"],
+    }
+    if finished(folder, entry["id"]) is None:
+        reason = f"{status['failure']}: {status['reason']}" if status["failure"] else "its record is missing"
+        return {**base, "status": FAILED, "reason": reason}, None
+    try:
+        run = PhaseRun.load(folder / RECORD)
+    except OcrPhasesError as error:
+        return {**base, "status": FAILED, "reason": str(error)}, None
+    figures = run.summary()
+    report = status["report"] or {}
+    warnings = _warnings(run)
+    if report.get("state") == "failed":
+        warnings.append("report not rendered")
+    row = {
+        **base,
+        **{name: figures[name] for name in _FIGURES},
+        "status": DONE,
+        "reason": report.get("reason", ""),
+        "model": run.model["name"],
+        "preset": run.request["preset"],
+        "vision_share": vision_share(run),
+        "warnings": ", ".join(warnings),
+        "device": run.device["name"],
+        "report": report.get("state") == "done",
+    }
+    return row, run
+
+
+def _warnings(run: PhaseRun) -> list[str]:
+    """What a reader of the figures should know: failed checks, a loop, a text that was cut."""
+    found = [
+        check.name.replace("_", " ")
+        for check in run_rules(run)
+        if check.verdict == "fail" or (check.verdict == "note" and check.name in _NOTES_SHOWN)
+    ]
+    if run.result.get("finish") == "length" and not run.request.get("ignore_eos"):
+        found.append("cut at the token limit")
+    return found
+
+
+def _regions(run: PhaseRun, entry: dict[str, Any]) -> list[dict[str, Any]]:
+    grounding = parse_grounding("".join(run.result["token_texts"]))
+    if not grounding.regions:
+        return []
+    table = region_table(grounding, run.token_table)
+    table = table[table["region"] >= 0]
+    names = ("label", "tokens", "characters", "decode_ms", "ms_per_char", "text")
+    return [
+        {"page": entry["page"], "folder": entry["folder"], **{name: region[name] for name in names}}
+        for region in table.nlargest(_SLOWEST, "decode_ms").to_dict("records")
+        if math.isfinite(region["decode_ms"])
+    ]

@@ -1,0 +1,127 @@
+"""A job: one page with every setting filled in, known by what it depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import ocr_phases
+from ocr_phases.batch.manifest import Page
+from ocr_phases.git_state import git_state
+from ocr_phases.measure.folders import folder_hash
+
+_PACKAGES = ("torch", "transformers", "tokenizers")
+_ID_DIGITS = 16
+_STEM = 48
+
+
+@dataclass(frozen=True)
+class Job:
+    """One page to measure. ``id`` is equal exactly where page, settings, versions and model are equal.
+
+    ``sha256`` is the page file's (None where it cannot be read), ``model_hash`` a checkpoint folder's (None
+    for any other model, whose name says it all).
+    """
+
+    name: str
+    source: str
+    sha256: str | None
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    model_hash: str | None
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        # Where the page lies is no part of it: a folder that moved keeps its results.
+        known = {name: value for name, value in asdict(self).items() if name not in ("id", "source")}
+        if self.sha256 is None:
+            known["source"] = self.source
+        text = json.dumps(known, sort_keys=True, ensure_ascii=True)
+        object.__setattr__(self, "id", hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS])
+
+    @property
+    def folder(self) -> str:
+        """Its folder below the batch's, 256 ways apart, because a million entries slow a folder down."""
+        file, _, number = Path(self.name).name.partition("#")
+        stem = re.sub(r"[^\w-]+", "-", f"{Path(file).stem}-{number}")[:_STEM].strip("-") or "page"
+        return f"pages/{self.id[:2]}/{stem}-{self.id}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `from_dict` is the inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Job:
+        """The job that `as_dict` wrote."""
+        return cls(**values)
+
+
+def make_jobs(pages: Iterable[Page], settings: Mapping[str, Any]) -> Iterator[Job]:
+    """A job for each page, in order: ``settings`` with the page's own in their place; reads each file."""
+    found = versions()
+    for page in pages:
+        merged = {**settings, **page.settings}
+        yield Job(
+            page.name, page.source, _page_hash(page.source), merged, found, _model_hash(merged["model"])
+        )
+
+
+@lru_cache(maxsize=1)
+def versions() -> dict[str, Any]:
+    """What a measurement depends on, read without importing it; None for what is not installed."""
+    installed: dict[str, Any] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            installed[package] = version(package)
+        except PackageNotFoundError:
+            installed[package] = None
+    commit = git_state()
+    return {
+        **installed,
+        "ocr_phases": ocr_phases.__version__,
+        "git": None if commit is None else commit.removesuffix("-dirty"),
+    }
+
+
+def _page_hash(source: str) -> str | None:
+    file, mark, number = source.rpartition("#")
+    path = Path(file if mark and number.isdigit() and file.lower().endswith(".pdf") else source)
+    try:
+        state = path.stat()
+        return _file_hash(str(path), state.st_mtime_ns, state.st_size)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=4)  # the pages of a PDF come one after another
+def _file_hash(path: str, changed: int, size: int) -> str:
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _model_hash(model: str) -> str | None:
+    """Config, safetensors headers, and size and time of the files, whose bytes are too many to read."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    try:
+        digest = hashlib.sha256(folder_hash(folder).encode())
+        for path in sorted(folder.glob("*.safetensors")):
+            state = path.stat()
+            digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}".encode())
+    except (OSError, struct.error):
+        return None  # loading it says what is wrong with it
+    return digest.hexdigest()

@@ -1,0 +1,172 @@
+"""Which pages a batch has: files, folders, globs, PDFs page by page, and lists with settings of their own."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.images import pdf_page_count
+
+#: What is taken from a folder or a glob; a file that is named is taken whatever its suffix.
+PAGE_SUFFIXES = frozenset(
+    (
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".jp2",
+        ".tif",
+        ".tiff",
+        ".bmp",
+        ".webp",
+        ".gif",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pdf",
+    )
+)
+LIST_SUFFIXES = (".csv", ".jsonl")
+
+_INTEGERS = ("max_new_tokens", "repeats", "warmup", "seed")
+_WORDS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page to measure: its name in the batch, where it is, and settings that only it has.
+
+    ``name`` is the path below the folder that was named, or the file's name; a page of a PDF ends in
+    ``#3``, also in ``source``, which is absolute.
+    """
+
+    name: str
+    source: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_pages(arguments: Sequence[str], known: Sequence[str]) -> Iterator[Page]:
+    """The pages that ``arguments`` name, in their order and sorted within folders; made as they are read.
+
+    An argument is a file, a folder (with all below it), a glob, or a list of pages (``.csv`` with a header
+    or ``.jsonl``): there ``page`` is the path, from the list's own folder, and every other column one of
+    ``known``, the settings. Raises `OcrPhasesError` for an argument or a list that names no page. A page of
+    a list that is not there, or a PDF that cannot be opened, is for the measurement to find out.
+    """
+    for argument in arguments:
+        path = Path(argument).expanduser()
+        if path.suffix.lower() in LIST_SUFFIXES:
+            found = _listed(path, known)
+        elif path.is_dir():
+            found = _below(path)
+        elif path.is_file() or _pdf_page(argument):
+            found = _pages_of(path.name, path, {})
+        else:
+            found = _globbed(argument)
+        first = next(found, None)
+        if first is None:
+            raise OcrPhasesError(f"{argument} names no page: give files, folders, globs or a list of pages.")
+        yield first
+        yield from found
+
+
+def _below(folder: Path) -> Iterator[Page]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in sorted(files):
+            path = Path(parent, file)
+            if path.suffix.lower() in PAGE_SUFFIXES and not file.startswith("."):
+                yield from _pages_of(path.relative_to(folder).as_posix(), path, {})
+
+
+def _globbed(pattern: str) -> Iterator[Page]:
+    matches = sorted(glob.iglob(str(Path(pattern).expanduser()), recursive=True))  # noqa: PTH207 (may be absolute)
+    for match in matches:
+        path = Path(match)
+        if path.is_dir():
+            yield from _below(path)
+        elif path.suffix.lower() in PAGE_SUFFIXES:
+            yield from _pages_of(path.name, path, {})
+
+
+def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
+    rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _jsonl_rows(path)
+    try:
+        for line, row in rows:
+            where = f"{path}, line {line}"
+            page = row.pop("page", None)
+            if not isinstance(page, str) or not page.strip():
+                raise OcrPhasesError(f"{where} names no page: give its path under 'page'.")
+            if unknown := sorted(set(map(str, row)) - set(known)):
+                raise OcrPhasesError(
+                    f"{where} has an unknown setting {', '.join(unknown)}: use page, {', '.join(known)}."
+                )
+            settings = {
+                name: _setting(where, name, value) for name, value in row.items() if value not in (None, "")
+            }
+            name = page.strip()
+            yield from _pages_of(name, path.parent / Path(name).expanduser(), settings)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, restkey="a column without a name")
+        for row in reader:
+            yield reader.line_num, row
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open(encoding="utf-8") as file:
+        for line, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except ValueError as error:
+                raise OcrPhasesError(f"{path}, line {line} is no JSON ({error}).") from error
+            if not isinstance(row, dict):
+                raise OcrPhasesError(f'{path}, line {line} is no object: write {{"page": "path", ...}}.')
+            yield line, row
+
+
+def _setting(where: str, name: str, value: Any) -> Any:
+    """A value of a list in the setting's own type."""
+    text = str(value).strip()
+    if name in _INTEGERS:
+        try:
+            return int(text)
+        except ValueError as error:
+            raise OcrPhasesError(f"{where}: {name} is {text!r}, it must be a whole number.") from error
+    if name == "embed_page":
+        if text.lower() not in _WORDS:
+            raise OcrPhasesError(f"{where}: {name} is {text!r}, it must be true or false.")
+        return _WORDS[text.lower()]
+    return text
+
+
+def _pages_of(name: str, path: Path, settings: Mapping[str, Any]) -> Iterator[Page]:
+    """One page, or every page of a PDF that names none of its own."""
+    source = str(path.absolute())
+    if path.suffix.lower() == ".pdf":
+        try:
+            count = pdf_page_count(path)
+        except OcrPhasesError:
+            yield Page(name, source, settings)  # its measurement says what is wrong with it
+            return
+        for number in range(1, count + 1):
+            yield Page(f"{name}#{number}", f"{source}#{number}", settings)
+        return
+    yield Page(name, source, settings)
+
+
+def _pdf_page(argument: str) -> bool:
+    file, mark, _ = argument.rpartition("#")
+    return bool(mark) and file.lower().endswith(".pdf")

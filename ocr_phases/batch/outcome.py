@@ -1,0 +1,42 @@
+"""What became of one attempt at a page."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: Why an attempt failed, as the index names it.
+FAILURES = {
+    "page": "the page cannot be read",
+    "request": "the request cannot be met",
+    "model": "the model cannot be loaded",
+    "memory": "out of memory",
+    "output": "the results cannot be written",
+    "report": "the report cannot be rendered",
+    "error": "unexpected error",
+    "died": "the worker died",
+    "timeout": "timeout",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One attempt at one page: ``failure`` is None where it went well, else a key of `FAILURES`.
+
+    ``seconds`` is the page's own time in the worker, ``load_s`` what loading the model took on top (0 where
+    it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was done.
+    """
+
+    failure: str | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    load_s: float = 0.0
+    started: float = 0.0
+    worker: str = ""
+    rss_bytes: int = 0
+    facts: dict[str, Any] | None = None
+    """What the status keeps of a measurement: device and model revision."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)

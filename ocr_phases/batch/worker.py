@@ -1,0 +1,229 @@
+"""The process that measures or renders pages, one after another, with what it loaded kept warm.
+
+It reads one JSON request a line on stdin and answers one JSON object a line: ``{"ready": true}`` when a
+page's own time starts (the model is there), then the page's `Outcome`. It ends at once, in the middle of a
+page too, when stdin closes: a driver that was killed leaves nobody behind who still writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ocr_phases.batch.job import Job, versions
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.store import RECORD
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import output_folder
+from ocr_phases.report.kernels import WarmKernel
+
+Request = Mapping[str, Any]
+Handler = Callable[[Request, Callable[[], None]], Outcome]
+
+MODES = ("measure", "notebook", "render")
+
+
+class Refused(Exception):
+    """A page that could not be done, with the kind of its failure (a key of `outcome.FAILURES`)."""
+
+    def __init__(self, failure: str, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = failure
+
+
+def serve(handler: Handler) -> None:
+    """Answer requests on stdin with ``handler(request, ready)`` until stdin closes."""
+    replies = _private_stdout()
+    requests: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+
+    def answer(message: Mapping[str, Any]) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    while True:
+        request = json.loads(requests.get())
+        clock = _Clock()
+
+        def ready(clock: _Clock = clock) -> None:
+            clock.page_starts()
+            answer({"ready": True})
+
+        broken = False
+        try:
+            outcome = handler(request, ready)
+        except Refused as error:
+            outcome = Outcome(error.failure, str(error))
+        except MemoryError as error:
+            outcome = Outcome("memory", f"The host is out of memory ({error}).")
+        except Exception as error:  # noqa: BLE001 (the batch goes on; a process in an unknown state does not)
+            traceback.print_exc()
+            outcome = Outcome("error", f"{type(error).__name__}: {error}")
+            broken = True
+        answer({**outcome.as_dict(), **clock.times(), "worker": worker_name(), "rss_bytes": rss_bytes()})
+        if broken:
+            sys.exit(1)
+
+
+def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
+    """Measure one page with the warm model and save its record."""
+    job, folder = _job_and_folder(request)
+    settings = dict(job.settings)
+    with _failing_as("model"):
+        from ocr_phases.measure.warm import warm_session
+
+        session = warm_session(
+            settings.pop("model"), device=settings.pop("device"), dtype=settings.pop("dtype")
+        )
+    ready()
+    with _page_failures(job):
+        run = session.run_inference(job.source, **settings)
+    with _failing_as("output"):
+        run.save(output_folder(folder) / RECORD)
+    return Outcome(facts={"device": run.device["name"], "revision": run.model["revision"]})
+
+
+class Notebooks:
+    """Runs ``page_report`` for page after page in a warm kernel."""
+
+    def __init__(self) -> None:
+        self.kernel = WarmKernel()
+        self.measuring = WarmKernel(pages_a_kernel=None)  # a new one would load the model again
+
+    def measure(self, request: Request, ready: Callable[[], None]) -> Outcome:
+        """Measure within the notebook, which keeps its model in the kernel, and render it."""
+        from ocr_phases.report.render import report_page
+
+        job, folder = _job_and_folder(request)
+        options = {name: job.settings[name] for name in ("device", "dtype")}
+        with _failing_as("model"):
+            self.measuring.run(
+                "from ocr_phases.measure.warm import warm_session\n"
+                f"warm_session({job.settings['model']!r}, **{options!r})"
+            )
+        ready()
+        with _page_failures(job):
+            report_page(folder, {**job.settings, "page": job.source}, kernel=self.measuring)
+        return Outcome()
+
+    def render(self, request: Request, ready: Callable[[], None]) -> Outcome:
+        """Render a record that is there."""
+        from ocr_phases.report.render import report_page
+
+        ready()
+        folder = Path(request["folder"])
+        with _failing_as("report"):
+            report_page(folder, {"record": str(folder / RECORD)}, kernel=self.kernel)
+        return Outcome()
+
+
+def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None]) -> Outcome:
+    """Do what the request's ``mode`` (one of `MODES`) says."""
+    handlers = {"measure": measure_page, "notebook": notebooks.measure, "render": notebooks.render}
+    return handlers[request["mode"]](request, ready)
+
+
+def _job_and_folder(request: Request) -> tuple[Job, Path]:
+    job = Job.from_dict(request["job"])
+    here = versions()
+    if here != job.versions:
+        different = ", ".join(
+            f"{name} {here.get(name)} instead of {asked}"
+            for name, asked in job.versions.items()
+            if here.get(name) != asked
+        )
+        raise Refused("model", f"This worker has {different}: start it in the driver's environment.")
+    return job, Path(request["folder"])
+
+
+@contextlib.contextmanager
+def _failing_as(failure: str) -> Iterator[None]:
+    try:
+        yield
+    except OcrPhasesError as error:
+        raise Refused(failure, str(error)) from error
+
+
+@contextlib.contextmanager
+def _page_failures(job: Job) -> Iterator[None]:
+    """Tell a page that cannot be read from a request that cannot be met."""
+    try:
+        yield
+    except OcrPhasesError as error:
+        if type(error.__cause__).__name__ == "OutOfMemoryError":
+            raise Refused("memory", str(error)) from error
+        from ocr_phases.measure.images import load_page
+
+        with _failing_as("page"):
+            load_page(job.source)
+        raise Refused("request", str(error)) from error
+
+
+def worker_name() -> str:
+    """This process among all of a batch's: host and process id."""
+    return f"{platform.node()}:{os.getpid()}"
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Clock:
+    """Loading apart from the page's own time."""
+
+    def __init__(self) -> None:
+        self.began = self.page_began = time.perf_counter()
+        self.started = time.time()
+
+    def page_starts(self) -> None:
+        self.page_began = time.perf_counter()
+        self.started = time.time()
+
+    def times(self) -> dict[str, float]:
+        return {
+            "seconds": time.perf_counter() - self.page_began,
+            "load_s": self.page_began - self.began,
+            "started": self.started,
+        }
+
+
+def _private_stdout() -> IO[str]:
+    """Standard output for answers alone: whatever a library prints goes to stderr."""
+    own = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return own
+
+
+def _read_requests(requests: queue.Queue[str]) -> None:
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)
+
+
+def main() -> None:
+    """Serve a driver."""
+    notebooks = Notebooks()
+
+    def handler(request: Request, ready: Callable[[], None]) -> Outcome:
+        return handle_page(notebooks, request, ready)
+
+    serve(handler)
+
+
+if __name__ == "__main__":
+    main()

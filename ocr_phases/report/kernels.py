@@ -1,0 +1,172 @@
+"""Kernels of this very interpreter, whatever kernels the machine has registered: fresh ones, and a warm one.
+
+They talk over UNIX sockets where they are to be had (kernels started at once race for TCP ports), find this
+package also in a source tree, and keep their own files in a folder that goes at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError
+
+#: Notebooks that one warm kernel runs before a new one takes its place, unless it holds a model.
+PAGES_A_KERNEL = 200
+
+# A UNIX socket's path may have 107 characters, and the kernel appends to this one.
+_LONGEST_SOCKET = 80
+_START_SECONDS = 120.0
+# Everything the last notebook named goes, its outputs and figures too; what it imported stays imported.
+_RESET = "get_ipython().reset(new_session=True); __import__('gc').collect()"
+
+
+@contextlib.contextmanager
+def fresh_kernel() -> Iterator[dict[str, Any]]:
+    """How papermill starts a kernel of its own: its options, for the length of a ``with`` block."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    with tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True) as folder:
+        environment = _environment(folder)
+
+        class Manager(AsyncKernelManager):
+            def __init__(self, **options: Any) -> None:
+                super().__init__(**{**options, **_manager_options(folder)})
+
+            async def start_kernel(self, **options: Any) -> None:
+                await super().start_kernel(**options, env=environment)
+
+        yield {"kernel_manager_class": Manager}
+
+
+class WarmKernel:
+    """One kernel for many notebooks: what they import stays loaded, what they name is gone before the next.
+
+    `lent` gives papermill's options for one notebook. A kernel that died, or a notebook that was broken off,
+    makes the next one start afresh; so does the number of notebooks in ``pages_a_kernel`` (None: never).
+    Modules that a notebook changed stay changed until then.
+    """
+
+    def __init__(self, pages_a_kernel: int | None = PAGES_A_KERNEL) -> None:
+        self.pages_a_kernel = pages_a_kernel
+        self.manager: Any = None
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.pages = 0
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[dict[str, Any]]:
+        """The options that make papermill use this kernel, with an empty namespace."""
+        from papermill.exceptions import PapermillExecutionError
+
+        if self.pages_a_kernel is not None and self.pages >= self.pages_a_kernel:
+            self.stop()
+        try:
+            self.run(_RESET)
+        except OcrPhasesError:  # it died since the last notebook
+            self.stop()
+            self.run(_RESET)
+        self.pages += 1
+        manager = self.manager
+        clients: list[Any] = []
+        make_client = manager.client
+
+        def client(**options: Any) -> Any:
+            clients.append(make_client(**options))
+            return clients[-1]
+
+        manager.client = client  # papermill leaves the channels of a kernel that is not its own open
+        try:
+            yield {"km": manager}
+        except PapermillExecutionError:  # a cell failed, and the kernel is none the worse
+            raise
+        except BaseException:  # it is dead, or still busy with what took too long
+            self.stop()
+            raise
+        finally:
+            manager.client = make_client
+            for made in clients:
+                made.stop_channels()
+
+    def run(self, code: str) -> None:
+        """Run code outside any notebook, starting the kernel where needed; `OcrPhasesError` if it fails."""
+        if not self._alive():
+            self.stop()
+            self._start()
+        client = self.manager.blocking_client()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=_START_SECONDS)
+            content = self._reply(client, client.execute(code, silent=True))
+        except RuntimeError as error:
+            self.stop()
+            raise OcrPhasesError(f"The kernel could not be used ({error}).") from error
+        finally:
+            client.stop_channels()
+        if content["status"] != "ok":
+            raise OcrPhasesError(str(content.get("evalue") or content["status"]))
+
+    def _reply(self, client: Any, message: str) -> dict[str, Any]:
+        """The answer to a message, however long it takes; RuntimeError where the kernel dies over it."""
+        while True:
+            try:
+                reply = client.get_shell_msg(timeout=1.0)
+            except queue.Empty:
+                if not self._alive():
+                    raise RuntimeError("it died") from None
+                continue
+            if reply["parent_header"].get("msg_id") == message:
+                return reply["content"]
+
+    def _alive(self) -> bool:
+        from jupyter_core.utils import run_sync
+
+        return self.manager is not None and bool(run_sync(self.manager.is_alive)())
+
+    def stop(self) -> None:
+        """Kill the kernel, if there is one."""
+        from jupyter_core.utils import run_sync
+
+        if self.manager is not None:
+            run_sync(self.manager.shutdown_kernel)(now=True)
+            self.manager = None
+        if self.folder is not None:
+            self.folder.cleanup()
+            self.folder = None
+        self.pages = 0
+
+    def _start(self) -> None:
+        from jupyter_client.manager import AsyncKernelManager
+        from jupyter_core.utils import run_sync
+
+        self.folder = tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True)
+        # Not the synchronous one: nbclient would wait for it without ever looking whether it still lives.
+        self.manager = AsyncKernelManager(kernel_name="python3", **_manager_options(self.folder.name))
+        run_sync(self.manager.start_kernel)(env=_environment(self.folder.name))
+
+
+def _manager_options(folder: str) -> dict[str, Any]:
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    connection = str(Path(folder, "kernel.json"))
+    sockets = os.name == "posix" and len(connection) <= _LONGEST_SOCKET
+    return {
+        "kernel_spec_manager": KernelSpecManager(kernel_dirs=[]),
+        "transport": "ipc" if sockets else "tcp",
+        "connection_file": connection,
+    }
+
+
+def _environment(folder: str) -> dict[str, str]:
+    environment = {**os.environ, "IPYTHONDIR": folder, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    package = str(Path(str(resources.files("ocr_phases"))).parent)
+    if package not in sysconfig.get_paths().values():
+        paths = (package, environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment

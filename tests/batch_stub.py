@@ -1,0 +1,52 @@
+"""A batch worker whose pages are small text files that say what shall happen, each in milliseconds.
+
+``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error. ``memory``: the
+host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``kill 2``: the first two times.
+``full``: the disk is full.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.worker import Refused, Request, serve
+
+RECORD = "BATCH_STUB_RECORD"
+
+
+def handler(request: Request, ready: Callable[[], None]) -> Outcome:
+    ready()
+    folder = Path(request["folder"])
+    source = Path(request["job"]["source"])
+    word, _, times = source.read_text().strip().partition(" ")
+    if word == "kill":
+        tries = source.with_suffix(".tries")
+        count = len(tries.read_text()) if tries.exists() else 0
+        tries.write_text("x" * (count + 1))
+        if not times or count < int(times):
+            os.kill(os.getpid(), signal.SIGKILL)
+    if word == "bad":
+        raise Refused("page", f"{source.name} is no image.")
+    if word == "raise":
+        raise ValueError("something nobody thought of")
+    if word == "memory":
+        raise MemoryError("asked for too much")
+    if word == "sleep":
+        time.sleep(600)
+    if word == "full":
+        raise Refused("output", f"{folder} cannot be written (No space left on device).")
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / ".run.json.part"
+    shutil.copy(os.environ[RECORD], part)
+    part.replace(folder / "run.json")
+    return Outcome(facts={"page": source.name})
+
+
+if __name__ == "__main__":
+    serve(handler)

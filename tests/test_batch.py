@@ -1,0 +1,503 @@
+"""A batch whatever happens: every page accounted for exactly once, and nothing half written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import GOLDEN, PAGES
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocr_phases import PhaseRun
+from ocr_phases.batch import driver
+from ocr_phases.batch.child import Child
+from ocr_phases.batch.cluster import DaskPool, worker_environments
+from ocr_phases.batch.command import Progress
+from ocr_phases.batch.driver import Counts, measure_pages
+from ocr_phases.batch.job import Job, make_jobs
+from ocr_phases.batch.manifest import find_pages
+from ocr_phases.batch.pool import LocalPool
+from ocr_phases.batch.store import LISTING, finished, read_listing, read_status
+from ocr_phases.cli import main
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import only_writer
+
+STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
+SETTINGS = {"model": "tiny", "preset": None, "max_new_tokens": 8}
+QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCH_STUB_RECORD", str(GOLDEN / "run.json"))
+
+
+def make_pages(folder: Path, *words: str) -> Path:
+    """Page files for the stub, page-0 and so on, each of its own content."""
+    folder.mkdir(exist_ok=True)
+    for number, word in enumerate(words):
+        (folder / f"page-{number}.png").write_text(f"{word}\n{' ' * number}")
+    return folder
+
+
+def jobs(folder: Path, **more: Any) -> list[Job]:
+    return list(make_jobs(find_pages([str(folder)], list(SETTINGS)), {**SETTINGS, **more}))
+
+
+def measure(folder: Path, out: Path, **options: Any) -> Counts:
+    out.mkdir(exist_ok=True)
+    pool = LocalPool(command=STUB)
+    try:
+        return measure_pages(jobs(folder), out, pool, **options)
+    finally:
+        pool.close()
+
+
+def statuses(out: Path) -> dict[str, dict[str, Any]]:
+    """Status by page; a page without one is missing."""
+    found = {entry["page"]: read_status(out / entry["folder"]) for entry in read_listing(out)}
+    return {page: status for page, status in found.items() if status is not None}
+
+
+def test_every_failure_has_its_reason_and_stops_no_other_page(tmp_path):
+    words = ("ok", "bad", "raise", "memory", "kill", "sleep", "ok")
+    counts = measure(make_pages(tmp_path / "in", *words), tmp_path / "out", timeout=0.4, retries=0)
+    assert (counts.done, counts.failed, counts.pages) == (2, 5, 7)
+    found = list(statuses(tmp_path / "out").values())
+    assert [status["state"] for status in found] == ["done", *["failed"] * 5, "done"]
+    for status, failure, reason in zip(
+        found[1:6],
+        (
+            "the page cannot be read",
+            "unexpected error",
+            "out of memory",
+            "the worker died",
+            "timeout",
+        ),
+        (
+            "page-1.png is no image",
+            "ValueError: something",
+            "asked for too much",
+            "SIGKILL",
+            "More than 0.4 s",
+        ),
+        strict=True,
+    ):
+        assert status["failure"] == failure
+        assert reason in status["reason"]
+
+
+def test_failures_are_retried_as_often_as_asked(tmp_path):
+    pages = make_pages(tmp_path / "in", "kill 2", "bad", "ok")
+    assert measure(pages, tmp_path / "out", retries=2).failed == 1
+    attempts = [
+        [attempt["failure"] for attempt in status["attempts"]]
+        for status in statuses(tmp_path / "out").values()
+    ]
+    assert attempts == [["died", "died", None], ["page"] * 3, [None]]
+
+
+def test_the_same_command_keeps_what_is_finished_and_tries_the_rest_again(tmp_path):
+    pages, out = make_pages(tmp_path / "in", "ok", "bad", "ok", "ok"), tmp_path / "out"
+    measure(pages, out)
+    before = {page: status["finished"] for page, status in statuses(out).items()}
+    (pages / "page-1.png").write_text("ok now")  # mended
+    (pages / "page-2.png").write_text("ok  and another page")
+    (out / jobs(pages)[3].folder / "run.json").unlink()
+    counts = measure(pages, out)
+    assert (counts.kept, counts.done, counts.failed) == (1, 3, 0)
+    after = statuses(out)
+    assert after["page-0.png"]["finished"] == before["page-0.png"]
+    assert {status["state"] for status in after.values()} == {"done"}
+
+
+@pytest.mark.parametrize("change", ["setting", "version", "content", "name"])
+def test_a_job_is_known_by_all_it_depends_on_and_not_by_its_folder(change, tmp_path):
+    page = make_pages(tmp_path / "in", "ok") / "page-0.png"
+    (job,) = jobs(tmp_path / "in")
+    assert Job.from_dict(json.loads(json.dumps(job.as_dict()))) == job
+    (tmp_path / "in").rename(tmp_path / "moved")
+    assert jobs(tmp_path / "moved")[0].id == job.id
+    page = tmp_path / "moved" / page.name
+    values = job.as_dict()
+    if change == "setting":
+        other = jobs(tmp_path / "moved", max_new_tokens=9)[0]
+    elif change == "version":
+        other = Job.from_dict({**values, "versions": {**job.versions, "torch": "0.1"}})
+    elif change == "content":
+        page.write_text("other")
+        other = jobs(tmp_path / "moved")[0]
+    else:
+        page.rename(page.with_name("other.png"))
+        other = jobs(tmp_path / "moved")[0]
+    assert other.id != job.id
+    assert other.folder != job.folder
+
+
+@given(name=st.text(min_size=1, max_size=300), number=st.integers(0, 99))
+def test_a_page_of_any_name_has_a_folder_of_its_own_below_pages(name, number):
+    one, two = (Job(text, text, "ab", {"model": "tiny"}, {}, None) for text in (name, f"{name}{number}"))
+    assert one.folder != two.folder
+    first, second, last = one.folder.split("/")
+    assert (first, second) == ("pages", one.id[:2])
+    assert len(last.encode()) < 255
+    assert last not in (".", "..") and not last.startswith(".")
+
+
+def test_a_model_that_cannot_be_loaded_stops_the_batch_at_once(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["batch", str(PAGES), "--out", str(out), "--model", "huge", *QUICK]) == 2
+    assert "no model 'huge'" in capsys.readouterr().err
+    assert not list(out.glob("pages"))
+
+
+def test_pages_that_all_fail_alike_from_the_start_stop_the_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "GIVE_UP_AFTER", 3)
+    pages = make_pages(tmp_path / "in", *["raise"] * 5)
+    with pytest.raises(OcrPhasesError, match="first 3 pages failed alike: ValueError"):
+        measure(pages, tmp_path / "out", retries=0)
+    pages = make_pages(tmp_path / "in", "ok", *["raise"] * 5)
+    assert measure(pages, tmp_path / "out", retries=0).failed == 5
+
+
+def test_a_full_disk_ends_the_batch_and_keeps_what_is_finished(tmp_path):
+    pages, out = make_pages(tmp_path / "in", "ok", "full", "ok"), tmp_path / "out"
+    with pytest.raises(OcrPhasesError, match="No space left on device.*same command goes on"):
+        measure(pages, out)
+    assert finished(out / jobs(pages)[0].folder, jobs(pages)[0].id)
+    (pages / "page-1.png").write_text("ok again")
+    counts = measure(pages, out)
+    assert (counts.kept + counts.done, counts.failed) == (3, 0)
+
+
+@pytest.mark.parametrize("place", ["status", "listing"])
+def test_a_disk_that_is_full_for_the_driver_is_one_sentence(place, tmp_path, monkeypatch):
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(*((os, "fsync") if place == "status" else (Path, "open")), full)
+    pages = tmp_path / "in"
+    pages.mkdir()
+    os.close(os.open(pages / "page-0.png", os.O_CREAT))
+    with pytest.raises(OcrPhasesError, match=r"cannot be written \(No space left on device\)"):
+        measure(pages, tmp_path / "out")
+
+
+def test_a_read_only_output_folder_is_refused(tmp_path, capsys, monkeypatch):
+    def read_only(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "mkdir", read_only)
+    assert main(["batch", str(PAGES), "--out", str(tmp_path / "out"), *QUICK]) == 2
+    assert "cannot be written (Read-only file system)" in capsys.readouterr().err
+
+
+def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    page = str(PAGES / "slide.png")
+    for arguments, message in (
+        ([page, "--out", str(tmp_path / "file")], "cannot be written"),
+        ([page, "--retries", "-1"], "retries is -1"),
+        ([page, "--timeout", "0"], "timeout is 0"),
+        ([page, "--render-workers", "0"], "render-workers is 0"),
+        ([page, "--workers", "0"], "workers is 0"),
+        ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --scheduler"),
+        ([str(tmp_path / "none.png")], "names no page"),
+    ):
+        assert main(["batch", "--out", str(tmp_path / "out"), *arguments]) == 2
+        assert message in capsys.readouterr().err
+        assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_second_driver_on_the_same_folder_is_refused(tmp_path, capsys):
+    with only_writer(tmp_path):
+        assert main(["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]) == 2
+    assert "is being written into" in capsys.readouterr().err
+
+
+def test_a_worker_ends_with_its_driver_in_the_middle_of_a_page(tmp_path):
+    make_pages(tmp_path / "in", "sleep")
+    process = start_driver(tmp_path)
+    worker = wait_for(lambda: children(process.pid))
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    wait_for(lambda: all(not Path(f"/proc/{pid}").exists() for pid in worker))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+def test_driver_and_workers_killed_at_random_moments_lose_nothing(tmp_path):
+    chance = random.Random(5)
+    words = [("ok", "ok", "ok", "bad", "kill 1")[number % 5] for number in range(60)]
+    make_pages(tmp_path / "in", *words)
+    for _ in range(3):
+        process = start_driver(tmp_path)
+        workers = wait_for(lambda process=process: children(process.pid))
+        time.sleep(chance.uniform(0.1, 0.5))
+        for victim in (workers[0], process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        process.wait()
+        for path in (tmp_path / "out").rglob("*.json"):
+            if not path.name.startswith("."):
+                json.loads(path.read_text())
+    counts = measure(tmp_path / "in", tmp_path / "out")
+    assert (counts.pages, counts.failed) == (60, 12)
+    assert 0 < counts.kept < 60
+    found = statuses(tmp_path / "out")
+    assert len(found) == 60
+    for number, word in enumerate(words):
+        assert (found[f"page-{number}.png"]["state"] == "failed") == (word == "bad")
+    names = [entry["page"] for entry in read_listing(tmp_path / "out")]
+    assert sorted(names) == sorted(set(names))
+    assert not list((tmp_path / "out").glob("pages/*/*/.*"))
+    assert len(list((tmp_path / "out").glob("pages/*/*/status.json"))) == 60
+
+
+def start_driver(folder: Path) -> subprocess.Popen[bytes]:
+    program = (
+        "import json, sys; from pathlib import Path\n"
+        "from ocr_phases.batch.driver import measure_pages\n"
+        "from ocr_phases.batch.job import make_jobs\n"
+        "from ocr_phases.batch.manifest import find_pages\n"
+        "from ocr_phases.batch.pool import LocalPool\n"
+        "folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
+        "(folder / 'out').mkdir(exist_ok=True)\n"
+        "pages = find_pages([str(folder / 'in')], list(settings))\n"
+        "measure_pages(make_jobs(pages, settings), folder / 'out', LocalPool(command=stub))"
+    )
+    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB)]
+    return subprocess.Popen([sys.executable, "-c", program, *values])
+
+
+def children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        threads = [Path(task, "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+    return [int(child) for child in f"{text} {' '.join(threads)}".split()]
+
+
+def wait_for(condition: Any, seconds: float = 30.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+def test_equal_pages_named_twice_are_measured_once_and_counted_twice(tmp_path):
+    pages = make_pages(tmp_path / "in", "ok")
+    out = tmp_path / "out"
+    out.mkdir()
+    pool = LocalPool(command=STUB)
+    counts = measure_pages([*jobs(pages), *jobs(pages)], out, pool)
+    pool.close()
+    assert (counts.done, counts.kept + counts.again, counts.pages) == (1, 1, 2)
+    assert len(list(read_listing(out))) == 2
+
+
+def test_a_million_pages_never_wait_in_memory(tmp_path):
+    class Watched(LocalPool):
+        waiting = most = 0
+
+        def submit(self, request: Any, timeout: Any) -> Any:
+            self.waiting += 1
+            self.most = max(self.most, self.waiting)
+            future = super().submit(request, timeout)
+            future.add_done_callback(lambda _: setattr(self, "waiting", self.waiting - 1))
+            return future
+
+    pages, out = make_pages(tmp_path / "in", *["ok"] * 30), tmp_path / "out"
+    out.mkdir()
+    pool = Watched(command=STUB)
+    taken: list[int] = []
+
+    def counted() -> Iterator[Job]:
+        for job in jobs(pages):
+            taken.append(pool.waiting)
+            yield job
+
+    measure_pages(counted(), out, pool)
+    pool.close()
+    assert pool.most <= pool.room() == 2
+    assert max(taken) <= 2
+
+
+def test_a_child_is_warm_and_replaced_when_it_dies(tmp_path):
+    pages = make_pages(tmp_path / "in", "ok", "ok", "kill", "ok")
+    requests = [{"job": job.as_dict(), "folder": str(tmp_path / "out" / job.folder)} for job in jobs(pages)]
+    child = Child(command=STUB)
+    try:
+        outcomes = [child.run(request, 30.0) for request in requests]
+    finally:
+        child.stop()
+    names = [outcome.worker for outcome in outcomes]
+    assert names[0] == names[1] != names[3]
+    assert outcomes[2].failure == "died" and "SIGKILL" in outcomes[2].reason
+    assert all(outcome.rss_bytes > 0 for outcome in outcomes if outcome.failure is None)
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path):
+    child = Child(command=[sys.executable, "-c", "import no_such_module_here"])
+    outcome = child.run({"job": {}})
+    assert outcome.failure == "died"
+    assert "exit code 1" in outcome.reason and "no_such_module_here" in outcome.reason
+
+
+# -- with the real worker and model -----------------------------------------------------------------
+
+
+def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, capsys):
+    from PIL import Image
+
+    pages = tmp_path / "in"
+    pages.mkdir()
+    first, second = (Image.open(PAGES / f"{name}.png").convert("RGB") for name in ("slide", "receipt"))
+    first.save(pages / "two.pdf", save_all=True, append_images=[second])
+    (pages / "broken.pdf").write_bytes(b"%PDF-1.7 broken")
+    (pages / "truncated.png").write_bytes((PAGES / "slide.png").read_bytes()[:2000])
+    (pages / "notes.txt").write_text("no page")
+    command = [
+        "batch",
+        str(pages),
+        "--out",
+        str(tmp_path / "out"),
+        *QUICK,
+        "--render",
+        "none",
+        "--retries",
+        "0",
+        "--no-embed",
+    ]
+    assert main(command) == 1
+    assert "4 pages: 2 measured, 0 kept, 2 failed" in capsys.readouterr().out
+    found = statuses(tmp_path / "out")
+    assert list(found) == ["broken.pdf", "truncated.png", "two.pdf#1", "two.pdf#2"]
+    assert [status["state"] for status in found.values()] == ["failed", "failed", "done", "done"]
+    assert "broken.pdf is not a PDF" in found["broken.pdf"]["reason"]
+    runs = {
+        entry["page"]: PhaseRun.load(tmp_path / "out" / entry["folder"] / "run.json")
+        for entry in read_listing(tmp_path / "out")
+        if found[entry["page"]]["state"] == "done"
+    }
+    assert [run.page["file"] for run in runs.values()] == ["two.pdf#1", "two.pdf#2"]
+    assert all(run.page["data"] is None for run in runs.values())
+    # The model was loaded once and stayed.
+    workers = {status["attempts"][-1]["worker"] for status in found.values()}
+    assert len(workers) == 1
+
+
+def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_session, tmp_path, capsys):
+    page = str(PAGES / "slide.png")
+    plain = tiny_session.run_inference(page, max_new_tokens=3, repeats=1, warmup=0)
+    assert main(["batch", page, page, "--out", str(tmp_path), *QUICK, "--render", "during"]) == 0
+    entry = next(read_listing(tmp_path))
+    within = PhaseRun.load(tmp_path / entry["folder"] / "run.json")
+    assert within.results == plain.results
+    assert (tmp_path / entry["folder"] / "report.html").read_text().rstrip().endswith("</html>")
+    assert f"{entry['folder']}/report.html" in (tmp_path / "index.html").read_text()
+
+
+def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
+    from ocr_phases.measure import warm
+
+    loaded: list[tuple[str, str, str | None]] = []
+
+    def load(model: str, *, device: str, dtype: str | None) -> object:
+        loaded.append((model, device, dtype))
+        return object()
+
+    monkeypatch.setattr(warm.DeepSeekOCRSession, "load", load)
+    monkeypatch.setattr(warm, "_kept", {})
+    first = warm.warm_session("tiny", device="cpu")
+    assert warm.warm_session("tiny", device="cpu") is first
+    assert warm.warm_session("tiny", device="cpu", dtype="bfloat16") is not first
+    assert len(warm._kept) == 1
+    assert loaded == [("tiny", "cpu", None), ("tiny", "cpu", "bfloat16")]
+
+
+def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
+    clock = iter((0.0, 60.0, 90.0))
+    monkeypatch.setattr("ocr_phases.batch.command.time.monotonic", lambda: next(clock))
+    progress = Progress("measured", 1000)
+    progress.show(pages=400, failed=3, worked=100)  # 300 of them were there
+    progress.show(pages=1000, failed=3, worked=700)
+    progress.end()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "400 of 1,000 pages measured, 3 failed, 100.0 pages/min, 6:00 left"
+    assert lines[-1] == "1,000 of 1,000 pages measured, 3 failed, 466.7 pages/min"
+
+
+# -- devices and dask -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "device", "expected"),
+    [
+        ("", None, "auto", [{}]),
+        ("0,1,3", None, "auto", [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in "013"]),
+        ("0,1", 1, "cuda", [{"CUDA_VISIBLE_DEVICES": "0"}]),
+        ("0,1", None, "cuda:1", [{}]),
+        ("0,1", None, "cpu", [{}]),
+        ("0,1", 3, "auto", "3 workers on 2 GPUs"),
+        ("0,1", 2, "cuda:1", "2 workers on cuda:1"),
+        ("0", 0, "auto", "at least 1"),
+    ],
+)
+def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    if isinstance(expected, str):
+        with pytest.raises(OcrPhasesError, match=expected):
+            worker_environments(workers, device)
+    else:
+        assert worker_environments(workers, device) == expected
+
+
+def test_workers_on_a_cpu_share_its_cores(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("ocr_phases.batch.cluster._cores", lambda: 9)
+    assert worker_environments(4, "auto") == [{"OMP_NUM_THREADS": "2"}] * 4
+
+
+def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
+    pytest.importorskip("distributed")
+    pages, out = make_pages(tmp_path / "in", *["ok"] * 40, "bad", "kill 1"), tmp_path / "out"
+    out.mkdir()
+    pool = DaskPool(environments=[{"OMP_NUM_THREADS": "1"}] * 2, command=STUB)
+    lost: list[int] = []
+
+    def lose_one(counts: Counts) -> None:
+        if counts.done >= 5 and not lost:
+            lost.append(next(iter(pool.client.run(os.getpid).values())))
+            os.kill(lost[0], signal.SIGKILL)
+
+    try:
+        assert pool.dashboard.startswith("http")
+        counts = measure_pages(jobs(pages), out, pool, progress=lose_one)
+    finally:
+        pool.close()
+    assert lost
+    assert (counts.done, counts.failed, counts.pages) == (41, 1, 42)
+    assert len(statuses(out)) == 42
+    assert len((out / LISTING).read_text().splitlines()) == 42
+
+
+def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 0.5)
+    with pytest.raises(OcrPhasesError, match="does not answer"):
+        DaskPool("tcp://127.0.0.1:1")

@@ -1,0 +1,216 @@
+"""The index and the tables of a batch say what its records say, and no more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from example_run import make_run
+
+from ocr_phases import PhaseRun
+from ocr_phases.batch import index as batch_index
+from ocr_phases.batch import tables
+from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
+from ocr_phases.batch.job import Job
+from ocr_phases.batch.store import Listing, write_status
+from ocr_phases.record import SPAN_COLUMNS
+from ocr_phases.show.distributions import plot_distributions
+from ocr_phases.show.index_page import index_html
+
+EVIL = "<script>alert(1)</script> & 'quoted'.png"
+
+
+@pytest.fixture(params=["parquet", "csv"])
+def batch(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three measured pages (one named twice), a failed one, one not finished, one with a damaged record."""
+    if request.param == "parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr(tables, "table_format", lambda: request.param)
+    make_batch(tmp_path)
+    return tmp_path
+
+
+def make_batch(out: Path) -> None:
+    jobs = {
+        name: Job(name, f"/in/{name}", "ab", {"model": "tiny", "preset": None}, {}, None)
+        for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
+    }
+    with Listing(out) as listing:
+        for job in [*jobs.values(), jobs["b.png"]]:
+            listing.add(job)
+    attempt = {"seconds": 1.5, "failure": None}
+    for number, (name, job) in enumerate(jobs.items()):
+        folder = out / job.folder
+        status = {**job.as_dict(), "state": "done", "failure": None, "reason": "", "attempts": [attempt]}
+        status["report"] = {"state": "done", "reason": ""} if name == "b.png" else None
+        if name == "waiting.png":
+            continue
+        if name == "failed.png":
+            status |= {
+                "state": "failed",
+                "failure": "timeout",
+                "reason": "More than 3 s.",
+                "attempts": [attempt] * 2,
+            }
+        write_status(folder, status)
+        if name == "damaged.png":
+            (folder / "run.json").write_text("{")
+        elif name != "failed.png":
+            make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number).save(
+                folder / "run.json"
+            )
+
+
+def records(out: Path) -> dict[str, PhaseRun]:
+    found = {}
+    for path in out.glob("pages/*/*/run.json"):
+        if path.read_text() != "{":
+            run = PhaseRun.load(path)
+            found[run.page["file"]] = run
+    return found
+
+
+def read_table(out: Path, name: str) -> pd.DataFrame:
+    (path,) = out.glob(f"{name}.*")
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
+    return pd.read_csv(path, keep_default_na=False, na_values={"step": "", "device_ms": "", "cache_len": ""})
+
+
+def test_pages_say_what_their_records_say(batch):
+    index = build_index(batch)
+    assert list(index.pages.columns) == list(PAGE_COLUMNS)
+    pages = index.pages.set_index("page")
+    assert list(index.pages["page"]) == [
+        EVIL,
+        "b.png",
+        "c.pdf#2",
+        "failed.png",
+        "waiting.png",
+        "damaged.png",
+        "b.png",
+    ]
+    assert list(index.pages["status"]) == ["done"] * 3 + ["failed", "not finished", "failed", "done"]
+    assert pages.loc["failed.png", "reason"] == "timeout: More than 3 s."
+    assert pages.loc["failed.png", "attempts"] == 2
+    assert "no JSON" in pages.loc["damaged.png", "reason"]
+    for name, run in records(batch).items():
+        row = index.pages[index.pages["page"] == name].iloc[0]
+        figures = run.summary()
+        for column in ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens"):
+            assert row[column] == figures[column]
+        assert "cut at the token limit" in row["warnings"]
+    written = pd.read_csv(batch / "pages.csv")
+    assert written["page"].tolist() == index.pages["page"].tolist()
+    assert written["ttft_ms"].equals(index.pages["ttft_ms"])
+
+
+def test_tables_hold_every_span_and_token_of_every_record_once(batch):
+    build_index(batch)
+    spans, tokens = read_table(batch, "spans"), read_table(batch, "tokens")
+    runs = records(batch)
+    assert set(spans["page"]) == set(tokens["page"]) == set(runs)
+    for name, run in runs.items():
+        own = spans[spans["page"] == name][list(SPAN_COLUMNS)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(own, run.spans, check_dtype=False)
+        own = tokens[tokens["page"] == name].reset_index(drop=True)
+        assert own["text"].tolist() == run.token_table["text"].tolist()
+        assert own["token_id"].tolist() == run.token_table["id"].tolist()
+        pd.testing.assert_series_equal(own["device_ms"], run.token_table["device_ms"], check_dtype=False)
+    assert not list(batch.glob(".*.part"))
+
+
+def test_the_slowest_regions_are_the_slowest_of_all_pages(batch, monkeypatch):
+    monkeypatch.setattr(batch_index, "_SLOWEST", 3)
+    regions = build_index(batch).regions
+    times = [
+        row["decode_ms"]
+        for run in records(batch).values()
+        for row in batch_index._regions(run, {"page": "", "folder": ""})
+    ]
+    assert regions["decode_ms"].tolist() == sorted(times, reverse=True)[:3]
+
+
+def test_the_other_format_goes_when_a_table_is_written(batch):
+    (batch / "spans.csv").write_text("old")
+    (batch / "spans.parquet").write_text("old")
+    build_index(batch)
+    (path,) = batch.glob("spans.*")
+    assert path.read_bytes() != b"old"
+
+
+def html_of(index: BatchIndex) -> str:
+    return index_html(index.pages, index.regions, title="A batch", facts={"": "tiny"}, tables=["pages.csv"])
+
+
+def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(batch):
+    index = build_index(batch)
+    text = html_of(index)
+    assert text.index("Failures") < text.index('id="Pages"') < text.index('id="Slowest-regions"')
+    assert "alert(1)</script>" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "http" not in text.replace("http-equiv", "")
+    folder = index.pages.set_index("page").loc["c.pdf#2", "folder"]
+    assert f'href="{folder}/run.json"' in text
+    body = text[text.index('id="Pages"') : text.index('id="Distributions"')]
+    assert body.count("/report.html") == 2  # b.png, named twice
+    assert body.index("failed.png") < body.index("c.pdf#2")
+
+
+def test_a_long_table_is_cut_and_says_so(batch, monkeypatch):
+    monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 2)
+    text = html_of(build_index(batch))
+    assert "The first 2 of 7 rows" in text
+
+
+def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
+    with Listing(tmp_path) as listing:
+        job = Job("a.png", "/in/a.png", None, {"model": "tiny", "preset": None}, {}, None)
+        listing.add(job)
+    index = build_index(tmp_path)
+    assert index.pages["status"].tolist() == ["not finished"]
+    assert "nothing to draw" in html_of(index)
+
+
+def test_distributions_have_a_panel_a_figure_with_its_median():
+    pages = pd.DataFrame(
+        {
+            "ttft_ms": [10.0, 20.0, 30.0],
+            "inter_token_ms": [4.0, 4.0, 4.0],
+            "tokens": pd.array([5, None, 7], dtype="Int64"),
+            "vision_share": [None, None, None],
+        }
+    )
+    titles = [axes.get_title(loc="left") for axes in plot_distributions(pages).axes]
+    assert titles == [
+        "Time to first token: 20.0 ms",
+        "Inter-token latency: 4.00 ms",
+        "Tokens: 6",
+        "Vision in the prefill: none",
+    ]
+
+
+def test_the_index_is_built_where_torch_cannot_be_imported(tmp_path):
+    make_batch(tmp_path)
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from pathlib import Path; from ocr_phases.batch.index import build_index\n"
+        "from ocr_phases.show.index_page import index_html\n"
+        "index = build_index(Path(sys.argv[1]))\n"
+        "print(len(index_html(index.pages, index.regions, title='t', facts={}, tables=[])))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
+
+
+def test_a_listing_that_is_not_whole_is_refused(tmp_path):
+    (tmp_path / "jobs.jsonl").write_text(json.dumps({"id": "a"})[:-3])
+    with pytest.raises(batch_index.OcrPhasesError, match="run the batch again"):
+        build_index(tmp_path)

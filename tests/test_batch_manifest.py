@@ -1,0 +1,115 @@
+"""Which pages a batch has: every form in which they can be named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from ocr_phases.batch.job import make_jobs
+from ocr_phases.batch.manifest import Page, find_pages
+from ocr_phases.errors import OcrPhasesError
+
+KNOWN = ("model", "preset", "max_new_tokens", "seed", "embed_page")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Pages a.png, sub/b.JPG, and a PDF of three; beside them what is no page."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    image = Image.new("RGB", (8, 8))
+    for name in ("a.png", "sub/b.JPG", ".hidden/c.png", ".d.png"):
+        image.save(tmp_path / name)
+    image.save(tmp_path / "sub" / "doc.pdf", save_all=True, append_images=[image, image])
+    (tmp_path / "notes.txt").write_text("no page")
+    (tmp_path / "a.json").write_text("{}")
+    return tmp_path
+
+
+def names(*arguments: object) -> list[str]:
+    return [page.name for page in find_pages([str(argument) for argument in arguments], KNOWN)]
+
+
+def test_a_folder_gives_all_pages_below_it_in_order(folder):
+    assert names(folder) == ["a.png", "sub/b.JPG", *(f"sub/doc.pdf#{number}" for number in (1, 2, 3))]
+    sources = [page.source for page in find_pages([str(folder)], KNOWN)]
+    assert sources[0] == str(folder / "a.png")
+    assert sources[-1] == str(folder / "sub" / "doc.pdf#3")
+
+
+def test_files_globs_and_pages_of_a_pdf(folder):
+    assert names(folder / "a.png", folder / "sub/doc.pdf#2") == ["a.png", "doc.pdf#2"]
+    assert names(folder / "s*") == ["b.JPG", "doc.pdf#1", "doc.pdf#2", "doc.pdf#3"]
+    assert names(folder / "**" / "*.JPG") == ["b.JPG"]
+    assert names(folder / "notes.txt") == ["notes.txt"]  # named, so taken: its measurement refuses it
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
+    rows = [
+        {"page": "a.png", "preset": "tiny", "max_new_tokens": 7},
+        {"page": "sub/doc.pdf#2", "embed_page": "False"},
+        {"page": "missing.png"},
+    ]
+    text = (
+        "\n".join(map(json.dumps, rows))
+        if suffix == ".jsonl"
+        else "page,preset,max_new_tokens,embed_page\na.png,tiny,7,\nsub/doc.pdf#2,,,False\nmissing.png,,,\n"
+    )
+    (folder / f"list{suffix}").write_text(text)
+    pages = list(find_pages([str(folder / f"list{suffix}")], KNOWN))
+    assert pages == [
+        Page("a.png", str(folder / "a.png"), {"preset": "tiny", "max_new_tokens": 7}),
+        Page("sub/doc.pdf#2", str(folder / "sub/doc.pdf#2"), {"embed_page": False}),
+        Page("missing.png", str(folder / "missing.png"), {}),
+    ]
+    jobs = list(make_jobs(pages, {"model": "tiny", "preset": None, "max_new_tokens": 5}))
+    assert [job.settings["max_new_tokens"] for job in jobs] == [7, 5, 5]
+    assert [job.sha256 is None for job in jobs] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "preset\ntiny\n", "line 2 names no page"),
+        ("a.csv", "page,colour\nx.png,red\n", "unknown setting colour: use page, model"),
+        ("a.csv", "page,seed\nx.png,many\n", "seed is 'many', it must be a whole number"),
+        ("a.csv", "page,embed_page\nx.png,perhaps\n", "it must be true or false"),
+        ("a.csv", "page\nx.png,1\n", "a column without a name"),
+        ("a.csv", "", "names no page"),
+        ("a.jsonl", "{", "line 1 is no JSON"),
+        ("a.jsonl", "[1]", "line 1 is no object"),
+        ("a.jsonl", '{"page": 3}', "names no page"),
+        ("none.jsonl", None, "cannot be read"),
+    ],
+)
+def test_a_list_that_cannot_be_used_is_one_sentence(name, text, message, tmp_path):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(OcrPhasesError, match=message) as caught:
+        names(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_names_no_page_is_refused(folder):
+    for argument in (folder / "none.png", folder / "*.bmp", folder / ".hidden" / ".." / "nothing"):
+        with pytest.raises(OcrPhasesError, match="names no page"):
+            names(argument)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_as_a_list_are_read_or_refused(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("list")
+    for suffix in (".csv", ".jsonl"):
+        (folder / f"list{suffix}").write_bytes(data)
+        try:
+            found = list(find_pages([str(folder / f"list{suffix}")], KNOWN))
+        except OcrPhasesError:
+            continue
+        assert found
+        assert all(set(page.settings) <= set(KNOWN) for page in found)
