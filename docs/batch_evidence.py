@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import statistics
 import subprocess
@@ -522,7 +523,7 @@ def main() -> None:
     for verb, run in (
         ("steady", lambda a: steady(a.pages, a.out)),
         ("faults", lambda a: faults(a.pages, a.out, a.compare)),
-        ("gpus", lambda a: gpus(a.pages, a.out, a.workers, a.options)),
+        ("gpus", lambda a: gpus(a.pages, a.out, a.workers, shlex.split(a.options))),
     ):
         command = verbs.add_parser(verb)
         command.add_argument("pages", type=Path)
@@ -532,7 +533,7 @@ def main() -> None:
             command.add_argument("--compare", type=Path, required=True, help="the steady batch's folder")
         if verb == "gpus":
             command.add_argument("--workers", type=int, default=2)
-            command.add_argument("options", nargs=argparse.REMAINDER, help="behind --: options of batch")
+            command.add_argument("--options", default="", help="of batch, as one string")
     command = verbs.add_parser("cold")
     command.add_argument("pages", type=Path)
     command.set_defaults(run=lambda a: cold(a.pages))

