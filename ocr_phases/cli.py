@@ -1,4 +1,4 @@
-"""The command line: ``ocr-phases report``, ``batch``, ``profile``, ``verify`` and ``artifacts``.
+"""The command line: ``report``, ``profile``, ``verify``, ``artifacts`` and those of `commands` and `batch`.
 
 Heavy imports wait until a verb needs them, so that ``--help`` is immediate.
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import ocr_phases
 from ocr_phases.batch.command import add_batch_options, run_batch
+from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not.
 
-    ``verify`` answers 1 where a check failed.
+    ``verify`` answers 1 where a check failed, ``compare`` where a limit was asked for and passed.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -59,6 +60,7 @@ def report(arguments: argparse.Namespace) -> None:
         else:
             name, number = _split_pdf(page)
             parameters = {"page": str(Path(name).resolve()) + number, **_measure_parameters(arguments)}
+            parameters |= {"kernels": arguments.kernels or arguments.trace, "trace": arguments.trace}
         written = report_page(folder, parameters, show_code=arguments.show_code)
         print(f"Wrote {written['report.html']}")
 
@@ -73,19 +75,25 @@ def batch(arguments: argparse.Namespace) -> int:
 
 def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
+    from ocr_phases.analyse.kernels import has_kernels
     from ocr_phases.analyse.summary import stage_table, verdict
-    from ocr_phases.files import output_folder
+    from ocr_phases.files import TRACE_NAME, output_folder
 
     target = Path(arguments.save)
     then = _recorded(arguments, target)
     output_folder(target.parent)
-    run = _measure(arguments) if then is None else _repeat(arguments, then)
+    kernels: dict[str, Any] = {"kernels": arguments.kernels or arguments.trace}
+    if arguments.trace:
+        kernels["kernel_trace"] = target.with_name(TRACE_NAME)
+    run = _measure(arguments, **kernels) if then is None else _repeat(arguments, then, **kernels)
     run.save(target)
     print(verdict(run))
     print()
     if then is not None:
         _print_then_and_now(then, run)
     print(stage_table(run).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    if has_kernels(run):
+        _print_kernels(run)
     print(f"\nWrote {target}")
 
 
@@ -96,9 +104,12 @@ def verify(arguments: argparse.Namespace) -> int:
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
+    from ocr_phases.report.render import verify_report
 
     if arguments.save:
         output_folder(Path(arguments.save).parent)
+    if arguments.out:
+        output_folder(arguments.out)
     run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
     checks = run_checks(run)
     for check in checks:
@@ -108,6 +119,8 @@ def verify(arguments: argparse.Namespace) -> int:
     print(f"\n{checks_verdict(checks)}")
     if arguments.save:
         print(f"Wrote {run.save(arguments.save)}")
+    if arguments.out:
+        print(f"Wrote {verify_report(arguments.out, run)}")
     return 1 if failed(checks) else 0
 
 
@@ -154,7 +167,7 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
             raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
         return None
     own = [name for name, value in _MEASURE_DEFAULTS.items() if getattr(arguments, name) != value]
-    own = [f"--{name.replace('_', '-')}" for name in own if name not in ("model", "device")]
+    own = [f"--{name.replace('_', '-')}" for name in own if name not in ("model", "device", "ceilings")]
     if own:
         raise OcrPhasesError(f"The record says how to measure: drop {', '.join(own)}, or drop --from.")
     if target.exists() and target.samefile(arguments.repeated):
@@ -162,20 +175,30 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
     return PhaseRun.load(arguments.repeated)
 
 
-def _repeat(arguments: argparse.Namespace, then: PhaseRun) -> PhaseRun:
+def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
     from ocr_phases.measure.repeat import recorded_pages, repeat_run
 
     recorded_pages(then, arguments.page)
     runs = then.request["warmup"] + then.request["repeats"]
     model = None if arguments.model == _MEASURE_DEFAULTS["model"] else arguments.model
     with _bar(runs, then.request["max_new_tokens"]) as callbacks:
-        return repeat_run(then, page=arguments.page, model=model, device=arguments.device, **callbacks)
+        options |= {"ceilings": arguments.ceilings, **callbacks}
+        return repeat_run(then, page=arguments.page, model=model, device=arguments.device, **options)
+
+
+def _print_kernels(run: PhaseRun) -> None:
+    from ocr_phases.analyse.floors import floor_table
+    from ocr_phases.analyse.kernels import host_syncs, stage_verdict
+
+    for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
+        table = table.dropna(axis="columns", how="all")
+        print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
 
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
-    from ocr_phases.analyse.repeat import same_tokens, then_and_now, what_differs
+    from ocr_phases.analyse.compare import compare_runs, figures, in_units, same_tokens, what_differs
 
-    table = then_and_now(then, now)
+    table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     print(f"\nTokens: {'equal' if same_tokens(then, now) else 'different'}")
     for line in what_differs(then, now):
@@ -210,6 +233,10 @@ _MEASURE_DEFAULTS: dict[str, Any] = {
     "device": "auto",
     "dtype": None,
     "seed": 0,
+    "strategy": "eager",
+    "vision": "eager",
+    "eos_check_every": None,
+    "ceilings": True,
 }
 
 
@@ -254,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
     _add_measure_options(command)
+    _add_kernel_options(command)
 
     command = _verb(verbs, "batch", batch, "many pages, several devices, one index; goes on after a stop")
     add_batch_options(command)
@@ -266,11 +294,13 @@ def _parser() -> argparse.ArgumentParser:
         "--from", dest="repeated", metavar="RUN.json", help="repeat this record's measurement and compare"
     )
     _add_measure_options(command)
+    _add_kernel_options(command)
 
     command = _verb(verbs, "verify", verify, "check that what is timed is what the model does")
     command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
     command.add_argument("--record", help="check this run.json instead of measuring")
     command.add_argument("--save", help="where the record goes (default: nowhere)")
+    command.add_argument("--out", type=Path, help="folder for verify.html as well (default: none)")
     _add_measure_options(command)
 
     command = _verb(verbs, "artifacts", artifacts, "write text, crops and boxes from a record")
@@ -278,6 +308,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
     )
+    for module in (compare, sweep, bench):
+        module.add_verb(verbs)
     return parser
 
 
@@ -302,7 +334,35 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
     group.add_argument("--device", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
     group.add_argument("--seed", type=int, help="default: %(default)s")
+    group.add_argument("--strategy", help="how a decode step runs: eager, cuda_graph or compiled")
+    group.add_argument("--vision", help="how SAM and CLIP run: eager or compiled")
+    group.add_argument(
+        "--eos-check-every",
+        type=int,
+        metavar="K",
+        help="look for the end token every K steps (default: 1 in eager, else 16)",
+    )
+    group.add_argument(
+        "--no-ceilings",
+        dest="ceilings",
+        action="store_false",
+        help="do not measure what the device can do at its best",
+    )
     command.set_defaults(**_MEASURE_DEFAULTS)
+
+
+def _add_kernel_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("kernel view (CUDA)")
+    group.add_argument(
+        "--kernels",
+        action="store_true",
+        help="one more run under torch.profiler: each stage's kernels, idle gaps, host waits",
+    )
+    group.add_argument(
+        "--trace",
+        action="store_true",
+        help="the same, with its Chrome trace beside the record (trace.json.gz)",
+    )
 
 
 if __name__ == "__main__":

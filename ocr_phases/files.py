@@ -16,6 +16,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCK_NAME = ".ocr_phases.lock"
+TRACE_NAME = "trace.json.gz"
 
 
 def output_folder(folder: str | Path) -> Path:

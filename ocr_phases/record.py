@@ -56,8 +56,13 @@ VISION_STAGES = ("sam", "clip", "projector")
 #: What closure adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "decoder", "lm_head", "sampling")
 
+#: Fields that a record has only where they were asked for.
+_OPTIONAL = ("kernels",)
+
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
+# Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
+_SUMMABLE = 2.0**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,6 +86,7 @@ class PhaseRun:
     memory: dict[str, Any]
     cache: dict[str, Any]
     checks: list[dict[str, Any]] = field(default_factory=list)
+    kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
@@ -189,8 +195,10 @@ class PhaseRun:
         """One row a generated token of batch row ``row``: columns `TOKEN_COLUMNS`.
 
         ms are medians over repeats of the decode step that made the token (p10 and p90 beside them);
-        missing for a token that came from the prefill. ``region`` is the index of the grounding region the
-        token belongs to, -1 before the first. In a batch a step's time is the whole batch's.
+        missing for a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what
+        clocks resolve), so that sums over tokens are exact in any order. ``region`` is the index of the
+        grounding region the token belongs to, -1 before the first. In a batch a step's time is the whole
+        batch's.
         """
         from ocr_phases.analyse.grounding import parse_grounding, token_regions
 
@@ -201,7 +209,9 @@ class PhaseRun:
         step = pd.array(index if redecode else index - 1, dtype="Int64")
         if not redecode:
             step[:1] = pd.NA
-        table = pd.DataFrame({"index": index, "id": ids, "text": texts})
+        # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a lone
+        # surrogate, which pyarrow refuses.
+        table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object)})
         table["source"] = np.where(step.isna(), "prefill", "decode")
         table["step"] = step
         lengths = self.cache.get("lengths", [])
@@ -219,7 +229,8 @@ class PhaseRun:
             "device_ms_p90": grouped["device_ms"].quantile(0.9),
             "host_ms": grouped["host_ms"].median(),
         }.items():
-            table[column] = table["step"].map(values).astype("float64")
+            times = table["step"].map(values).astype("float64")
+            table[column] = (times * _SUMMABLE).round() / _SUMMABLE
         return table[list(TOKEN_COLUMNS)]
 
     def page_image(self, number: int = 0) -> Image | None:
@@ -238,7 +249,9 @@ class PhaseRun:
             name: [None if value is pd.NA else value for value in self.spans[name].tolist()]
             for name in SPAN_COLUMNS
         }
-        return {"schema": record.pop("schema"), **record}
+        optional = {name: record.pop(name) for name in _OPTIONAL}
+        present = {name: value for name, value in optional.items() if value is not None}
+        return {"schema": record.pop("schema"), **record, **present}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
@@ -250,7 +263,7 @@ class PhaseRun:
                 f"This record has schema {record['schema']}, this version reads schema {SCHEMA}: "
                 "install the ocr_phases version that wrote it."
             )
-        names = [item.name for item in fields(cls)]
+        names = [item.name for item in fields(cls) if item.name not in _OPTIONAL or item.name in record]
         missing = [name for name in names if name not in record]
         if missing:
             raise OcrPhasesError(f"This record misses {', '.join(missing)}: it is damaged or was cut short.")

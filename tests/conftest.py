@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from example_run import ATTACK, make_run, report_of
 from safetensors.torch import load_file
 
 from ocr_phases import DeepSeekOCRSession
@@ -29,6 +30,19 @@ def tiny_session() -> DeepSeekOCRSession:
 @pytest.fixture(scope="session")
 def golden_forward() -> dict[str, torch.Tensor]:
     return load_file(GOLDEN / "forward.safetensors")
+
+
+@pytest.fixture(scope="session")
+def plain_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The files of a page report made from a synthetic record."""
+    return report_of(make_run(), tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="session")
+def attacked_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same of a record whose text and file name try to become elements."""
+    run = make_run(text=ATTACK, page_name="<b>page</b>.png")
+    return report_of(run, tmp_path_factory.mktemp("attacked"))
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
+from ocr_phases.report.render import report_page
 
 EOS = "<｜end▁of▁sentence｜>"
 
@@ -28,6 +30,12 @@ TEXT = "\n\n".join(
     for label, box, words in REGIONS
 )
 
+ATTACK = (
+    "<script>alert(1)</script></details></pre><img src=x onerror=alert(2)>"
+    "<|ref|><svg onload=alert(3)><|/ref|><|det|>[[10, 10, 500, 500]]<|/det|>\n<iframe src='//example.org'>"
+    "</style></title><b style='position:fixed'>"
+) * 3
+
 Row = tuple[Any, ...]
 
 
@@ -38,6 +46,12 @@ def page_image(width: int = 620, height: int = 877) -> Image.Image:
     for top in range(60, height - 60, 18):
         draw.rectangle((50, top, width - 60 - (top * 7) % 140, top + 8), fill=(190, 194, 200))
     return image
+
+
+def report_of(run: PhaseRun, folder: Path) -> dict[str, Path]:
+    """The files of the page report made from a record."""
+    record = run.save(folder / "measured.json")
+    return report_page(folder / "out", {"record": str(record)})
 
 
 def make_run(

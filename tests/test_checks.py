@@ -28,7 +28,6 @@ from ocr_phases.analyse.checks import (
     failed,
     run_checks,
 )
-from ocr_phases.analyse.repeat import THEN_NOW_COLUMNS, same_tokens, then_and_now, what_differs
 from ocr_phases.analyse.steps import LOOP_PERIOD, decode_trend, outlier_causes, repetition_loop
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
@@ -243,18 +242,6 @@ def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
     assert "<script>" in elements.said
     assert "script" not in elements.tags()
     assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [True, False]
-
-
-def test_then_and_now() -> None:
-    then, now = make_run(), make_run(seed=1, cuda=True)
-    table = then_and_now(then, now).set_index("figure")
-    assert tuple(table.reset_index().columns) == THEN_NOW_COLUMNS
-    row = table.loc["prefill_ms"]
-    assert row["ratio"] == pytest.approx(now["prefill_ms"] / then["prefill_ms"])
-    assert "generate_ms" not in table.index
-    assert same_tokens(then, now)
-    assert what_differs(then, now) == ["device: Example CPU, 2 cores -> NVIDIA H200"]
-    assert not same_tokens(then, make_run(max_tokens=5))
 
 
 def test_the_troubleshooting_page_names_checks_that_exist() -> None:

@@ -29,6 +29,16 @@ def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
     assert PhaseRun.load(target)["tokens"] == 6
 
 
+def test_verify_leaves_a_report_where_it_is_told_to(tmp_path, capsys):
+    folder = tmp_path / "verified"
+    assert main(["verify", "--record", str(RECORD), "--out", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"Wrote {folder / 'verify.html'}"
+    document = (folder / "verify.html").read_text(encoding="utf-8")
+    assert "<title>Verification: receipt.png – ocr_phases</title>" in document
+    assert "No check failed" in document
+    assert sorted(path.name for path in folder.iterdir()) == ["run.json", "verify.html", "verify.ipynb"]
+
+
 def test_artifacts_from_a_record(tmp_path, capsys):
     assert main(["artifacts", str(RECORD), "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"Wrote {tmp_path}"
@@ -165,5 +175,5 @@ def test_help_names_every_verb():
     answer = subprocess.run(
         [sys.executable, "-m", "ocr_phases.cli", "--help"], capture_output=True, text=True, check=True
     )
-    for verb in ("report", "batch", "profile", "verify", "artifacts"):
+    for verb in ("report", "batch", "profile", "verify", "artifacts", "compare", "sweep", "bench"):
         assert verb in answer.stdout

@@ -11,6 +11,9 @@ from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from test_phases import golden_inputs
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, decode_step
+from ocr_phases.analyse.checks import failed, run_checks
+from ocr_phases.measure.phases import generate
+from ocr_phases.measure.static_decode import slots_for
 from ocr_phases.measure.strategies import decode_execution
 
 pytestmark = [
@@ -98,6 +101,92 @@ def test_out_of_memory_leaves_the_session_usable(cuda_session):
         torch.cuda.set_per_process_memory_fraction(1.0)
     again = cuda_session.run_inference(pages, max_new_tokens=4, repeats=1, warmup=0)
     assert again.results == run.results
+
+
+@pytest.fixture(scope="module")
+def golden_cuda() -> DeepSeekOCRSession:
+    return DeepSeekOCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
+
+
+@pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
+def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
+    options = {"max_new_tokens": 60, "repeats": 2, "warmup": 1}
+    eager = cuda_session.run_inference(PAGES / "receipt.png", **options)
+    run = cuda_session.run_inference(PAGES / "receipt.png", strategy=strategy, verify=True, **options)
+    assert run.results == eager.results
+    assert not failed(run_checks(run))
+    setup = run.model["strategy_setup"]
+    assert setup["capture_ms"] > 0
+    assert (setup["compile_ms"] is None) == (strategy == "cuda_graph")
+    assert not setup["reused"]
+    assert set(run.spans.loc[run.spans["phase"] == "decode", "stage"]) == {
+        "decode",
+        "decode_step",
+        "sampling",
+    }
+    again = cuda_session.run_inference(PAGES / "slide.png", strategy=strategy, **options)
+    assert again.model["strategy_setup"] == {**setup, "reused": True}
+    assert again.results == cuda_session.run_inference(PAGES / "slide.png", **options).results
+
+
+def test_another_shape_makes_another_graph(cuda_session):
+    for tokens in (30, 200):
+        options = {"max_new_tokens": tokens, "repeats": 1, "warmup": 0}
+        run = cuda_session.run_inference(PAGES / "invoice.png", strategy="cuda_graph", **options)
+        assert run.model["strategy_setup"]["slots"] == slots_for(run.request["prefill_len"], tokens)
+        assert run.results == cuda_session.run_inference(PAGES / "invoice.png", **options).results
+
+
+@pytest.mark.parametrize("infer", [{"temperature": 1.4}, {"no_repeat_ngram_size": 2}])
+@pytest.mark.parametrize("first_token", ["prefill", "redecode"])
+def test_a_graph_samples_as_eager_does(infer, first_token, cuda_session):
+    options = {"max_new_tokens": 40, "repeats": 1, "warmup": 0, "infer": infer, "first_token": first_token}
+    eager = cuda_session.run_inference(PAGES / "receipt.png", seed=3, **options)
+    run = cuda_session.run_inference(PAGES / "receipt.png", seed=3, strategy="cuda_graph", **options)
+    assert run.results == eager.results
+
+
+@pytest.mark.parametrize("case", ["base", "gundam", "batch"])
+@pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
+def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda, golden_forward):
+    inputs = on_cuda(golden_inputs(golden_forward, case))
+    rows, length = inputs.input_ids.shape
+    expected = golden_forward[f"{case}.greedy_tokens"]
+    step, _ = golden_cuda.workshop.step(strategy, rows, length, expected.shape[1])
+    for every in (1, 8):
+        state = generate(golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every)
+        assert state.ids == expected.tolist()
+
+
+def test_padded_rows_that_end_apart_by_a_graph(golden_cuda):
+    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
+    prompts = ["free", "<image>\n<|grounding|>A much longer prompt than the other row has."]
+    options = {"preset": "tiny", "max_new_tokens": 32, "repeats": 1, "warmup": 0}
+    eager = golden_cuda.run_inference(pages, prompts, **options)
+    run = golden_cuda.run_inference(pages, prompts, strategy="cuda_graph", **options)
+    assert run.results == eager.results
+
+
+def test_a_replayed_step_never_waits(cuda_session):
+    inputs = cuda_session.prepare(PAGES / "receipt.png").to("cuda", torch.float32)
+    step, _ = cuda_session.workshop.step("cuda_graph", 1, inputs.input_ids.shape[1], 32)
+    state = cuda_session.run_prefill(inputs, cache=step.fresh_cache())
+    decode_step(cuda_session.model, state, step=step)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            decode_step(cuda_session.model, state, read=False, step=step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(state.unread) == 4
+
+
+def test_compiled_vision_gives_the_same(cuda_session):
+    options = {"preset": "gundam", "max_new_tokens": 24, "repeats": 1, "warmup": 0}
+    eager = cuda_session.run_inference(PAGE, **options)
+    run = cuda_session.run_inference(PAGE, vision="compiled", **options)
+    assert run.model["vision_setup"]["compile_ms"] > 0
+    assert run.results == eager.results
 
 
 def test_dummy_is_made_on_the_device():

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from ocr_phases.analyse.grounding import (
     PREAMBLE,
     REGION_COLUMNS,
+    TYPE_COLUMNS,
     Region,
     parse_grounding,
     region_table,
     token_regions,
+    type_table,
 )
 from ocr_phases.errors import OcrPhasesError
 
@@ -210,6 +212,25 @@ def test_region_table() -> None:
     assert table["share"].tolist() == [0.05, 0.45, 0.5]
 
 
+def test_type_table() -> None:
+    parts = [marked("text", "[[1, 2, 3, 4]]") + "ab", marked("image", "[[5, 6, 7, 8]]")]
+    texts = ["Hey", parts[0], parts[1], parts[0]]
+    grounding = parse_grounding("".join(texts))
+    table = region_table(grounding, tokens_of(texts, [1.0, 2.0, 8.0, 5.0], token_regions(grounding, texts)))
+    types = type_table(table)
+    assert list(types.columns) == list(TYPE_COLUMNS)
+    assert types["label"].tolist() == ["image", "text", "preamble"]
+    assert types["regions"].tolist() == [1, 2, 1]
+    assert types["tokens"].tolist() == [1, 2, 1]
+    assert types["characters"].tolist() == [0, 4, 3]
+    assert types["decode_ms"].tolist() == [8.0, 7.0, 1.0]
+    assert types["share"].tolist() == [0.5, 7 / 16, 1 / 16]
+    assert types["ms_per_char"].tolist()[1:] == [7 / 4, 1 / 3]
+    assert pd.isna(types["ms_per_char"].iloc[0])
+    empty = type_table(region_table(parse_grounding(""), tokens_of([], [], [])))
+    assert (list(empty.columns), len(empty)) == (list(TYPE_COLUMNS), 0)
+
+
 def test_region_table_without_tokens_or_time() -> None:
     grounding = parse_grounding(marked("title", "[[1, 2, 3, 4]]") + "x")
     table = region_table(grounding, tokens_of([], [], []))
@@ -250,15 +271,17 @@ def test_any_text_gives_ordered_spans_and_boxes_on_the_grid(text: str) -> None:
 def test_any_cut_into_tokens_adds_up(text: str, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
     texts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    times = st.just(float("nan")) | st.floats(0, 1e6)
+    # The grid that a record's token table puts its times on.
+    times = st.just(float("nan")) | st.integers(0, 2**40).map(lambda units: units / 2**20)
     ms = data.draw(st.lists(times, min_size=len(texts), max_size=len(texts)))
     grounding = parse_grounding(text)
     regions = token_regions(grounding, texts)
     assert regions == sorted(regions)
     tokens = tokens_of(texts, ms, regions)
     table = region_table(grounding, tokens)
-    assert table["decode_ms"].sum() == pytest.approx(tokens["device_ms"].sum(), rel=1e-12)
-    assert table["tokens"].sum() == len(texts)
+    types = type_table(table)
+    assert table["decode_ms"].sum() == tokens["device_ms"].sum() == types["decode_ms"].sum()
+    assert table["tokens"].sum() == len(texts) == types["tokens"].sum()
 
 
 coordinate = st.integers(0, 999)

@@ -1,82 +1,522 @@
-"""One warm kernel for many notebooks: what one leaves behind, the next does not see."""
+"""The kernel view: what belongs to whom in a trace, what follows from it, and that nothing timed changes."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
+import dataclasses
+import gzip
+import json
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
-import nbformat
+import pandas as pd
 import pytest
+import torch
+from conftest import GOLDEN, PAGES, SMALL_DUMMY
+from example_run import make_run
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
+from matplotlib.text import Text
+from test_report import Elements
 
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.report import render
-from ocr_phases.report.kernels import WarmKernel
-from ocr_phases.report.render import execute_notebook
+from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases.analyse import kernels as analyse
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.summary import verdict
+from ocr_phases.cli import main
+from ocr_phases.measure import kernels as measure
+from ocr_phases.measure.trace import Nesting, busy_ms, idle_gaps, reduce_trace
+from ocr_phases.report.render import report_page
+from ocr_phases.show import html, kernels_html
+from ocr_phases.show import kernels as plots
 
-NOTEBOOK = """\
-leftover = [name for name in ("mark", "json") if name in globals()]
-print("left", leftover, "history", len(Out) if "Out" in globals() else 0)
-mark, text = "x", word
-import json, os
-if word == "fail": raise ValueError("as asked")
-if word == "die": os._exit(3)
-if word == "hang":
-    while True: pass
-os.getpid()
-"""
+PAGE = PAGES / "slide.png"
+intervals = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1])),
+    max_size=25,
+)
 
 
-@pytest.fixture
-def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmKernel]:
-    kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernelspec})
-    notebook.cells = [
-        nbformat.v4.new_code_cell('word = ""', metadata={"tags": ["parameters"]}),
-        nbformat.v4.new_code_cell(NOTEBOOK),
+def rows(view: dict[str, Any], name: str, *keys: str) -> dict[tuple, dict[str, Any]]:
+    """A table of the view by its key columns."""
+    table = pd.DataFrame(view[name]).to_dict("records")
+    return {tuple(row[key] for key in keys): row for row in table}
+
+
+# -- intervals ----------------------------------------------------------------------------------------
+
+
+@given(intervals)
+def test_busy_time_and_gaps_add_up(found: list[tuple[int, int]]) -> None:
+    ticks = {tick for start, end in found for tick in range(start, end)}
+    assert busy_ms(found) == len(ticks)
+    gaps = idle_gaps(found)
+    idle = {tick for _, start, end in gaps for tick in range(start, end)}
+    assert not idle & ticks
+    if found:
+        first, last = min(start for start, _ in found), max(end for _, end in found)
+        assert idle | ticks == set(range(first, last))
+        assert sum(end - start for _, start, end in gaps) + busy_ms(found) == last - first
+    assert all(found[place][0] == end for place, _, end in gaps)
+
+
+@given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=4), max_leaves=20))
+def test_the_innermost_interval_is_found(tree: list[Any]) -> None:
+    """A tree drawn as intervals: each node opens, holds its children and closes, a tick apart."""
+    nodes: list[list[int]] = []
+    clock = 0
+
+    def draw(children: list[Any], parent: int) -> None:
+        nonlocal clock
+        place = len(nodes)
+        nodes.append([clock, 0, parent])
+        clock += 2
+        for child in children:
+            draw(child, place)
+        nodes[place][1] = clock
+        clock += 2
+
+    draw(tree, -1)
+
+    class Drawn:
+        def __init__(self, start: int, end: int) -> None:
+            self.start, self.end = start, end
+
+    nesting = Nesting([Drawn(start, end) for start, end, _ in nodes])
+    assert nesting.parents == [parent for _, _, parent in nodes]
+    for place, (start, end, parent) in enumerate(nodes):
+        assert {nesting.innermost(time) for time in (start, start + 1, end - 1, end)} == {place}
+        assert nesting.innermost(end + 1) == parent
+    assert nesting.innermost(-1) == nesting.innermost(clock) == -1
+
+
+# -- the trace ----------------------------------------------------------------------------------------
+
+
+def test_stages_of_the_written_trace() -> None:
+    view = reduce_trace(*mini_trace())
+    stages = rows(view, "stages", "phase", "stage", "view")
+    expected = {  # calls, kernels, copies, launches, busy µs, host µs
+        ("prefill", "prefill", ""): (1, 6, 1, 7, 400, 2000),
+        ("prefill", "sam", "global"): (1, 2, 0, 2, 160, 290),
+        ("prefill", "decoder", ""): (1, 3, 1, 4, 230, 800),
+        ("prefill", "sampling", ""): (1, 1, 0, 1, 10, 100),
+        ("decode", "decode", ""): (1, 7, 0, 3, 348, 1400),
+        ("decode", "decode_step", ""): (2, 7, 0, 3, 348, 800),
+        ("decode", "sampling", ""): (2, 0, 0, 0, 0, 160),
+    }
+    names = ("calls", "kernels", "copies", "launches", "busy_ms", "host_ms")
+    for key, values in expected.items():
+        scaled = (*values[:4], values[4] / 1e3, values[5] / 1e3)
+        assert tuple(stages[key][name] for name in names) == pytest.approx(scaled), key
+    assert stages.keys() == expected.keys()
+    assert view["steps"] == 2
+    assert view["unattributed"] == {"events": 1, "busy_ms": pytest.approx(0.01)}
+
+
+def test_every_kernel_of_a_graph_belongs_to_the_step_that_launched_it() -> None:
+    steps = rows(reduce_trace(*mini_trace()), "decode_steps", "step")
+    assert [steps[step,]["kernels"] for step in (0, 1)] == [3, 4]  # the lost call's is in step 1
+    assert [steps[step,]["launches"] for step in (0, 1)] == [1, 2]
+    assert [steps[step,]["busy_ms"] for step in (0, 1)] == pytest.approx([0.169, 0.179])
+    assert [steps[step,]["syncs"] for step in (0, 1)] == [1, 1]
+
+
+def test_gaps_have_their_cause() -> None:
+    gaps = rows(reduce_trace(*mini_trace()), "gaps", "phase", "stage", "cause", "longer_than_us")
+    found = {key: (row["count"], row["idle_ms"]) for key, row in gaps.items()}
+    assert found == {
+        ("prefill", "decoder", "launch", 50.0): (1, pytest.approx(0.070)),
+        ("prefill", "decoder", "launch", 100.0): (1, pytest.approx(0.170)),
+        ("prefill", "decoder", "device", 5.0): (1, pytest.approx(0.010)),
+        ("prefill", "decoder", "host sync", 100.0): (1, pytest.approx(0.170)),
+        ("prefill", "sampling", "launch", 200.0): (1, pytest.approx(0.440)),
+        ("decode", "decode_step", "device", 0.0): (2, pytest.approx(0.002)),
+        ("decode", "decode_step", "host sync", 200.0): (1, pytest.approx(0.330)),
+        ("decode", "decode_step", "device", 20.0): (1, pytest.approx(0.050)),
+    }
+
+
+def test_the_cache_and_attention_are_told_by_range_operator_or_name() -> None:
+    parts = rows(reduce_trace(*mini_trace()), "parts", "phase", "part", "by")
+    assert {key: (row["kernels"], row["busy_ms"]) for key, row in parts.items()} == {
+        ("prefill", "attention", "operator"): (1, pytest.approx(0.1)),
+        ("prefill", "kv_update", "range"): (1, pytest.approx(0.02)),
+        ("decode", "kv_update", "name"): (2, pytest.approx(0.02)),
+        ("decode", "attention", "name"): (2, pytest.approx(0.12)),
+    }
+
+
+def test_waits_name_the_operator() -> None:
+    syncs = rows(reduce_trace(*mini_trace()), "syncs", "phase", "stage", "operator")
+    item = syncs["prefill", "decoder", "aten::item"]
+    assert (item["through"], item["copy"], item["count"]) == ("aten::_local_scalar_dense", "DtoH", 1)
+    assert item["wait_ms"] == pytest.approx(0.085)  # the copy's call and the wait behind it
+    bare = syncs["decode", "sampling", ""]
+    assert (bare["call"], bare["copy"], bare["count"]) == ("cudaStreamSynchronize", "", 2)
+    assert len(syncs) == 2
+
+
+def test_top_kernels_are_cut_and_the_rest_is_kept() -> None:
+    trace = TraceWriter()
+    trace.stage("prefill", "prefill", 0, 1000)
+    for number in range(20):
+        trace.launch(number * 20, (f"kernel {number}" + "x" * 500, number * 20 + 8, number * 20 + 9 + number))
+    top = pd.DataFrame(reduce_trace(*trace.done())["top"])
+    assert top["kernel"].iloc[0].startswith("kernel 19")
+    assert top["kernel"].str.len().max() == 240
+    assert top["kernel"].iloc[-1] == ""
+    assert top["count"].sum() == 20
+    assert top["device_ms"].sum() == pytest.approx(sum(range(1, 21)) / 1e3)
+
+
+def test_lost_ranges_are_refused() -> None:
+    trace, spans = mini_trace()
+    with pytest.raises(OcrPhasesError, match="kept 1 of 2 ranges of sam"):
+        reduce_trace(trace, [*spans, ("prefill", "sam", "local", None)])
+
+
+def test_an_empty_trace_gives_empty_tables() -> None:
+    view = reduce_trace({"traceEvents": []}, [])
+    assert view["steps"] == 0
+    assert all(not column for name in ("stages", "top", "gaps", "syncs") for column in view[name].values())
+
+
+# -- the record and its tables ------------------------------------------------------------------------
+
+
+def test_the_view_travels_with_the_record_and_stays_small(tmp_path: Path) -> None:
+    run = with_kernels(view=example_view(steps=32))
+    again = PhaseRun.load(run.save(tmp_path / "run.json"))
+    assert again.kernels == run.kernels
+    assert len(json.dumps(run.kernels)) < 200_000
+    assert "kernels" not in make_run().to_dict()
+    assert PhaseRun.load(GOLDEN / "run.json").kernels is None
+
+
+def test_figures_of_decode_are_of_one_step() -> None:
+    run = with_kernels(view=reduce_trace(*mini_trace()))
+    table = analyse.kernel_table(run).set_index(["phase", "stage", "view"])
+    assert tuple(analyse.kernel_table(run).columns) == analyse.KERNEL_COLUMNS
+    step = table.loc["decode", "decode_step", ""]
+    assert (step["kernels"], step["launches"]) == (3.5, 1.5)
+    assert step["busy_ms"] == pytest.approx(0.174)
+    assert step["wall_ms"] == run["inter_token_ms"]
+    assert step["idle_share"] == pytest.approx(1 - 0.174 / run["inter_token_ms"])
+    assert table.loc["prefill", "prefill", ""]["wall_ms"] == pytest.approx(run["prefill_ms"])
+    syncs = analyse.host_syncs(run)
+    assert list(syncs["count"]) == [1.0, 1.0]
+    assert list(syncs["phase"]) == ["prefill", "decode"]
+    top = analyse.top_kernels(run, "decode_step")
+    assert list(top["kernel"][:2]) == ["gemv", "flash_decode"]
+    assert list(top["count"][:2]) == [1.0, 1.0]
+    assert top["share"].sum() == pytest.approx(1.0)
+    assert set(analyse.top_kernels(run, "prefill")["stage"]) == {"sam", "decoder", "sampling"}
+    gaps = analyse.idle_gaps(run)
+    assert gaps.loc[gaps["phase"] == "decode", "idle_ms"].sum() == pytest.approx(0.382 / 2)
+
+
+def test_the_cache_has_its_share_of_the_work() -> None:
+    table = analyse.kv_cache_share(with_kernels(view=reduce_trace(*mini_trace())))
+    shares = table.set_index(["phase", "part"])["of_busy"]
+    assert shares["prefill", "kv_update"] == pytest.approx(20 / 400)
+    assert shares["decode", "attention"] == pytest.approx(120 / 348)
+
+
+def test_verdicts_with_and_without_floors() -> None:
+    run = with_kernels()
+    table = analyse.stage_verdict(run).set_index(["phase", "stage", "view"])
+    step = table.loc["decode", "decode_step", ""]
+    assert step["verdict"] == "launch-bound"
+    assert "164 launches" in step["reason"] or "165 launches" in step["reason"]
+    assert "launch-bound" in analyse.kernel_sentence(run)
+    assert analyse.kernel_sentence(run) in verdict(run)
+    # A wall as long as the device's work is bound by the device, and the floors say by what.
+    spans = run.spans.copy()
+    spans.loc[spans["stage"] == "decode_step", "device_ms"] = step["busy_ms"] * 1.1
+    busy = dataclasses.replace(run, spans=spans)
+    key = {"phase": "decode", "stage": "decode_step", "view": ""}
+    for limit, word in (("bandwidth", "bandwidth-bound"), ("arithmetic", "compute-bound")):
+        floor = {"floor_ms": 0.2, "limit": limit, "mfu": 0.01, "mbu": 0.41}
+        floors = pd.DataFrame([{**key, **floor}])
+        found = analyse.stage_verdict(busy, floors).set_index("stage").loc["decode_step"]
+        assert found["verdict"] == word
+        assert found["mbu"] == 0.41
+        assert f"{limit} allows 0.200 ms (MFU 1.0 %, MBU 41 %)" in found["reason"]
+        assert f"decode is {word}" in analyse.kernel_sentence(busy, floors)
+    bare = analyse.stage_verdict(busy).set_index("stage").loc["decode_step"]
+    assert bare["verdict"] == "device-bound"
+
+
+def test_a_port_that_waits_in_every_layer_is_host_sync_bound() -> None:
+    trace = TraceWriter()
+    trace.stage("decode", "decode", 0, 100_000)
+    clock = 10.0
+    trace.stage("decode", "decode_step", clock, 3000, step=0)
+    for _ in range(12):
+        trace.launch(clock, ("experts", clock + 10, clock + 20))
+        trace.operator("aten::nonzero", clock + 30, clock + 90)
+        trace.sync(clock + 35, clock + 80)
+        clock += 200
+    run = with_kernels(view=reduce_trace(*trace.done()))
+    row = analyse.stage_verdict(run).set_index("stage").loc["decode_step"]
+    assert row["verdict"] == "host-sync-bound"
+    assert row["idle_after_sync"] == pytest.approx(1.0)
+    syncs = analyse.host_syncs(run)
+    assert list(syncs[["operator", "count"]].iloc[0]) == ["aten::nonzero", 12.0]
+
+
+def test_the_sentence_puts_busy_beside_wall() -> None:
+    assert analyse.of_text(2.1, 18.62) == "2.10 of 18.6 ms"
+    assert analyse.of_text(950.0, 2000.0) == "950 ms of 2.00 s"
+    assert analyse.kernel_sentence(make_run()) == ""
+    failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "The profiler saw no kernel."})
+    assert analyse.kernel_sentence(failed) == "The kernel view failed: The profiler saw no kernel."
+    with pytest.raises(OcrPhasesError, match="saw no kernel"):
+        analyse.kernel_table(failed)
+    with pytest.raises(OcrPhasesError, match="--kernels"):
+        analyse.top_kernels(make_run())
+    with pytest.raises(OcrPhasesError, match="damaged"):
+        analyse.idle_gaps(dataclasses.replace(make_run(), kernels={"tool": "x"}))
+
+
+def test_checks_that_need_kernels_get_their_verdict() -> None:
+    before = {check.name: check for check in run_checks(make_run(cuda=True))}
+    after = {check.name: check for check in run_checks(with_kernels())}
+    for name in ("expected_cache_write", "expected_cache_update"):
+        assert before[name].verdict == "n/a"
+        assert after[name].verdict == "note"
+        assert "kv update" in after[name].measured
+    assert "a step keeps the GPU busy" in after["vision_in_prefill_only"].measured
+
+
+def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
+    graph = with_kernels(make_run(cuda=True))
+    graph = dataclasses.replace(graph, model={**graph.model, "strategy": "cuda_graph"})
+    checks = {check.name: check for check in run_checks(graph)}
+    assert checks["vision_in_prefill_only"].verdict == "pass"
+    view = example_view()
+    view["stages"]["phase"] = [
+        "decode" if stage == "clip" else phase
+        for phase, stage in zip(view["stages"]["phase"], view["stages"]["stage"], strict=True)
     ]
-    nbformat.write(notebook, tmp_path / "probe.ipynb")
-    monkeypatch.setattr(render, "_notebook", lambda name: tmp_path / f"{name}.ipynb")
-    kernel = WarmKernel(pages_a_kernel=4)
-    yield kernel
-    kernel.stop()
+    checks = {check.name: check for check in run_checks(with_kernels(view=view))}
+    assert checks["vision_in_prefill_only"].verdict == "fail"
 
 
-def run(kernel: WarmKernel, folder: Path, word: str, **options: float) -> tuple[str, int]:
-    """What the notebook printed, and its kernel's process."""
-    target = execute_notebook("probe", {"word": word}, folder / f"{word}.ipynb", kernel=kernel, **options)
-    outputs = nbformat.read(target, as_version=4).cells[-1].outputs
-    return outputs[0].text.strip(), int(outputs[1].data["text/plain"])
+# -- shown --------------------------------------------------------------------------------------------
 
 
-def test_a_warm_kernel_forgets_all_names_and_survives_what_fails(kernel, tmp_path):
-    said, first = run(kernel, tmp_path, "one")
-    assert said == "left [] history 0"
-    files = len(list(Path("/proc/self/fd").iterdir()))
-    assert run(kernel, tmp_path, "two") == (said, first)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= files  # the clients' sockets are closed
-    with pytest.raises(OcrPhasesError, match="ValueError: as asked"):
-        run(kernel, tmp_path, "fail")
-    assert run(kernel, tmp_path, "four") == (said, first)
-    said, fresh = run(kernel, tmp_path, "five")  # as many as one kernel does have run
-    assert said == "left [] history 0"
-    assert fresh != first
-    with pytest.raises(OcrPhasesError, match="not run to its end"):
-        run(kernel, tmp_path, "die")
-    said, third = run(kernel, tmp_path, "seven")
-    assert third not in (first, fresh)
-    os.kill(third, signal.SIGKILL)  # between two notebooks
-    assert run(kernel, tmp_path, "eight")[1] != third
+@pytest.mark.parametrize("view", [example_view(), reduce_trace(*mini_trace())], ids=["eager", "graph"])
+@pytest.mark.filterwarnings("error")
+def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
+    run = with_kernels(view=view)
+    busy, gaps = plots.plot_busy(run), plots.plot_idle_gaps(run)
+    for figure in (busy, gaps):
+        assert html.figure_png(figure).startswith(b"\x89PNG")
+        sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()}
+        assert min(sizes) >= 9
+        assert not any("nan" in text.get_text() for text in figure.findobj(Text))
+    step = analyse.stage_verdict(run).set_index("stage").loc["decode_step"]
+    labels = [text.get_text() for text in busy.axes[1].texts]
+    assert labels[0].startswith(analyse.of_text(step["busy_ms"], step["wall_ms"]))
+    assert labels[0].endswith(step["verdict"])
+    drawn = sum(bar.get_height() for bar in gaps.axes[1].patches)
+    table = analyse.idle_gaps(run)
+    assert drawn == pytest.approx(table.loc[table["phase"] == "decode", "idle_ms"].sum())
 
 
-def test_a_notebook_that_hangs_costs_its_kernel(kernel, tmp_path):
-    _, first = run(kernel, tmp_path, "one")
-    with pytest.raises(OcrPhasesError, match="not run to its end"):
-        run(kernel, tmp_path, "hang", timeout=1.0)
-    assert run(kernel, tmp_path, "two")[1] != first
+def test_a_view_without_kernels_says_so_in_its_pictures() -> None:
+    empty = reduce_trace({"traceEvents": []}, [])
+    for plot in (plots.plot_busy, plots.plot_idle_gaps):
+        assert [text.get_text() for text in plot(with_kernels(view=empty)).axes[0].texts][0].endswith(".")
 
 
-def test_code_that_fails_beside_a_notebook_says_so(kernel):
-    with pytest.raises(OcrPhasesError, match="no such thing"):
-        kernel.run("raise LookupError('no such thing')")
+def test_the_fragments_hold_the_figures_and_escape_names() -> None:
+    view = reduce_trace(*mini_trace())
+    view["top"]["kernel"][0] = "<script>alert(1)</script>"
+    run = with_kernels(view={"tool": "torch.profiler 2.11.0", **view})
+    elements = Elements(kernels_html.kernels_html(run) + kernels_html.kernel_details_html(run))
+    assert not elements.open
+    assert not elements.stray
+    assert "script" not in elements.tags()
+    for words in ("whole phase", "launch-bound", "in a run of its own with 2 decode steps", "1 a step"):
+        assert words in elements.said
+    for words in ("aten::_local_scalar_dense", "attention, which reads it", "<script>alert"):
+        assert words in elements.said
+    assert kernels_html.kernels_html(make_run()) == kernels_html.kernel_details_html(make_run()) == ""
+    failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "No kernel <b>."})
+    assert "No kernel &lt;b&gt;." in kernels_html.kernels_html(failed)
+    assert kernels_html.kernel_details_html(failed) == ""
+
+
+def test_the_page_report_shows_the_view_of_a_record_that_has_one(tmp_path: Path) -> None:
+    record = with_kernels().save(tmp_path / "record.json")
+    written = report_page(tmp_path / "out", {"record": str(record)})
+    elements = Elements(written["report.html"].read_text(encoding="utf-8"))
+    assert not elements.open
+    assert "the GPU works 64.2 of 100 ms" in elements.said
+    assert "Longest kernels of a decode step" in elements.said
+    pictures = [attributes.get("aria-label") for _, attributes in elements.found]
+    assert "How long the device works in each stage" in pictures
+
+
+def test_the_command_line_refuses_the_view_on_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "run.json"
+    arguments = ["profile", str(PAGE), "--save", str(target), "--device", "cpu", "--trace"]
+    assert main(arguments) == 2
+    assert "--device cuda" in capsys.readouterr().err
+    assert not target.exists()
+
+
+def test_the_command_line_prints_the_view(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def measured(arguments: Any, **options: Any) -> PhaseRun:
+        asked.update(options)
+        return with_kernels()
+
+    monkeypatch.setattr("ocr_phases.cli._measure", measured)
+    assert main(["profile", str(PAGE), "--save", str(tmp_path / "run.json"), "--trace"]) == 0
+    assert asked == {"kernels": True, "kernel_trace": tmp_path / "trace.json.gz"}
+    out = capsys.readouterr().out
+    assert "launch-bound" in out
+    assert "aten::item" in out
+    main(["profile", str(PAGE), "--save", str(tmp_path / "run.json")])
+    assert asked["kernels"] is False
+
+
+# -- the pass -----------------------------------------------------------------------------------------
+
+
+def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
+    tiny_session: DeepSeekOCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a device there are no kernels, but ranges, steps and the host's times are the real ones."""
+    monkeypatch.setattr("ocr_phases.measure.session.check_kernels", lambda *args, **options: None)
+    options: dict[str, Any] = {"max_new_tokens": 12, "repeats": 2, "warmup": 0}
+    trace = tmp_path / "trace.json.gz"
+    run = tiny_session.run_inference(PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace)
+    plain = tiny_session.run_inference(PAGE, **options)
+    assert run.repeats == [0, 1]
+    assert run.results == plain.results
+    assert run.cache == plain.cache
+    assert run.checks == plain.checks
+    identity = ["repeat", "phase", "stage", "view", "step"]
+    pd.testing.assert_frame_equal(run.spans[identity], plain.spans[identity])
+    view = run.kernels
+    assert view is not None
+    assert "error" not in view
+    assert view["decode_steps"]["step"] == [0, 1, 2]
+    stages = rows(view, "stages", "phase", "stage", "view")
+    known = run.spans[identity[1:4]].drop_duplicates().itertuples(index=False, name=None)
+    assert set(stages) == set(known)
+    assert stages["decode", "decoder", ""]["calls"] == 3
+    inner = sum(row["host_ms"] for (phase, stage, _), row in stages.items() if phase != stage == "sam")
+    assert 0 < inner <= stages["prefill", "prefill", ""]["host_ms"]
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    layers = tiny_session.model.config.get_text_config().num_hidden_layers
+    updates = [event for event in events if event.get("name") == measure.KV_RANGE]
+    assert len(updates) == layers * 4  # of the prefill and three steps
+    decoders = [event for event in events if event.get("name") == "decoder"]
+    assert all(any(_within(one, decoder) for decoder in decoders) for one in updates)
+
+
+def _within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+
+
+def test_the_caches_are_as_before_also_after_an_error() -> None:
+    from transformers import Cache, DynamicCache
+
+    before = Cache.update
+    with pytest.raises(ZeroDivisionError), measure.cache_updates_marked():
+        assert Cache.update is not before
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            DynamicCache().update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
+        assert [event.count for event in profiler.key_averages() if event.key == measure.KV_RANGE] == [1]
+        raise ZeroDivisionError
+    assert Cache.update is before
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "words"),
+    [
+        ("cpu", {"steps": 4, "generate": False}, "--device cuda"),
+        ("cuda", {"steps": 4, "generate": True}, "drop generate=True"),
+        ("cuda:0", {"steps": 0, "generate": False}, "at least 1"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_anything_runs(
+    device: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OcrPhasesError, match=words):
+        measure.check_kernels(device, trace=None, **options)
+
+
+def test_a_cpu_session_refuses_the_view(tiny_session: DeepSeekOCRSession) -> None:
+    with pytest.raises(OcrPhasesError, match="cpu"):
+        tiny_session.run_inference(PAGE, max_new_tokens=2, repeats=1, warmup=0, kernels=True)
+
+
+def test_a_failing_pass_loses_nothing(
+    tiny_session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocr_phases.measure.session.check_kernels", lambda *args, **options: None)
+
+    def lost(*args: Any) -> Any:
+        raise RuntimeError("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS\nat line 7")
+
+    monkeypatch.setattr(measure, "chrome_trace", lost)
+    run = tiny_session.run_inference(PAGE, max_new_tokens=3, repeats=1, warmup=0, kernels=True)
+    assert run["tokens"] == 3
+    assert run.kernels is not None
+    assert run.kernels["error"] == "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS"
+    assert "kernel view failed: CUPTI" in verdict(run)
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
+@pytest.mark.parametrize("preset", ["base", "gundam"])
+def test_busy_time_is_the_profilers_own(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 3 % of what torch.profiler sums up for the same ranges by its own links."""
+    session = DeepSeekOCRSession.load(SMALL_DUMMY, device="cuda")
+    kept: dict[str, Any] = {}
+
+    def keep(*args: Any) -> Any:
+        kept["run"] = measure_run(*args)
+        return kept["run"]
+
+    measure_run = measure.profiled_run
+    monkeypatch.setattr(measure, "profiled_run", keep)
+    options: dict[str, Any] = {"preset": preset, "max_new_tokens": 16, "repeats": 1}
+    page = GOLDEN / "pages" / "a4_1240x1754.png"
+    run = session.run_inference(page, **options, kernels=True, kernel_steps=8)
+    assert run.kernels is not None
+    assert "error" not in run.kernels, run.kernels
+    theirs: dict[str, float] = defaultdict(float)
+    stages = set(run.kernels["stages"]["stage"])
+    for event in kept["run"][0].events():
+        if event.name in stages and event.device_type == torch.autograd.DeviceType.CPU:
+            theirs[event.name] += _device_us(event, stages) / 1e3
+    ours = pd.DataFrame(run.kernels["stages"]).groupby("stage")["busy_ms"].sum()
+    for stage, ms in theirs.items():
+        assert ours[stage] == pytest.approx(ms, rel=0.03, abs=0.005), stage
+    steps = pd.DataFrame(run.kernels["decode_steps"])
+    assert (steps["syncs"] == 1).all()
+    parts = set(zip(run.kernels["parts"]["phase"], run.kernels["parts"]["part"], strict=True))
+    assert ("decode", "kv_update") in parts
+
+
+def _device_us(event: Any, stages: set[str]) -> float:
+    """Kernels of an event and all inside it; a range's own shadow on the device is no kernel."""
+    own = sum(kernel.duration for kernel in event.kernels if kernel.name not in stages)
+    return own + sum(_device_us(child, stages) for child in event.cpu_children)

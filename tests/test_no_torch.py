@@ -18,7 +18,7 @@ def modules() -> list[str]:
     names = ["ocr_phases", "ocr_phases.record", *ROOMS]
     for room in ROOMS:
         paths = importlib.import_module(room).__path__
-        names += [module.name for module in pkgutil.iter_modules(paths, prefix=f"{room}.")]
+        names += [module.name for module in pkgutil.walk_packages(paths, prefix=f"{room}.")]
     return names
 
 

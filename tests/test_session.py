@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.errors import Stopped
 from ocr_phases.measure.checkpoint import load_tokenizer
 from ocr_phases.measure.recorder import token_texts
 from ocr_phases.measure.sampling import SamplingSettings
@@ -106,8 +107,33 @@ def test_tokens_are_streamed_while_decoding(tiny_session):
     )
     assert done == [(1, 2), (2, 2)]
     measured = [token for repeat, tokens in seen if repeat == 0 for token in tokens]
-    assert measured == run.result["ids"][1:]
-    assert len([1 for repeat, _ in seen if repeat == -1]) == 9
+    assert measured == run.result["ids"]
+    assert len([1 for repeat, _ in seen if repeat == -1]) == 10
+
+
+def test_a_stop_ends_at_the_next_token_and_keeps_finished_repeats(tiny_session):
+    seen: list[int] = []
+
+    def stop_in(number):
+        def on_tokens(repeat, new):
+            seen.append(repeat)
+            if repeat == number and seen.count(number) == 5:
+                raise Stopped
+
+        return on_tokens
+
+    options = {"max_new_tokens": 20, "repeats": 3, "warmup": 0}
+    run = tiny_session.run_inference(RECEIPT, **options, on_tokens=stop_in(1))
+    assert seen == [0] * 20 + [1] * 5
+    assert run.repeats == [0]
+    assert run.request["repeats"] == 1
+    assert run.token_count == 20
+    seen.clear()
+    with pytest.raises(Stopped):
+        tiny_session.run_inference(RECEIPT, **options, on_tokens=stop_in(0))
+    assert seen == [0] * 5
+    # Nothing of the stopped run is left on the model.
+    assert tiny_session.run_inference(RECEIPT, **options).result == run.result
 
 
 def test_options_reach_the_run(tiny_session):

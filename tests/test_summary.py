@@ -13,6 +13,7 @@ from ocr_phases.analyse.summary import (
     STAGE_COLUMNS,
     STEP_COLUMNS,
     bytes_text,
+    headline,
     ms_text,
     percent_text,
     repeat_table,
@@ -205,3 +206,19 @@ def test_other_units() -> None:
         "62 %",
         "100 %",
     ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_headline_is_one_sentence(shape: str) -> None:
+    words = headline(make_run(**SHAPES[shape]))
+    assert words.endswith(".")
+    assert "n/a" not in words
+    assert "None" not in words
+
+
+def test_the_headline_names_the_larger_phase() -> None:
+    assert headline(make_run()).startswith("Decode is ")
+    assert "; vision is " in headline(make_run())
+    assert headline(make_run(max_tokens=2)).startswith("The prefill is ")
+    assert headline(make_run(generate=True)).startswith("generate() read this page in ")
+    assert "a batch of 3 rows took together" in headline(make_run(rows=3))

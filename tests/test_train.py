@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,10 +54,37 @@ SHAPE = {
     "expert_mlp": 32,
 }
 VOCABULARY = 1400
+#: What each of two ranks runs: one step by hand to see the gradients, then a whole run.
+RANKS = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, {code!r})
+import torch, torch.distributed as dist, train
+
+folder, tokenizer = map(Path, sys.argv[1:])
+config = json.loads((folder / "config.json").read_text())
+run = train.Training(
+    config, folder / "out", fonts=None, tokenizer=tokenizer, device="cpu", workers=0, compiled=False
+)
+parameters = list(run.modules["model"].parameters())[:6]
+ones = torch.ones(()) * (run.ranks.rank + 1)
+for p in parameters:
+    p.grad = torch.full_like(p, float(ones))
+run.ranks.average(parameters)
+seen = dict(mean=[p.grad.clone() for p in parameters], expected=[torch.full_like(p, 1.5) for p in parameters])
+for p in parameters:
+    p.grad = None
+seen["own"] = float(next(run.batches)[1].pixels.float().mean())
+run.run(time.perf_counter() + 100)
+seen["weights"] = run.modules["model"].state_dict()
+torch.save(seen, folder / f"rank{{run.ranks.rank}}.pt")
+run.ranks.leave()
+"""
 STAGE = {
     "until": 1.0,
     "type_px": [26, 36],
     "characters": 40,
+    "plain": [0.35, 0.85],
     "reshape": 0.5,
     "colour": 0.5,
     "degrade": 0.5,
@@ -341,3 +370,36 @@ def test_errors_are_counted() -> None:
 )
 def test_edit_distance(one: str, other: str, distance: int) -> None:
     assert metrics.edits(one, other) == metrics.edits(other, one) == distance
+
+
+def test_two_ranks_learn_one_network(vocabulary: Path, tmp_path: Path) -> None:
+    """Two processes end with the weights that one gets from the mean of their gradients."""
+    (tmp_path / "config.json").write_text(json.dumps(toy_config(budget={"steps": 2}, log_every=1)))
+    (tmp_path / "out").mkdir()
+    script = tmp_path / "both.py"
+    script.write_text(RANKS.format(code=str(CODE)))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
+        str(script),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(tmp_path), str(vocabulary)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, other = (torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2))
+    assert one["own"] != other["own"]
+    for mean, theirs, mine in zip(one["mean"], other["mean"], one["expected"], strict=True):
+        torch.testing.assert_close(mean, theirs, rtol=0, atol=0)
+        torch.testing.assert_close(mean, mine)
+    for name, weight in one["weights"].items():
+        torch.testing.assert_close(weight, other["weights"][name], rtol=0, atol=0)
+    assert len((tmp_path / "out" / "log.jsonl").read_text().splitlines()) == 2

@@ -148,13 +148,13 @@ EXPECTATIONS: dict[str, CheckText] = {
         "the language model is 40 to 60 % of the prefill", _SEEDS, "A longer prompt raises it."
     ),
     "expected_cache_write": CheckText(
-        "writing the KV cache is 5 to 10 % of the prefill", _SEEDS, "Needs kernel times, on a GPU."
+        "writing the KV cache is 5 to 10 % of the prefill", _SEEDS, "See the kernel view (--kernels)."
     ),
     "expected_forward_share": CheckText(
         "the forward is 90 to 95 % of decode", _SEEDS, "The rest is sampling, reads and the loop itself."
     ),
     "expected_cache_update": CheckText(
-        "reading and updating the cache is 5 to 10 % of decode", _SEEDS, "Needs kernel times, on a GPU."
+        "reading and updating the cache is 5 to 10 % of decode", _SEEDS, "See the kernel view (--kernels)."
     ),
     "expected_constant_decode": CheckText(
         "decode time does not depend on length", _SEEDS, "See decode_trend for what it should cost."

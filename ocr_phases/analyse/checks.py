@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, CheckText
+from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.steps import cache_read_slope, decode_trend, outlier_causes, repetition_loop
 from ocr_phases.analyse.summary import bytes_text, ms_text, percent_text, vision_share
 from ocr_phases.record import VISION_STAGES, PhaseRun
@@ -135,9 +136,13 @@ def _vision_in_prefill_only(run: PhaseRun) -> Found:
         steps = vision["step"].nunique()
         names = ", ".join(sorted(vision["stage"].unique()))
         return "fail", f"{names} ran in {steps} steps and took {ms_text(float(vision['device_ms'].sum()))}"
+    ran, profiled = vision_in_decode(run) if has_kernels(run) else (None, "")
+    if ran:
+        return "fail", profiled
     if run.model.get("strategy") not in (None, "eager"):
-        return "n/a", f"{run.model['strategy']} steps show no stages"
-    return "pass", f"no vision span among {int((spans['phase'] == 'decode').sum()):,} of decode"
+        return ("n/a", f"{run.model['strategy']} steps show no stages") if ran is None else ("pass", profiled)
+    spans_seen = f"no vision span among {int((spans['phase'] == 'decode').sum()):,} of decode"
+    return "pass", f"{spans_seen}; {profiled}" if profiled else spans_seen
 
 
 def _cache_linear(run: PhaseRun) -> Found:
@@ -293,8 +298,29 @@ def _expected_memory(run: PhaseRun) -> Found:
     return _in_range(ratio, 0.0, 1.0, f"{percent_text(ratio)} of the prefill's peak")
 
 
-def _needs_kernels(run: PhaseRun) -> Found:
-    return "n/a", "needs the times of single kernels"
+def _expected_cache_write(run: PhaseRun) -> Found:
+    return _cache_share(run, "prefill", ("kv_update",))
+
+
+def _expected_cache_update(run: PhaseRun) -> Found:
+    return _cache_share(run, "decode", ("kv_update", "attention"))
+
+
+def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> Found:
+    """The cache's part of the device's work in a phase."""
+    if not has_kernels(run):
+        return "n/a", "needs the times of single kernels (kernels=True, on a CUDA device)"
+    table = kv_cache_share(run)
+    mine = table[(table["phase"] == phase) & table["part"].isin(parts)]
+    if mine.empty:
+        return "n/a", "the profiler saw no such kernel"
+    shares = zip(mine["part"], mine["of_busy"], strict=True)
+    each = [f"{str(part).replace('_', ' ')} {percent_text(share)}" for part, share in shares]
+    guessed = ", told by name" if (mine["by"] == "name").any() else ""
+    share = float(mine["of_busy"].sum())
+    return _in_range(
+        share, 0.05, 0.10, f"{percent_text(share)} of the GPU's work ({', '.join(each)}{guessed})"
+    )
 
 
 _EXPECTED: dict[str, Callable[[PhaseRun], Found]] = {
@@ -303,9 +329,9 @@ _EXPECTED: dict[str, Callable[[PhaseRun], Found]] = {
     "expected_ratio": _expected_ratio,
     "expected_vision_share": _expected_vision_share,
     "expected_language_share": _expected_language_share,
-    "expected_cache_write": _needs_kernels,
+    "expected_cache_write": _expected_cache_write,
     "expected_forward_share": _expected_forward_share,
-    "expected_cache_update": _needs_kernels,
+    "expected_cache_update": _expected_cache_update,
     "expected_constant_decode": _expected_constant_decode,
     "expected_memory": _expected_memory,
 }

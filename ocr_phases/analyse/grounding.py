@@ -35,6 +35,8 @@ REGION_COLUMNS = (
     "text",
 )
 
+TYPE_COLUMNS = ("label", "regions", "tokens", "characters", "decode_ms", "ms_per_char", "share")
+
 Box = tuple[int, int, int, int]
 
 # No tag may stand inside a label or a box list, so a failed match never reads past the next tag: linear time.
@@ -131,7 +133,8 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
 
     `token_table` has a row a token with `region` (see `token_regions`), `text` and `device_ms`, NaN for the
     token that came from the prefill. `decode_ms` is the sum over a region's tokens, markup included, so the
-    column sums to the sum of `device_ms`; `share` is the part of that sum (NaN when it is 0). `characters`
+    column sums to the sum of `device_ms` (to the last bit for the token table of a record, whose times lie on
+    a grid that sums exactly); `share` is the part of that sum (NaN when it is 0). `characters`
     counts the stripped content, and `ms_per_char` is NaN where there is none. Raises OcrPhasesError when a
     token names a region that is not there.
     """
@@ -159,7 +162,22 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
     if PREAMBLE in tokens:
         text = "".join(token_table.loc[regions == PREAMBLE, "text"]).strip()
         rows.insert(0, row(PREAMBLE, "preamble", 0, False, text))
-    return _typed(pd.DataFrame(rows, columns=list(REGION_COLUMNS)))
+    # Objects first: what a model wrote need not be text that pyarrow, where pandas has it, would take.
+    return _typed(pd.DataFrame(rows, columns=list(REGION_COLUMNS), dtype=object))
+
+
+def type_table(table: pd.DataFrame) -> pd.DataFrame:
+    """`region_table`'s rows added up by type of region (label), the costliest first; columns `TYPE_COLUMNS`.
+
+    `ms_per_char` is over the characters of all regions of the type, markup's time included; NaN where there
+    are none. The preamble, where there is one, is a type of its own.
+    """
+    grouped = table.groupby("label", sort=False)
+    sums = grouped[["tokens", "characters", "decode_ms", "share"]].sum(min_count=1).reset_index()
+    sums.insert(1, "regions", grouped.size().to_numpy())
+    per_character = sums["decode_ms"] / sums["characters"].where(sums["characters"] > 0)
+    sums.insert(5, "ms_per_char", per_character.astype("float64"))
+    return sums.sort_values("decode_ms", ascending=False, kind="stable", ignore_index=True)
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:

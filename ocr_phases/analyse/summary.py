@@ -187,8 +187,28 @@ def vision_share(run: PhaseRun) -> float | None:
 
 def verdict(run: PhaseRun) -> str:
     """What this measurement says, as a short paragraph of plain text. Nothing the model wrote is in it."""
+    from ocr_phases.analyse.floors import floor_sentence, floor_table  # which read this module's tables
+    from ocr_phases.analyse.kernels import kernel_sentence
+
     sentences = _generate_sentences(run) if _is_generate(run) else _phase_sentences(run)
-    return " ".join([*sentences, *_caveats(run)])
+    measured = [kernel_sentence(run, floor_table(run)), floor_sentence(run)]
+    return " ".join(filter(None, [*sentences, *measured, *_caveats(run)]))
+
+
+def headline(run: PhaseRun) -> str:
+    """Where the time went, in one sentence: the larger of prefill and decode, and vision's part."""
+    figures = run.summary()
+    if _is_generate(run):
+        return f"generate() read {_pages_text(run)} in {ms_text(figures['generate_ms'])}."
+    prefill, decode = figures["prefill_ms"], figures["decode_ms"] or 0.0
+    whole = figures["ttft_ms"] + decode
+    name, part = ("Decode", decode) if decode > prefill else ("The prefill", prefill)
+    verb = "took" if len(run.results) == 1 and len(run.pages) == 1 else "took together"
+    sentence = (
+        f"{name} is {percent_text(part / whole)} of the {ms_text(whole)} that {_pages_text(run)} {verb}"
+    )
+    share = vision_share(run)
+    return f"{sentence}; vision is {percent_text(share)} of the prefill." if share else f"{sentence}."
 
 
 def _is_generate(run: PhaseRun) -> bool:
@@ -323,6 +343,15 @@ def _caveats(run: PhaseRun) -> list[str]:
         )
     if run.request.get("warmup") == 0:
         caveats.append("Nothing was warmed up, so these times contain what only a first run pays.")
+    step, vision = run.model.get("strategy_setup") or {}, run.model.get("vision_setup") or {}
+    once = {
+        "compiling the decode step": step.get("compile_ms"),
+        "capturing it": step.get("capture_ms"),
+        "compiling the vision encoders": vision.get("compile_ms"),
+    }
+    spent = [f"{name} {ms_text(ms)}" for name, ms in once.items() if ms is not None]
+    if spent:
+        caveats.append(f"Not in these times is what was set up once before: {', '.join(spent)}.")
     return caveats
 
 

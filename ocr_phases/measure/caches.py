@@ -29,6 +29,20 @@ def cache_length(cache: Any) -> int | None:
     return length if isinstance(length, int) else None
 
 
+def device_lengths(cache: Any) -> list[int]:
+    """Entries by the count of each layer of a cache that counts on the device; empty for any other.
+
+    Waits for the device.
+    """
+    counts = _device_counts(cache)
+    return torch.stack(counts).tolist() if counts else []
+
+
+def _device_counts(cache: Any) -> list[Tensor]:
+    counts = [getattr(layer, "cumulative_length", None) for layer in getattr(cache, "layers", ())]
+    return [count for count in counts if isinstance(count, Tensor)]
+
+
 def cache_bytes_per_token(cache: Any) -> int:
     """Bytes one cached token takes over all layers: keys and values of every head, for the whole batch."""
     return sum(
@@ -42,6 +56,11 @@ def drop_last(cache: Any) -> Any:
     """The cache without its newest entry: the same object, or a new tuple."""
     if isinstance(cache, tuple):
         return tuple((keys[:, :, :-1], values[:, :, :-1]) for keys, values in cache_layers(cache))
+    counts = _device_counts(cache)
+    if counts:  # the entry stays where it is, and the next step writes over it
+        for count in counts:
+            count.sub_(1)
+        return cache
     cache.crop(-1)
     return cache
 

@@ -13,7 +13,7 @@ import torch
 
 import ocr_phases
 from ocr_phases.git_state import git_state
-from ocr_phases.measure.strategies import DECODE_BACKENDS
+from ocr_phases.measure.strategies import decode_backends
 
 
 def now() -> str:
@@ -60,11 +60,9 @@ def describe_device(device: str) -> dict[str, Any]:
     }
 
 
-def attention_kernels(device: str) -> list[str]:
-    """The SDPA kernels the run may use, by name."""
-    if torch.device(device).type == "cuda":
-        return [backend.name.lower() for backend in DECODE_BACKENDS]
-    return ["default"]
+def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
+    """The SDPA kernels that a run, or a decode step of ``strategy``, may use, by name."""
+    return [backend.name.lower() for backend in decode_backends(device, strategy)] or ["default"]
 
 
 def _cpu_name() -> str:

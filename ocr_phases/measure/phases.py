@@ -7,20 +7,24 @@ is an `OcrPhasesError`, because a time measured under it would be of something e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.caches import cache_length, continues, drop_last
+from ocr_phases.measure.caches import cache_length, continues, device_lengths, drop_last
 from ocr_phases.measure.families import Family, family_of
 from ocr_phases.measure.page import DeviceInputs
 from ocr_phases.measure.sampling import Sampler
 from ocr_phases.measure.strategies import decode_execution
 from ocr_phases.measure.timeline import NoTimeline, Timeline, stage_hooks
+
+if TYPE_CHECKING:
+    from ocr_phases.measure.static_decode import StaticStep
 
 
 @dataclass
@@ -47,10 +51,10 @@ class DecodeState:
     unread: list[Tensor] = field(default_factory=list)
     reads: int = 0  # waits for the device
 
-    def choose(self, logits: Tensor) -> None:
-        """Take the next token from ``logits`` [B, vocab]."""
+    def choose(self, logits: Tensor, token: Tensor | None = None) -> None:
+        """Take the next token from ``logits`` [B, vocab]; ``token`` int64 [B] where the step chose it."""
         self.logits = logits
-        self.token = self.sampler(logits, self.sequence)
+        self.token = self.sampler(logits, self.sequence) if token is None else token
         self.unread.append(self.token)
         if self.sequence is not None:
             self.sequence = torch.cat([self.sequence, self.token[:, None]], dim=1)
@@ -141,33 +145,45 @@ def redecode(state: DecodeState) -> None:
 
 @torch.no_grad()
 def decode_step(
-    model: nn.Module, state: DecodeState, timeline: Timeline | None = None, *, read: bool = True
+    model: nn.Module,
+    state: DecodeState,
+    timeline: Timeline | None = None,
+    *,
+    read: bool = True,
+    step: StaticStep | None = None,
 ) -> Tensor:
     """One forward of one token a row from the cache; returns the next token, int64 [B].
 
     The attention mask grows by one column of ones before the step. ``read`` brings the token to the host
-    within the step, as a loop that looks for the end token must. Raises `OcrPhasesError` where a rule of
-    decode is broken.
+    within the step, as a loop that looks for the end token must. ``step`` runs the forward in place of the
+    model class (a captured or compiled one). Raises `OcrPhasesError` where a rule of decode is broken.
     """
     timeline = timeline or NoTimeline()
     _check_model(model)
     with timeline.span("decode_step"):
-        state.attention_mask = nn.functional.pad(state.attention_mask, (0, 1), value=1)
-        if state.position_ids is not None:
-            state.position_ids = state.position_ids + 1
-        arguments = state.family.prepare_step(model, state.family.step_arguments(state))
-        _check_step(state.family, arguments)
-        out = state.family.forward(model, arguments, use_cache=True, logits_to_keep=1)
-        before, state.cache = state.cache, out.past_key_values
+        before = state.cache
+        logits, token = _model_step(model, state) if step is None else step(state)
         state.length += 1
         state.lengths.append(state.length)
         with timeline.span("sampling"):
-            state.choose(out.logits[:, -1])
+            state.choose(logits, token)
             if read:
                 state.read()
     _check_same_cache(before, state)
     _check_cache(state)
     return state.token
+
+
+def _model_step(model: nn.Module, state: DecodeState) -> tuple[Tensor, None]:
+    """The model class's own forward: the last position's logits [B, vocab], from which no token is chosen."""
+    state.attention_mask = nn.functional.pad(state.attention_mask, (0, 1), value=1)
+    if state.position_ids is not None:
+        state.position_ids = state.position_ids + 1
+    arguments = state.family.prepare_step(model, state.family.step_arguments(state))
+    check_step(state.family, arguments)
+    out = state.family.forward(model, arguments, use_cache=True, logits_to_keep=1)
+    state.cache = out.past_key_values
+    return out.logits[:, -1], None
 
 
 @torch.no_grad()
@@ -181,28 +197,26 @@ def decode(
     pad_id: int = 0,
     eos_check_every: int = 1,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
+    step: StaticStep | None = None,
 ) -> DecodeState:
     """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token included.
 
     Tokens are read, and the end looked for, every ``eos_check_every`` steps; what ran beyond the end is cut
     from ``state.ids``, and rows that end early are filled with ``pad_id``. ``on_tokens`` gets the new ids of
-    each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``.
+    each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``. ``step`` runs the forwards in
+    place of the model class, over the cache that `prefill` was given (`StaticStep.fresh_cache`).
     """
     timeline = timeline or NoTimeline()
     ended = [_has_ended(row, eos_ids) for row in state.ids]
     budget = max_new_tokens - len(state.ids[0])
-    with (
-        decode_execution(model),
-        stage_hooks(model, state.family, timeline, []),
-        timeline.in_phase("decode"),
-    ):
-        for step in range(budget):
+    with _execution(model, state, timeline, step), timeline.in_phase("decode"):
+        for number in range(budget):
             if all(ended):
                 break
-            timeline.step = step
-            read = (step + 1) % eos_check_every == 0 or step + 1 == budget
+            timeline.step = number
+            read = (number + 1) % eos_check_every == 0 or number + 1 == budget
             seen = len(state.ids[0])
-            decode_step(model, state, timeline, read=read)
+            decode_step(model, state, timeline, read=read, step=step)
             if not read:
                 continue
             fresh = [row[seen:] for row in state.ids]
@@ -213,10 +227,24 @@ def decode(
                 done = torch.tensor(ended, device=state.token.device)
                 state.token = torch.where(done, pad_id, state.token)
         timeline.step = None
+    _check_device_count(state)
     rows = [until_end(row, eos_ids) for row in state.ids]
     longest = max(map(len, rows))
     state.ids = [row + [pad_id] * (longest - len(row)) for row in rows]
     return state
+
+
+@contextlib.contextmanager
+def _execution(
+    model: nn.Module, state: DecodeState, timeline: Timeline, step: StaticStep | None
+) -> Iterator[None]:
+    """What decode runs in: its kernels and, where the model class is called, the hooks of its stages."""
+    if step is not None:
+        with step.execution():
+            yield
+        return
+    with decode_execution(model), stage_hooks(model, state.family, timeline, []):
+        yield
 
 
 def generate(
@@ -228,13 +256,15 @@ def generate(
     sampler: Sampler | None = None,
     first_token: str = "prefill",
     exact_mask: bool = False,
+    step: StaticStep | None = None,
     **decode_options: Any,
 ) -> DecodeState:
     """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`."""
-    state = prefill(model, inputs, timeline, sampler=sampler, exact_mask=exact_mask)
+    cache = None if step is None else step.fresh_cache()
+    state = prefill(model, inputs, timeline, sampler=sampler, cache=cache, exact_mask=exact_mask)
     if first_token == "redecode":
         redecode(state)
-    return decode(model, state, max_new_tokens, timeline, **decode_options)
+    return decode(model, state, max_new_tokens, timeline, step=step, **decode_options)
 
 
 def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = None) -> Tensor:
@@ -272,7 +302,8 @@ def _check_model(model: nn.Module) -> None:
         raise OcrPhasesError("The model is in training mode: call model.eval() before measuring.")
 
 
-def _check_step(family: Family, arguments: dict[str, Any]) -> None:
+def check_step(family: Family, arguments: dict[str, Any]) -> None:
+    """Raise `OcrPhasesError` for a step of more than one token a row, or one that carries image arguments."""
     width = arguments["input_ids"].shape[1]
     if width != 1:
         raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
@@ -296,4 +327,14 @@ def _check_cache(state: DecodeState) -> None:
     if length is not None and length != state.length:
         raise OcrPhasesError(
             f"The KV cache holds {length} tokens where {state.length} are right: it must grow by one a step."
+        )
+
+
+def _check_device_count(state: DecodeState) -> None:
+    # A static cache counts on the device, so its count is read once, after the last step.
+    counted = device_lengths(state.cache)
+    if set(counted) - {state.length}:
+        raise OcrPhasesError(
+            f"The static KV cache counts {counted} tokens in its layers where {state.length} are right: it "
+            "must grow by one a step."
         )

@@ -30,6 +30,7 @@ class Run:
     lengths: list[int]
     bytes_per_token: int
     waits: int  # device-to-host reads in decode
+    slots: int | None  # entries a static cache has room for
     verdicts: dict[str, Verdict]  # of the checks that need the live model
 
 
@@ -39,8 +40,14 @@ def make_record(
     runs: Sequence[Run],
     memory_source: str | None,
     parity: dict[str, Any] | None = None,
+    setup: dict[str, Any] | None = None,
+    kernels: dict[str, Any] | None = None,
 ) -> PhaseRun:
-    """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for."""
+    """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for.
+
+    ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`);
+    ``kernels`` is the kernel view, where that was asked for.
+    """
     first = runs[0]
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
@@ -48,7 +55,7 @@ def make_record(
         created=environment.now(),
         versions=environment.versions(),
         device=environment.describe_device(session.device),
-        model=_describe_model(session, request),
+        model={**_describe_model(session, request), **(setup or {})},
         pages=_describe_pages(request, first),
         request={
             **request.described(),
@@ -66,32 +73,45 @@ def make_record(
             "lengths": first.lengths,
             "bytes_per_token": first.bytes_per_token,
             "bytes": [length * first.bytes_per_token for length in first.lengths],
+            # A static cache's size, which is there from the start.
+            "capacity": first.slots,
+            "capacity_bytes": None if first.slots is None else first.slots * first.bytes_per_token,
         },
         checks=[*_checks(runs, request), *([parity] if parity else [])],
+        kernels=kernels,
     )
 
 
-def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text each id adds; joined they are the decoded text, special tokens included.
+class TokenReader:
+    """The text each id adds, one id at a time; joined they are the decoded text, special tokens included.
 
     A character spread over several tokens belongs to the one that completes it; an id the tokenizer has no
     text for shows as ``<id>``.
     """
-    texts: list[str] = []
-    start = done = 0
-    for end in range(1, len(ids) + 1):
-        if ids[end - 1] >= len(tokenizer):
-            texts.append(f"<{ids[end - 1]}>")
-            start = done = end
-            continue
-        before = tokenizer.decode(ids[start:done])
-        now = tokenizer.decode(ids[start:end])
-        if now.endswith("\ufffd") and end < len(ids):
-            texts.append("")
-            continue
-        texts.append(now[len(before) :])
-        start, done = done, end
-    return texts
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = []  # what decodes into the text in front of the next
+        self._waiting: list[int] = []
+
+    def read(self, token: int, *, last: bool = False) -> str:
+        """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
+        if token >= len(self._tokenizer):
+            self._before, self._waiting = [], []
+            return f"<{token}>"
+        self._waiting.append(token)
+        before = self._tokenizer.decode(self._before)
+        now = self._tokenizer.decode(self._before + self._waiting)
+        if now.endswith("\ufffd") and not last:
+            return ""
+        self._before, self._waiting = self._waiting, []
+        return now[len(before) :]
+
+
+def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text each of ``ids`` adds, as `TokenReader` tells it."""
+    reader = TokenReader(tokenizer)
+    return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
 def _describe_row(session: DeepSeekOCRSession, request: Request, ids: list[int]) -> dict[str, Any]:
@@ -142,8 +162,10 @@ def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, 
         "attention": model.config._attn_implementation,
         "attention_kernels": environment.attention_kernels(session.device),
         "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
-        "decode_experts": decode_experts(model).get("text_config"),
+        "decode_attention_kernels": environment.attention_kernels(session.device, request.strategy),
+        "decode_experts": decode_experts(model, request.strategy).get("text_config"),
         "strategy": request.strategy,
+        "vision": request.vision,
         "parameters": session.family.parameters(model),
         "config": checkpoint.config,
     }

@@ -12,11 +12,11 @@ from PIL import Image
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.page import get_preset, resolve_prompt
 from ocr_phases.measure.sampling import SamplingSettings
+from ocr_phases.measure.strategies import STRATEGIES, VISIONS
 
 Page = str | Path | bytes | Image.Image
 
 FIRST_TOKENS = ("prefill", "redecode")
-STRATEGIES = ("eager",)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Request:
     embed_page: bool
     generate: bool
     verify: bool = False
+    vision: str = "eager"
 
     def __post_init__(self) -> None:
         get_preset(self.preset)
@@ -53,12 +54,20 @@ class Request:
             value = getattr(self, name)
             if value < least:
                 raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
-        for name, known in (("first_token", FIRST_TOKENS), ("strategy", STRATEGIES)):
+        for name, known in (
+            ("first_token", FIRST_TOKENS),
+            ("strategy", STRATEGIES),
+            ("vision", VISIONS),
+        ):
             value = getattr(self, name)
             if value not in known:
                 raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(known)}.")
         if self.generate and self.first_token == "redecode":
             raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
+        if self.generate and self.strategy != "eager":
+            raise OcrPhasesError(
+                f"generate() decodes in its own way: drop it, or strategy={self.strategy!r}."
+            )
 
     def described(self) -> dict[str, Any]:
         """The settings as plain JSON values, without the pages."""

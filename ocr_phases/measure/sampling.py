@@ -89,12 +89,17 @@ class Sampler:
         ``sequence`` int64 [B, length] is prompt plus generated ids, read by processors only (see
         `needs_sequence`).
         """
-        if not self.processors and self.generator is None:
+        if self.greedy:
             return logits.argmax(dim=-1)
         scores = self.processors(sequence, logits.float())
         if self.generator is None:
             return scores.argmax(dim=-1)
         return torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator).squeeze(1)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the next token is the argmax of the logits as they are."""
+        return not self.processors and self.generator is None
 
     @property
     def needs_sequence(self) -> bool:

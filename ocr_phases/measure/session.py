@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,28 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.measure import phases
 from ocr_phases.measure.caches import cache_bytes_per_token
+from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
+from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
 from ocr_phases.measure.page import PRESETS, DeviceInputs, PageInputs, get_preset, make_views, pack
 from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
 from ocr_phases.measure.references import references
 from ocr_phases.measure.request import Page, Request, make_rows
 from ocr_phases.measure.sampling import Sampler, SamplingSettings
-from ocr_phases.measure.strategies import current_device, decode_attention, decode_execution
+from ocr_phases.measure.setup import Setup, Workshop
+from ocr_phases.measure.strategies import (
+    check_strategy,
+    current_device,
+    decode_attention,
+    decode_execution,
+    eos_interval,
+)
 from ocr_phases.measure.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.measure.witness import Witness, input_verdicts
 from ocr_phases.record import PhaseRun
@@ -44,6 +54,8 @@ class DeepSeekOCRSession:
         self.family = family_of(self.model)
         self.device = device
         self.dtype = dtype
+        self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
+        self.workshop = Workshop(self.model)
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -148,17 +160,22 @@ class DeepSeekOCRSession:
         grounding: bool = True,
         return_text: bool = True,
         ignore_eos: bool | None = None,
-        eos_check_every: int = 1,
+        eos_check_every: int | None = None,
         first_token: str = "prefill",
         repeats: int = 3,
         warmup: int = 1,
         seed: int = 0,
         strategy: str = "eager",
+        vision: str = "eager",
         exact_mask: bool = False,
         autocast: bool = False,
         embed_page: bool = True,
         generate: bool = False,
         verify: bool = False,
+        ceilings: bool = True,
+        kernels: bool = False,
+        kernel_steps: int = KERNEL_STEPS,
+        kernel_trace: str | Path | None = None,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> PhaseRun:
@@ -167,12 +184,22 @@ class DeepSeekOCRSession:
         Each run prepares the page, prefills and decodes up to ``max_new_tokens`` (the prefill's token
         counted) from the same inputs and seed. ``infer`` sets sampling (`SamplingSettings`; temperature 0 is
         greedy, and is the default). ``generate=True`` times ``model.generate()`` in place of the two phases.
+        ``strategy`` is how a decode step runs: eager, cuda_graph (captured over a static cache) or compiled;
+        ``vision="compiled"`` compiles SAM and CLIP. What making them ready takes is recorded apart, and kept
+        for later runs of the same shapes. The end token is looked for every ``eos_check_every`` steps (by
+        default every step in eager, every 16th else) and the surplus is cut.
         ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
         of the record, ``return_text=False`` the text. ``verify=True`` runs ``model.generate()`` once at the
-        end and compares the tokens (the ``parity`` check). ``on_tokens(repeat, new ids a row)`` is called
-        while decoding (repeat -1 is warm-up), ``progress(runs done, runs in all)`` after each run.
+        end and compares the tokens (the ``parity`` check). ``ceilings=False`` leaves out what the device can
+        do at its best (`hardware_ceilings`), taken after a session's first measurement. ``kernels=True``
+        (CUDA) runs the request once more, after everything timed, under torch.profiler with at most
+        ``kernel_steps`` decode steps: what the kernels of each stage did (`ocr_phases.analyse.kernels`);
+        ``kernel_trace`` is a file for its Chrome trace (.json.gz). ``on_tokens(repeat, new ids a row)`` is
+        called after the prefill and while decoding (repeat -1 is warm-up), ``progress(runs done, runs in
+        all)`` after each run. Either may raise `Stopped`: the record is then of the repeats finished by then.
 
-        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold.
+        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, and
+        `Stopped` where that came before the end of the first repeat.
         """
         rows, prompts = make_rows(page, prompt, grounding)
         request = Request(
@@ -185,32 +212,74 @@ class DeepSeekOCRSession:
             grounding=grounding,
             return_text=return_text,
             ignore_eos=self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
-            eos_check_every=eos_check_every,
+            eos_check_every=eos_interval(strategy) if eos_check_every is None else eos_check_every,
             first_token=first_token,
             repeats=repeats,
             warmup=warmup,
             seed=seed,
             strategy=strategy,
+            vision=vision,
             exact_mask=exact_mask,
             autocast=autocast,
             embed_page=embed_page,
             generate=generate,
             verify=verify,
         )
-        runs = []
-        parity = None
+        if kernels:
+            check_kernels(self.device, steps=kernel_steps, generate=generate, trace=kernel_trace)
+        check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
+        runs: list[Run] = []
+        parity = view = None
         with current_device(self.device), _memory_errors_explained(self.device, request):
+            setup = self._set_up(request)
             memory = PeakMemory(self.device)
-            for number in range(-warmup, repeats):
-                notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-                run = self._run_once(request, number, memory, notify)
-                if number >= 0:
-                    runs.append(run)
-                if progress is not None:
-                    progress(number + warmup + 1, warmup + repeats)
-            if verify and not generate:
-                parity = self._compare_with_generate(request, runs[0].ids)
-        return make_record(self, request, runs, memory.source, parity)
+            try:
+                for number in range(-warmup, repeats):
+                    notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
+                    run = self._run_once(request, setup, number, memory, notify)
+                    if number >= 0:
+                        runs.append(run)
+                    if progress is not None:
+                        progress(number + warmup + 1, warmup + repeats)
+                if verify and not generate:
+                    parity = self._compare_with_generate(request, runs[0].ids)
+                if kernels:
+                    once = partial(
+                        self._run_once,
+                        setup=setup,
+                        number=0,
+                        memory=PeakMemory(self.device),
+                        on_tokens=None,
+                    )
+                    view = kernel_view(once, request, self.device, steps=kernel_steps, trace=kernel_trace)
+            except Stopped:
+                if not runs:
+                    raise
+                request = replace(request, repeats=len(runs))
+        record = make_record(self, request, runs, memory.source, parity, setup.described(), view)
+        if ceilings:
+            record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
+        return record
+
+    def _set_up(self, request: Request) -> Setup:
+        """What the request's strategies need, made before anything is measured."""
+        if request.strategy == request.vision == "eager":
+            return Setup()
+        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
+        self._check_length(packed, request)
+        with self._execution():
+            return self.workshop.set_up(request, packed.to(self.device, self.dtype))
+
+    def hardware_ceilings(self, *, autocast: bool = False) -> dict[str, Any] | None:
+        """What this session's device can do in its dtype (`measure_ceilings`), measured once and kept.
+
+        ``autocast`` asks for bfloat16. Takes up to a second, so not between two things that are timed.
+        """
+        dtype = torch.bfloat16 if autocast else self.dtype
+        if dtype not in self._ceilings:
+            with current_device(self.device):
+                self._ceilings[dtype] = measure_ceilings(self.device, dtype)
+        return self._ceilings[dtype]
 
     def _compare_with_generate(self, request: Request, ids: list[list[int]]) -> dict[str, Any]:
         """The ``parity`` check: the same request through ``model.generate()``, after everything measured."""
@@ -226,6 +295,7 @@ class DeepSeekOCRSession:
     def _run_once(
         self,
         request: Request,
+        setup: Setup,
         number: int,
         memory: PeakMemory,
         on_tokens: Callable[[list[list[int]]], None] | None,
@@ -241,22 +311,31 @@ class DeepSeekOCRSession:
         bytes_per_token = waits = 0
         seen: dict[str, Any] = {}
         witness = Witness(self.family)
-        with self._execution(request.autocast):
+        step = setup.step
+        with self._execution(request.autocast), setup.vision_execution():
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
                     ids = self._generate(inputs, request)
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
+                cache = None if step is None else step.fresh_cache()
                 with memory.of("prefill"), witness.watching(self.model, "prefill"):
                     state = phases.prefill(
-                        self.model, inputs, timeline, sampler=sampler, exact_mask=request.exact_mask
+                        self.model,
+                        inputs,
+                        timeline,
+                        sampler=sampler,
+                        cache=cache,
+                        exact_mask=request.exact_mask,
                     )
                 bytes_per_token = cache_bytes_per_token(state.cache)
                 if request.first_token == "redecode":
                     phases.redecode(state)
+                elif on_tokens is not None:
+                    on_tokens([list(row) for row in state.ids])
                 # Only an eager step calls the model itself.
-                watched = witness.watching(self.model, "decode")
-                with memory.of("decode"), watched if request.strategy == "eager" else nullcontext():
+                watched = witness.watching(self.model, "decode") if step is None else nullcontext()
+                with memory.of("decode"), watched:
                     phases.decode(
                         self.model,
                         state,
@@ -266,13 +345,17 @@ class DeepSeekOCRSession:
                         pad_id=self.pad_id,
                         eos_check_every=request.eos_check_every,
                         on_tokens=on_tokens,
+                        step=step,
                     )
                 # The prefill's own read, of the first token, is none of decode's.
                 ids, lengths, waits = state.ids, state.lengths, state.reads - 1
                 seen = witness.verdicts(packed, state)
         spans = timeline.rows(number)
         verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
-        return Run(packed, pages, ids, spans, memory.taken(), lengths, bytes_per_token, waits, verdicts)
+        slots = None if step is None else step.slots
+        return Run(
+            packed, pages, ids, spans, memory.taken(), lengths, bytes_per_token, waits, slots, verdicts
+        )
 
     def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:
         """The same request through ``model.generate()``: one list of new ids a row."""

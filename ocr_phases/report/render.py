@@ -15,7 +15,9 @@ from typing import Any
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer, output_folder, write_atomic
+from ocr_phases.record import PhaseRun
 from ocr_phases.report.kernels import WarmKernel, fresh_kernel
+from ocr_phases.show.figures import FIGURE_MIME
 from ocr_phases.show.html import fragments_css
 
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
@@ -53,6 +55,20 @@ def report_page(
         "report.html",
     )
     return {name: folder / name for name in names if (folder / name).exists()}
+
+
+def verify_report(output_dir: str | Path, run: PhaseRun) -> Path:
+    """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and notebook.
+
+    Raises as `report_page` does.
+    """
+    folder = output_folder(output_dir).resolve()
+    with only_writer(folder):
+        record = run.save(folder / "run.json")
+        parameters = {"record": str(record), "output_dir": str(folder)}
+        notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
+        title = f"Verification: {run.page['file']} – ocr_phases"
+        return render_html(notebook, folder / "verify.html", title=title)
 
 
 def execute_notebook(
@@ -128,6 +144,10 @@ def render_html(
             cell.outputs = []
         else:
             content.cells.remove(cell)
+    for cell in content.cells:
+        for output in cell.get("outputs", []):
+            if FIGURE_MIME in output.get("data", {}):
+                output.data = {"image/svg+xml": output.data[FIGURE_MIME]}
     folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
     exporter = HTMLExporter(
         template_name=folder.name,

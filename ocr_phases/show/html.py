@@ -7,22 +7,22 @@ script, a style of its own or an address. Classes start with ``op-`` and are dre
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS
-from ocr_phases.analyse.checks import Check
+from ocr_phases.analyse.checks import Check, checks_verdict, failed, run_checks
+from ocr_phases.analyse.floors import ceilings_text
+from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.summary import (
     bytes_text,
+    headline,
     ms_text,
     percent_text,
     repeat_table,
@@ -32,14 +32,17 @@ from ocr_phases.analyse.summary import (
     vision_share,
 )
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import badge, cards_block, share_bar, status_line, title_block
+from ocr_phases.show.blocks import safe as _safe
+from ocr_phases.show.figures import SHARPNESS
+from ocr_phases.show.figures import figure_image as figure_image
+from ocr_phases.show.figures import figure_png as figure_png
 from ocr_phases.show.overlay import printable
 
 if TYPE_CHECKING:
-    from IPython.display import Image as DisplayImage
     from PIL.Image import Image
 
-FIGURE_DPI = 100
-_SHARPNESS = 2  # pixels a CSS pixel, for screens of high density
+
 _LONG_TEXT = 1_200
 _SHORT_TEXT = 60
 _NOTHING = "–"
@@ -82,24 +85,39 @@ def fragments_css() -> str:
 
 
 def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> str:
-    """The head of a report: the page's thumbnail (where it is in the record), a title and a paragraph.
+    """The head of a report: the page's thumbnail (if the record has it), where the time went, the checks.
 
-    ``lead`` is that paragraph; it defaults to the `verdict` on the times.
+    ``lead`` is a sentence or more in place of all that is said about the times and the checks.
     """
     page = run.page_image()
-    thumbnail = ""
+    picture = ""
     if page is not None:
         page.thumbnail((480, 480))
-        thumbnail = f'<div class="op-thumb">{image_html(page, "The page that was read", width=180)}</div>'
-    name = title or str(run.page.get("file", "page"))
-    device = run.device.get("name", "unknown device")
+        picture = image_html(page, "The page that was read", width=180)
     taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
-    line = " · ".join(str(part) for part in (run.model.get("name", "unknown model"), device, taken))
-    return (
-        f'<header class="op op-header">{thumbnail}<div class="op-lead"><h1>{_safe(name)}</h1>'
-        f'<p class="op-sub">{_safe(line)}</p><p class="op-verdict">{_safe(lead or verdict(run))}</p>'
-        "</div></header>"
-    )
+    about = (run.model.get("name", "unknown model"), run.device.get("name", "unknown device"), taken)
+    name = title or str(run.page.get("file", "page"))
+    if lead is not None:
+        first, stop, rest = lead.partition(". ")
+        return title_block(name, about, rest, headline=first + stop.strip(), picture=picture)
+    checks = run_checks(run)
+    status = status_line("fail" if failed(checks) else "pass", checks_verdict(checks))
+    below = _phase_bar(run) + status
+    return title_block(name, about, verdict(run), headline=headline(run), picture=picture, below=below)
+
+
+def _phase_bar(run: PhaseRun) -> str:
+    """Where the time of a run went, vision apart from the rest of the prefill."""
+    figures = run.summary()
+    vision = figures["vision_ms"] or 0.0
+    parts = [
+        ("prepare", figures["prepare_ms"]),
+        ("vision", vision),
+        ("rest of the prefill", max((figures["prefill_ms"] or 0.0) - vision, 0.0)),
+        ("decode", figures["decode_ms"] if figures["prefill_ms"] is not None else None),
+        ("generate()", figures["generate_ms"]),
+    ]
+    return share_bar([(label, ms or 0.0, ms_text(ms)) for label, ms in parts])
 
 
 def cards_html(run: PhaseRun) -> str:
@@ -134,13 +152,10 @@ def cards_html(run: PhaseRun) -> str:
     if figures["kv_cache_bytes"]:
         each = run.cache.get("bytes_per_token")
         note = f"{bytes_text(each)} a token" if each else "at its largest"
+        if run.cache.get("capacity_bytes"):
+            note += f"; static, room for {bytes_text(run.cache['capacity_bytes'])}"
         cards.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
-    items = "".join(
-        f'<div class="op-card"><dt>{_safe(label)}</dt><dd><strong>{_safe(value)}</strong> '
-        f"<small>{_safe(note)}</small></dd></div>"
-        for label, value, note in cards
-    )
-    return f'<dl class="op op-cards">{items}</dl>'
+    return cards_block(cards)
 
 
 def table_html(
@@ -176,9 +191,14 @@ def table_html(
         body.append(f"<tr{marked}>{cells}</tr>")
     title = f"<caption>{_safe(caption)}</caption>" if caption else ""
     return (
-        f'<div class="op op-scroll"><table class="op-table">{title}<thead><tr>{head}</tr></thead>'
+        f'{_scroller(caption)}<table class="op-table">{title}<thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _scroller(name: str) -> str:
+    """A frame for a table that may be wider than the page; a keyboard can scroll what it can focus."""
+    return f'<div class="op op-scroll" role="region" aria-label="{_safe(name or "Table")}" tabindex="0">'
 
 
 def stages_html(run: PhaseRun) -> str:
@@ -194,13 +214,15 @@ def stages_html(run: PhaseRun) -> str:
         table = table.drop(columns=["device_ms_p10", "device_ms_p90"])
     if run.device.get("kind") != "cuda":
         table = table.drop(columns="host_ms")
-    return table_html(table, strong=whole.tolist(), headings=_clock_headings(run))
+    caption = "Median time of each phase and its stages"
+    return table_html(table, caption=caption, strong=whole.tolist(), headings=_clock_headings(run))
 
 
 def repeats_html(run: PhaseRun) -> str:
     """`repeat_table` as a table, without the phases that this run does not have."""
     table = repeat_table(run).dropna(axis="columns", how="all")
-    return table_html(table if table["steps"].any() else table.drop(columns="steps"))
+    table = table if table["steps"].any() else table.drop(columns="steps")
+    return table_html(table, caption="Each repeat on its own")
 
 
 def regions_html(table: pd.DataFrame) -> str:
@@ -213,9 +235,11 @@ def regions_html(table: pd.DataFrame) -> str:
         label=[printable(label) for label in table["label"]],
         text=[printable(text, _SHORT_TEXT) for text in table["text"]],
     )
-    usual = [name for name, value in (("repaired", False), ("boxes", 1)) if (table[name] == value).all()]
+    marked = table[table["region"] != PREAMBLE]
+    usual = [name for name, value in (("repaired", False), ("boxes", 1)) if (marked[name] == value).all()]
     table = table.drop(columns=usual)
-    return table_html(table, headings={"decode_ms": ("decode time", "ms"), "text": ("begins with", "")})
+    headings = {"decode_ms": ("decode time", "ms"), "text": ("begins with", "")}
+    return table_html(table, caption="What each region cost to write", headings=headings)
 
 
 def text_html(text: str, summary: str = "The text as the model wrote it") -> str:
@@ -251,32 +275,35 @@ def checks_html(checks: Iterable[Check]) -> str:
     checks = list(checks)
     rules = [check for check in checks if check.name not in EXPECTATIONS]
     expected = [check for check in checks if check.name in EXPECTATIONS]
+    caption = "Each rule, its verdict, and what was measured"
     if not expected:
-        return _checks_table(rules)
+        return _checks_table(rules, caption)
     within = sum(check.measured.startswith("in range") for check in expected)
     known = sum(check.verdict != "n/a" for check in expected)
     summary = f"Rules of thumb for the full model on a GPU: {within} of {known} in range"
-    fold = f'<details class="op op-fold"><summary>{summary}</summary>{_checks_table(expected)}</details>'
-    return _checks_table(rules) + fold
+    table = _checks_table(expected, "What is usual there, and what was measured here")
+    fold = f'<details class="op op-fold"><summary>{summary}</summary>{table}</details>'
+    return _checks_table(rules, caption) + fold
 
 
-def _checks_table(checks: Sequence[Check]) -> str:
+def _checks_table(checks: Sequence[Check], caption: str) -> str:
     rows = []
     for check in checks:
-        kind = check.verdict if check.verdict in ("pass", "fail") else "other"
-        badge = f'<span class="op-badge op-{kind}">{_safe(check.verdict)}</span>'
         advice = ""
         if check.why:
+            unfolded = " open" if check.verdict == "fail" else ""
             advice = (
-                f'<details class="op-why"{" open" if kind == "fail" else ""}><summary>why, and what to do'
-                f"</summary><p>{_safe(check.why)}</p><p>{_safe(check.fix)}</p></details>"
+                f'<details class="op-why"{unfolded}><summary>why, and what to do</summary>'
+                f"<p>{_safe(check.why)}</p><p>{_safe(check.fix)}</p></details>"
             )
         name = _safe(check.name.replace("_", " ").removeprefix("expected "))
         expected, measured = (_safe(text or _NOTHING) for text in (check.expected, check.measured))
-        rows.append(f"<tr><td>{name}</td><td>{badge}</td><td>{expected}</td><td>{measured}{advice}</td></tr>")
+        rows.append(f'<tr><th scope="row">{name}</th><td>{badge(check.verdict)}</td><td>{expected}</td>')
+        rows.append(f"<td>{measured}{advice}</td></tr>")
     head = "".join(f'<th scope="col">{name}</th>' for name in ("check", "verdict", "expected", "measured"))
     return (
-        f'<div class="op op-scroll"><table class="op-table op-checks"><thead><tr>{head}</tr></thead>'
+        f'{_scroller(caption)}<table class="op-table op-checks"><caption>{_safe(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -287,7 +314,7 @@ def measured_html(run: PhaseRun) -> str:
     pages = [{key: value for key, value in page.items() if key != "data"} for page in run.pages]
     memory = {"peaks are": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")}
     parts: list[tuple[str, Mapping[str, Any]]] = [
-        ("Device", run.device),
+        ("Device", {**run.device, "ceilings": ceilings_text(run)}),
         ("Memory", memory),
         ("Versions", run.versions),
         ("Model", model),
@@ -309,7 +336,7 @@ def measured_html(run: PhaseRun) -> str:
 def image_html(image: Image, alt: str, *, width: int, quality: int = 85) -> str:
     """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense screens."""
     small = image.convert("RGB")
-    small.thumbnail((width * _SHARPNESS, 6 * width * _SHARPNESS))
+    small.thumbnail((width * SHARPNESS, 6 * width * SHARPNESS))
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=quality, optimize=True)
     shown = min(width, small.width)
@@ -329,36 +356,11 @@ def pictures_html(pictures: Sequence[tuple[Image, str]]) -> str:
     return f'<div class="op op-pictures">{figures}</div>'
 
 
-def figure_png(figure: Figure) -> bytes:
-    """A figure as a PNG of 200 dots per inch."""
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
-        figure.savefig(buffer, format="png", dpi=FIGURE_DPI * _SHARPNESS, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def figure_image(figure: Figure, alt: str) -> DisplayImage:
-    """A figure for the end of a notebook cell: a PNG with its text alternative, shown at half its pixels."""
-    from IPython.display import Image as DisplayImage
-
-    width = round(figure.get_size_inches()[0] * FIGURE_DPI)
-    return DisplayImage(data=figure_png(figure), format="png", width=width, alt=alt)
-
-
 def _clock_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:
     """On a CPU there is one clock, so no column needs to say which."""
     if run.device.get("kind") == "cuda":
         return {}
     return {"device_ms": ("time", "ms")}
-
-
-def _safe(value: object) -> str:
-    # A lone surrogate can be in model text and in no UTF-8 file.
-    text = str(value).encode("utf-8", "replace").decode("utf-8")
-    return html.escape(
-        "".join(char if char.isprintable() or char in "\n\t\N{NO-BREAK SPACE}" else "\ufffd" for char in text)
-    )
 
 
 def _is_numeric(column: pd.Series) -> bool:

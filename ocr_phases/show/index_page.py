@@ -13,8 +13,10 @@ from urllib.parse import quote
 import pandas as pd
 
 from ocr_phases.analyse.summary import ms_text, percent_text
+from ocr_phases.show.blocks import safe as _safe
 from ocr_phases.show.distributions import plot_distributions
-from ocr_phases.show.html import FIGURE_DPI, _safe, figure_png, fragments_css, note_html, table_html
+from ocr_phases.show.figures import FIGURE_DPI, figure_png
+from ocr_phases.show.html import fragments_css, note_html, table_html
 from ocr_phases.show.overlay import printable
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.

@@ -99,7 +99,7 @@ def draw_decode_time(page: Image.Image, grounding: Grounding, table: pd.DataFram
         for box in region.pixel_boxes(*canvas.size):
             note = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
             ms = drawn[region.index]
-            tags.append(_Tag(box, _milliseconds(ms) + note, _time_colour(ms / slowest)))
+            tags.append(_Tag(box, _milliseconds(ms) + note, time_colour(ms / slowest)))
     _draw_rectangles(canvas, tags, _TIME_FILL_ALPHA)
     _draw_tags(canvas, tags)
     unboxed = sum(ms for region, ms in cost.items() if region not in drawn)
@@ -110,7 +110,7 @@ def _milliseconds(ms: float) -> str:
     return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.1f} ms"
 
 
-def _time_colour(fraction: float) -> Colour:
+def time_colour(fraction: float) -> Colour:
     """Reversed viridis: on white paper the dark end has to be the one that stands for much."""
     red, green, blue, _ = matplotlib.colormaps["viridis_r"](min(max(fraction, 0.0), 1.0), bytes=True)
     return int(red), int(green), int(blue)
@@ -210,7 +210,7 @@ def _above_colour_bar(page: Image.Image, slowest_ms: float, unboxed_ms: float) -
     draw.text((margin, page.height + margin // 2), title, font=bold, fill=_INK)
     for column in range(bar_width):
         x = margin + column
-        draw.line((x, bar_top, x, bar_top + bar_height), fill=_time_colour(column / max(bar_width - 1, 1)))
+        draw.line((x, bar_top, x, bar_top + bar_height), fill=time_colour(column / max(bar_width - 1, 1)))
     end_spot = (margin + bar_width + margin // 2, bar_top + bar_height // 2)
     draw.text(end_spot, end, font=font, fill=_INK, anchor="lm")
     for tick in MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(0.0, slowest_ms):

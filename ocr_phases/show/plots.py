@@ -35,6 +35,7 @@ from ocr_phases.show.overlay import printable
 WIDTH = 10.0
 
 INK, MUTED, FAINT = "#222222", "#666666", "#d9d9d9"
+ON_LIGHT = "#111111"  # type on a light bar: unlike INK it stays dark where a report is dark
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 
@@ -56,16 +57,17 @@ _NAMED_OUTLIERS = 4
 _ROW_HEIGHT = 0.62
 
 
-def plot_token_latency(run: PhaseRun, floor_ms: float | None = None) -> Figure:
+def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None = None) -> Figure:
     """Time of every decode step in ms: median over repeats, p10 to p90 as a band, outliers named.
 
-    ``floor_ms`` draws a line at what the hardware could do. The scale follows the bulk of the steps, a step
-    above it is marked at the top edge with its time.
+    ``floor_ms`` draws what the hardware could do, one time or one a step (the column of
+    `ocr_phases.analyse.floors.decode_floor`; an empty one draws nothing). The scale follows the bulk of the
+    steps, a step above it is marked at the top edge with its time.
     """
     table = step_table(run)
     if table.empty:
-        return _sentence("There were no decode steps, so there is no latency to draw.")
-    figure, axes = _figure(3.9)
+        return sentence_figure("There were no decode steps, so there is no latency to draw.")
+    figure, axes = new_figure(3.9)
     steps, device = table["step"].to_numpy(), table["device_ms"].to_numpy()
     own_clock = run.device.get("kind") == "cuda"
     name = "device, median" if own_clock else "median"
@@ -86,14 +88,17 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | None = None) -> Figure:
         axes.plot(steps, host, color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median")
     middle = float(run.summary()["inter_token_ms"])
     axes.axhline(middle, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
-    if floor_ms is not None:
-        label = f"hardware floor, {ms_text(floor_ms)}"
-        axes.axhline(floor_ms, color=GREEN, linewidth=1.4, linestyle=(0, (6, 2)), label=label)
+    floor = np.asarray([] if floor_ms is None else floor_ms, dtype=np.float64)
+    if floor.size:
+        curve = np.broadcast_to(floor, steps.shape)
+        ends = dict.fromkeys((ms_text(curve[0]), ms_text(curve[-1])))
+        label = f"hardware floor, {' to '.join(ends)}"
+        axes.plot(steps, curve, color=GREEN, linewidth=1.4, linestyle=(0, (6, 2)), marker=marker, label=label)
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
     usual = table.loc[~table["outlier"], ["device_ms", "host_ms"]].quantile(0.99)
     band = float(table["device_ms_p90"].quantile(0.75))
     room = 1.6 if table["outlier"].any() else 1.35  # for the names of outliers
-    top = room * max(usual["device_ms"], usual["host_ms"], band, middle, floor_ms or 0.0)
+    top = room * max(usual["device_ms"], usual["host_ms"], band, middle, floor.max(initial=0.0))
     axes.set_ylim(0, top)
     axes.set_xlim(-0.5, max(float(steps[-1]), 0.0) + 0.5)
     _name_outliers(axes, table[table["outlier"]], top, int(steps[-1]))
@@ -112,12 +117,12 @@ def plot_vision_stages(run: PhaseRun) -> Figure:
     table = table[table["phase"] == "prefill"]
     stages = table[table["stage"].isin(PREFILL_STAGES)]
     if stages.empty:
-        return _sentence("This run has no prefill of its own, so there are no vision stages to draw.")
+        return sentence_figure("This run has no prefill of its own, so there are no vision stages to draw.")
     whole = float(table.loc[table["stage"] == "prefill", "device_ms"].iloc[0])
     stages = stages.sort_values(
         "stage", key=lambda column: column.map(PREFILL_STAGES.index), kind="stable"
     ).reset_index(drop=True)
-    figure, axes = _figure(1.5 + 0.36 * (len(stages) + 1))
+    figure, axes = new_figure(1.5 + 0.36 * (len(stages) + 1))
     labels = []
     for place, (_, row) in enumerate(stages.iterrows()):
         vision = row["stage"] in (*VISION_STAGES, "vision_fusion")
@@ -169,7 +174,7 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
 def plot_memory(run: PhaseRun) -> Figure:
     """Peak memory of each phase, and how the KV cache grows with every step."""
     if not any(run.memory.get("peak_bytes", {}).values()) and not run.cache.get("bytes"):
-        return _sentence("Neither peak memory nor the KV cache was observed in this run.")
+        return sentence_figure("Neither peak memory nor the KV cache was observed in this run.")
     figure = Figure(figsize=(WIDTH, 3.3), layout="constrained", facecolor="white")
     left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
     _draw_peaks(left, run)
@@ -307,7 +312,7 @@ def _block(axes: Axes, lane: int, start: float, length: float, end: float, colou
             ha="center",
             va="center",
             fontsize=9,
-            color=INK if light else "white",
+            color=ON_LIGHT if light else "white",
         )
 
 
@@ -369,7 +374,8 @@ def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_fro
     )
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
+def new_figure(height: float) -> tuple[Figure, Axes]:
+    """A figure of the report's width with one pair of axes; ``height`` in inches."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
     axes = figure.subplots()
     style_axes(axes)
@@ -407,7 +413,7 @@ def _inside(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=MUTED, transform=axes.transAxes)
 
 
-def _sentence(text: str) -> Figure:
+def sentence_figure(text: str) -> Figure:
     """A figure that only says why there is nothing to see."""
     figure = Figure(figsize=(WIDTH, 1.0), layout="constrained", facecolor="white")
     _inside(figure.subplots(), text)

@@ -36,6 +36,8 @@ class PageSettings:
     """Share of pages with coloured text or paper."""
     kinds: tuple[str, ...] = ()
     """Kinds of page to choose from (see `KINDS`); none: all."""
+    plain: tuple[float, float] = (0.35, 0.85)
+    """Least and largest share of common words among a page's words; the others are made up."""
 
 
 def random_page(rng: random.Random, settings: PageSettings) -> SynthPage:
@@ -46,7 +48,7 @@ def random_page(rng: random.Random, settings: PageSettings) -> SynthPage:
     kind = rng.choice(kinds)
     look = random_look(rng, settings, mono=kind == "receipt")
     allowed = family_characters(look.body) & family_characters(look.display)
-    words = Words(rng, allowed, rng.uniform(0.35, 0.85))
+    words = Words(rng, allowed, rng.uniform(*settings.plain))
     budget = round(settings.max_characters * rng.choice((1.0, 1.0, rng.uniform(0.4, 1.0))))
     sheet = Sheet(rng, words, look, (settings.width, settings.height), budget)
     _margins(sheet)

@@ -247,10 +247,12 @@ class Shipper:
     def __init__(self, batches: Iterator[tuple[Bucket, Batch]], device: str, ahead: int = 3) -> None:
         self._queue: queue.Queue[tuple[Bucket, Batch] | Exception] = queue.Queue(ahead)
         self._device = device
+        self._current = torch.cuda.current_device()  # every thread has a current device of its own
         self.waited_s = 0.0
         threading.Thread(target=self._ship, args=(batches,), daemon=True).start()
 
     def _ship(self, batches: Iterator[tuple[Bucket, Batch]]) -> None:
+        torch.cuda.set_device(self._current)
         stream = torch.cuda.Stream(self._device)
         try:
             for bucket, batch in batches:

@@ -117,8 +117,9 @@ def draw(
     families: Sequence[Any],
     colour: float = 0.0,
     kinds: Sequence[str] = (),
+    plain: Sequence[float] = (0.35, 0.85),
 ) -> SynthPage:
-    """One random page; ``colour`` is the chance of coloured text or paper."""
+    """One random page; ``colour`` is the chance of coloured text or paper, ``plain`` as in `PageSettings`."""
     low, high = (max(_SMALLEST_TYPE, pixels) for pixels in type_px)
     settings = PageSettings(
         width=size[0],
@@ -128,6 +129,7 @@ def draw(
         fonts=tuple(families),
         colour=colour,
         kinds=tuple(kinds),
+        plain=(plain[0], plain[1]),
     )
     return random_page(rng, settings)
 
@@ -180,6 +182,7 @@ def make_page(
         families=families,
         colour=stage["colour"],
         kinds=stage.get("kinds", ()),
+        plain=stage["plain"],
     )
     if rng.random() < stage["degrade"]:
         page = degrade(page, rng, rng.uniform(0.2, 1.0))

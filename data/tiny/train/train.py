@@ -2,6 +2,8 @@
 
     python data/tiny/train/train.py --config data/tiny/train/config.json --fonts DIR --out DIR --minutes 8
 
+    torchrun --standalone --nproc-per-node 4 data/tiny/train/train.py ...    # on four GPUs of one machine
+
 The output folder gets state.pt and carry.part* (see state.py), log.jsonl and, when the run's whole budget is
 spent or with --export, checkpoint/.
 """
@@ -23,12 +25,14 @@ from loader import Direct, Loader, Recipe, Shipper
 from model import build_model
 from optim import make_optimisers
 from pages import CHARACTERS, Bucket, load_families, make_buckets
+from ranks import Ranks
 from schedule import Schedule
 from tokenizer import IMAGE, Codec, build_tokenizer, page_texts, save_tokenizer
 from torch import Tensor, nn
 
 _LONGEST_STEP_S = 2.0  # what a step takes longer is compiling, which no learning rate should decay for
 _SAVE_EVERY_S = 120
+_SEEDS_APART = 1_000_000  # of one rank and the next
 
 
 def step_loss(losses: Losses, settings: dict[str, float], maps_weight: float) -> Tensor:
@@ -123,15 +127,18 @@ class Training:
         compiled: bool,
     ) -> None:
         self.config, self.out, self.tokenizer, self.device = config, out, tokenizer, device
+        self.ranks = Ranks()
         codec = Codec.load(tokenizer)
         buckets = make_buckets(config["buckets"])
         families = load_families(fonts)
-        recipe = Recipe(config["seed"], buckets, config["prompts"], families, codec, config["longest"])
+        seed = config["seed"] + _SEEDS_APART * self.ranks.rank
+        recipe = Recipe(seed, buckets, config["prompts"], families, codec, config["longest"])
         self.schedule = Schedule(config, buckets)
         # Forked before CUDA starts, which would not survive it.
         self.loader = Loader(
             recipe, self.schedule.plan, pool=self.schedule.pool, workers=workers, ahead=config["ahead"]
         )
+        self.ranks.join(device)
         torch.manual_seed(config["seed"])
         torch.set_float32_matmul_precision("high")
         model = build_model(config["model"], config["vocabulary"], IMAGE, config["seed"])
@@ -158,14 +165,13 @@ class Training:
         config, progress = self.config, self.schedule.progress
         start = time.perf_counter()
         bucket, batch = next(self.batches)
-        torch.manual_seed(config["seed"] * 1_000_003 + progress.step)
+        torch.manual_seed((config["seed"] + _SEEDS_APART * self.ranks.rank) * 1_000_003 + progress.step)
         pages = len(batch.text)
         losses = self.forward(batch, draw_jitter(pages, config["jitter"], self.device))
         loss = step_loss(losses, config["loss"], self.schedule.stage["maps"])
         loss.backward()
-        parameters = [
-            p for module in self.modules.values() for p in module.parameters() if p.grad is not None
-        ]
+        parameters = [p for module in self.modules.values() for p in module.parameters()]
+        self.ranks.average(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, config["optimiser"]["clip"])
         rate = self.schedule.rate()
         for name, optimiser in self.optimisers.items():
@@ -175,6 +181,8 @@ class Training:
             optimiser.zero_grad(set_to_none=True)
         progress.chunk = self.loader.chunks
         self.schedule.advance(min(_LONGEST_STEP_S, time.perf_counter() - start))
+        stage, progress.fraction = self.ranks.agree([progress.stage, progress.fraction])
+        progress.stage = int(stage)
         self.meter.add(bucket, pages, losses, loss, norm)
         return loss.detach()
 
@@ -183,16 +191,18 @@ class Training:
         saved = time.perf_counter()
         steps, waited_s, every = 0, 0.0, self.config["log_every"]
         with (self.out / "log.jsonl").open("a", encoding="utf-8") as log:
-            while not self.schedule.ended and time.perf_counter() < deadline and steps != max_steps:
+            while steps != max_steps and self._goes_on(deadline):
                 self.step()
                 steps += 1
                 if steps % every:
                     continue
                 line = self.meter.line(self.schedule, self.batches.waited_s - waited_s)
                 waited_s = self.batches.waited_s
-                log.write(json.dumps(line) + "\n")
-                log.flush()
-                print(json.dumps(line), flush=True)
+                self.ranks.align(self.modules.values())
+                if self.ranks.first:
+                    log.write(json.dumps(line) + "\n")
+                    log.flush()
+                    print(json.dumps(line), flush=True)
                 if line["loss"] != line["loss"]:
                     raise RuntimeError(f"The loss is no number any more at step {line['step']}.")
                 self.schedule.report(line.get("text", {}).get("accuracy", 0.0))
@@ -202,8 +212,13 @@ class Training:
                     saved = time.perf_counter()
         self.save()
 
+    def _goes_on(self, deadline: float) -> bool:
+        return bool(self.ranks.agree([not self.schedule.ended and time.perf_counter() < deadline])[0])
+
     def save(self) -> None:
         """Write the state and its small copy."""
+        if not self.ranks.first:
+            return
         state.save_state(self.out, self.modules, self.optimisers, self.schedule.progress)
         state.save_carry(self.out, self.modules, self.schedule.progress)
 
@@ -227,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--finish", action="store_true", help="fit the rest of the run into this call")
     parser.add_argument("--extend", type=float, metavar="MINUTES", help="go on beyond the budget")
     parser.add_argument(
-        "--start", type=Path, metavar="CHECKPOINT", help="weights of a new run; needs --extend"
+        "--weights", type=Path, metavar="CHECKPOINT", help="weights of a new run; needs --extend"
     )
     parser.add_argument("--export", action="store_true", help="write the checkpoint though the run goes on")
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
@@ -251,8 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         workers=args.workers,
         compiled=compiled,
     )
-    if args.start:
-        state.start_from(training.modules["model"], args.start)
+    if args.weights:
+        state.start_from(training.modules["model"], args.weights)
     if args.extend:
         training.schedule.extend(args.extend)
     deadline = start + 60 * args.minutes
@@ -263,10 +278,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is
     try:
         training.run(deadline, args.steps)
-        if args.export or training.schedule.ended:
+        if training.ranks.first and (args.export or training.schedule.ended):
             print(f"checkpoint: {training.export()}")
     finally:
         training.loader.close()
+        training.ranks.leave()
 
 
 if __name__ == "__main__":

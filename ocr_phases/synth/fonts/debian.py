@@ -26,6 +26,7 @@ class DebianFamily:
 
     @property
     def files(self) -> tuple[str, ...]:
+        """The file names of the faces it has."""
         return tuple(name for name in (self.regular, self.bold, self.italic) if name)
 
 

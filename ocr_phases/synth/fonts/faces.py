@@ -96,6 +96,7 @@ def family_characters(family: FontFamily) -> frozenset[str]:
 def family(
     folder: Path, name: str, regular: str, bold: str, italic: str, *, mono: bool = False
 ) -> FontFamily:
+    """A family of font files in one folder; an empty file name says that it has no such face."""
     return FontFamily(
         name, folder / regular, folder / bold if bold else None, folder / italic if italic else None, mono
     )

@@ -1,0 +1,186 @@
+"""Writes the tables of docs/cost.md from the cost model: ``python docs/make_cost.py``.
+
+`tests/test_cost_docs.py` fails where the page does not say what the cost model computes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from ocr_phases.analyse.architecture import read_architecture
+from ocr_phases.analyse.cost import (
+    VisionCall,
+    decode_cost,
+    kv_bytes_per_token,
+    logits_bytes,
+    parameters,
+    prefill_cost,
+    stage_cost,
+    training_cost,
+    vision_calls,
+)
+from ocr_phases.measure.checkpoint import PUBLISHED
+from ocr_phases.measure.page import PRESETS, image_token_count
+
+PAGE = Path(__file__).with_name("cost.md")
+OLD_VOCABULARY = "wrong: for a vocabulary of 102,400"
+TEXT_TOKENS = 18  # of the markdown prompt, with the built-in model's tokenizer
+VISION = ("sam", "clip", "projector")
+GRIDS = [("tiny", (1, 1)), ("small", (1, 1)), ("base", (1, 1)), ("large", (1, 1)), ("gundam", (2, 3))]
+
+
+def claims() -> list[tuple[str, str, str, str]]:
+    """What a figure is of, what was said, what is computed, and the verdict."""
+    size = read_architecture(PUBLISHED)
+    long = 8192
+    held = parameters(PUBLISHED).groupby("stage")["parameters"].sum()
+    seven = _stages(vision_calls("gundam", [(2, 3)]))
+    training = training_cost(PUBLISHED, prompt_len=long).set_index("stage")["flops"]
+    step = decode_cost(PUBLISHED, cache_len=1000)
+    head = step.set_index("stage").loc["lm_head"]
+    logits, one = logits_bytes(PUBLISHED, prompt_len=long), logits_bytes(PUBLISHED, prompt_len=1)["last"]
+    thousand = logits_bytes(PUBLISHED, prompt_len=1000)["all"]
+    weights = float(held.sum()) * 2
+    cache = kv_bytes_per_token(PUBLISHED) * long
+    early, late = (_read(decode_cost(PUBLISHED, cache_len=length)) for length in (282, long))
+    grid = size.sam.grid(1024)
+    bias = size.sam.heads * grid**4 * 2
+    low = float(step["flops"].sum()) / 0.49e9
+    return [
+        ("vision, seven views (gundam 2x3)", "2.5 TFLOP", _tera(seven), "wrong: too low by a quarter"),
+        ("SAM, CLIP and projector", "393 M parameters", _mega(held[list(VISION)].sum()), "2 % too low"),
+        ("language head", "131 M parameters, or 165 M", _mega(held["lm_head"]), "the second is right"),
+        ("language head in bfloat16", "262 MB, or 330 MB", _mb(held["lm_head"] * 2), "the second is right"),
+        ("head over 8,192 positions", "2.15 TFLOP", _tera(training["lm_head"]), OLD_VOCABULARY),
+        ("head in the prefill", "2.15 TFLOP", _giga(head["flops"]), "wrong: the last position is enough"),
+        ("head in a decode step", "0.26 GFLOP", _giga(head["flops"]), OLD_VOCABULARY),
+        (
+            "loss over 8,192 positions",
+            "0.84 GFLOP",
+            _giga(training["loss"]),
+            "wrong: one FLOP a logit where a softmax takes four",
+        ),
+        ("float32 logits of 8,192 positions", "3.3 GB", _gb(logits["all"]), OLD_VOCABULARY),
+        ("float32 logits of one step", "400 kB", f"{one / 1e3:.0f} kB", OLD_VOCABULARY),
+        ("float32 logits of 1,000 tokens", "0.5 GB", _gb(thousand), "right"),
+        ("hidden states of 8,192 tokens", "21 MB", _mb(long * size.text.hidden * 2), "right"),
+        ("a crop's pixels in bfloat16", "2.5 MB", _mb(3 * 640**2 * 2), "right"),
+        ("the global view's pixels", "6.3 MB", _mb(3 * 1024**2 * 2), "right"),
+        (
+            "activations of the vision stack",
+            "67 MB",
+            f"over {_mb(bias)}",
+            "wrong: so much takes one relative-position bias of a global layer of SAM at 1,024 pixels",
+        ),
+        (
+            "the KV cache dominates memory in long generations",
+            "no figure",
+            f"{_gb(cache)} of {_gb(cache + weights)}",
+            "wrong at batch 1: at 8,192 tokens the weights are 13 times as large",
+        ),
+        (
+            "a decode step's time does not depend on length",
+            "constant",
+            f"{_gb(early)} to {_gb(late)}",
+            "wrong where bandwidth limits: bytes read at 282 and at 8,192 cached tokens",
+        ),
+        (
+            "a decode step at a context of 1,000, by a formula for dense models",
+            "0.49 GFLOP",
+            _giga(step["flops"].sum()),
+            f"wrong: with the sparse peak of an H200, MFU reads {2 * low:.1f} times too low",
+        ),
+    ]
+
+
+def presets() -> list[tuple[str, ...]]:
+    """What each preset costs in the prefill, at full size in bfloat16."""
+    rows = []
+    for name, grid in GRIDS:
+        prompt = image_token_count(PRESETS[name], grid) + TEXT_TOKENS
+        table = stage_cost(prefill_cost(PUBLISHED, prompt_len=prompt, views=vision_calls(name, [grid])))
+        flops = table.groupby("stage")["flops"].sum()
+        read = table["weight_bytes"].sum() + table["kv_bytes"].sum()
+        shown = f"{name} {grid[0]}x{grid[1]}" if grid != (1, 1) else name
+        work = [f"{flops[stage] / 1e9:,.0f}" for stage in ("sam", "clip", "decoder")]
+        rows.append((shown, str(prompt), *work, f"{flops['lm_head'] / 1e9:.2f}", _gb(read)))
+    return rows
+
+
+def step_parts() -> list[tuple[str, ...]]:
+    """A decode step by part, at full size in bfloat16, at a cache of 1,000 tokens, batch 1 and 16."""
+    one, many = (decode_cost(PUBLISHED, cache_len=1000, batch=batch) for batch in (1, 16))
+    rows = []
+    for (_, row), (_, other) in zip(one.iterrows(), many.iterrows(), strict=True):
+        part = "lm_head" if row["stage"] == "lm_head" else row["part"]
+        own = [f"{row[name] / 1e6:,.1f}" for name in ("parameters", "flops")]
+        read = [f"{(each['weight_bytes'] + each['kv_bytes']) / 1e6:,.1f}" for each in (row, other)]
+        rows.append((part.replace("_", " "), *own, *read))
+    totals = [f"{one['parameters'].sum() / 1e6:,.1f}", f"{one['flops'].sum() / 1e6:,.1f}"]
+    return [*rows, ("**all**", *totals, *(f"{_read(table) / 1e6:,.1f}" for table in (one, many)))]
+
+
+def tables() -> dict[str, str]:
+    """The page's tables in Markdown, by the name of their marks."""
+    return {
+        "presets": _markdown(
+            ("preset", "prompt tokens", "SAM, GFLOP", "CLIP, GFLOP", "decoder, GFLOP", "head, GFLOP", "read"),
+            presets(),
+        ),
+        "step": _markdown(
+            ("part", "parameters, M", "MFLOP", "read at batch 1, MB", "read at batch 16, MB"), step_parts()
+        ),
+        "claims": _markdown(("what", "said", "computed", "verdict"), claims()),
+    }
+
+
+def written(text: str) -> str:
+    """The page with its tables as the cost model gives them now."""
+    for name, table in tables().items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        text = re.sub(
+            rf"{begin}.*?{end}", lambda _, t=table, b=begin, e=end: f"{b}\n{t}\n{e}", text, flags=re.S
+        )
+    return text
+
+
+def _stages(calls: Sequence[VisionCall]) -> float:
+    table = prefill_cost(PUBLISHED, prompt_len=1, views=calls)
+    return float(table[table["stage"].isin(VISION)]["flops"].sum())
+
+
+def _read(table: pd.DataFrame) -> float:
+    return float(table["weight_bytes"].sum() + table["kv_bytes"].sum())
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _tera(flops: float) -> str:
+    return f"{flops / 1e12:.2f} TFLOP"
+
+
+def _giga(flops: float) -> str:
+    return f"{flops / 1e9:.2f} GFLOP"
+
+
+def _mega(count: float) -> str:
+    return f"{count / 1e6:.1f} M"
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.3g} MB"
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.2f} GB"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,175 @@
+"""Draws every picture of the docs and writes gallery.md: ``python docs/make_gallery.py [RECORDS]``.
+
+Pages are read by the built-in model, here and now, or earlier in a quiet hour where a folder RECORDS holds
+``receipt.json`` and so on; what a GPU took comes from ``data/runs``. The pictures of reports are taken with
+Chromium and left as they are without it.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ocr_phases import DeepSeekOCRSession, PhaseRun
+from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.assets import asset
+from ocr_phases.files import write_atomic
+from ocr_phases.report.render import report_page
+from ocr_phases.show import plots, regions
+from ocr_phases.show.overlay import draw_decode_time
+
+DOCS = Path(__file__).parent
+GPU_RECORD = "h200-dummy-gundam"
+PAGES = ("receipt", "invoice", "paper")
+PAGE_HEIGHT = 700  # pixels
+OVERVIEW_INCHES = (6.2, 3.6)  # small, so that letters stay legible where the picture is shown at half size
+GAP = 24  # pixels
+
+
+def drawn(figure: Figure, dpi: int = 100) -> Image.Image:
+    """A figure as an RGB picture."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=dpi)
+    return Image.open(buffer).convert("RGB")
+
+
+def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:
+    """The page of a run coloured by decode time, ``height`` pixels high."""
+    grounding = parse_grounding(run.text or "")
+    page = draw_decode_time(run.page_image(), grounding, region_table(grounding, run.token_table))
+    return page.resize((round(page.width * height / page.height), height), Image.Resampling.LANCZOS)
+
+
+def overview(run: PhaseRun) -> Image.Image:
+    """The page coloured by decode time beside the decode latency and the prefill's stages."""
+    figures = [plots.plot_token_latency(run), plots.plot_vision_stages(run)]
+    for figure in figures:
+        figure.set_size_inches(*OVERVIEW_INCHES)
+    right = [drawn(figure, dpi=120) for figure in figures]
+    left = timed_page(run, right[0].height + GAP + right[1].height)
+    canvas = Image.new("RGB", (left.width + GAP + right[0].width, left.height), "white")
+    canvas.paste(left, (0, 0))
+    canvas.paste(right[0], (left.width + GAP, 0))
+    canvas.paste(right[1], (left.width + GAP, right[0].height + GAP))
+    return canvas
+
+
+def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Pictures of one height in a row."""
+    width = sum(picture.width for picture in pictures) + GAP * (len(pictures) - 1)
+    canvas, left = Image.new("RGB", (width, pictures[0].height), "white"), 0
+    for picture in pictures:
+        canvas.paste(picture, (left, 0))
+        left += picture.width + GAP
+    return canvas
+
+
+def screens(record: Path) -> dict[str, Image.Image]:
+    """The first screen of a record's report: wide, wide and dark, and on a phone."""
+    from playwright.sync_api import sync_playwright
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        html = report_page(folder, {"record": str(record)})["report.html"]
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, width, scheme in (
+            ("report", 1400, "light"),
+            ("report-dark", 1400, "dark"),
+            ("report-phone", 400, "light"),
+        ):
+            view = {"width": width, "height": 900}
+            page = chromium.new_page(viewport=view, color_scheme=scheme)
+            page.goto(html.as_uri())
+            found[name] = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        chromium.close()
+    return found
+
+
+def save(name: str, picture: Image.Image, *, flat: bool = True) -> None:
+    """A PNG; ``flat`` ones have few colours and keep 256 of them, the others (a colour bar) all."""
+    buffer = io.BytesIO()
+    kept = picture.quantize(256, dither=Image.Dither.NONE) if flat else picture
+    kept.save(buffer, "PNG", optimize=True)
+    write_atomic(DOCS / f"{name}.png", buffer.getvalue())
+    print(f"{name}.png {len(buffer.getvalue()) / 1000:.0f} kB")
+
+
+def measured() -> dict[str, PhaseRun]:
+    """The pages, read by the built-in model."""
+    session = DeepSeekOCRSession.load("tiny", device="cpu")
+    pages = {name: asset("data", "pages", f"{name}.png") for name in PAGES}
+    return {
+        name: session.run_inference(page, max_new_tokens=512, repeats=3, warmup=1)
+        for name, page in pages.items()
+    }
+
+
+def main(records: str | None = None) -> None:
+    """Draw everything and write gallery.md; ``records`` holds what shall not be measured now."""
+    runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
+    gpu = PhaseRun.load(asset("data", "runs", f"{GPU_RECORD}.json"))
+    receipt = runs["receipt"]
+    save("receipt", overview(receipt), flat=False)
+    here = f"The built-in model on {receipt.device['name']}"
+    there = f"The full-size model with random weights on {gpu.device['name']} (`data/runs/{GPU_RECORD}.json`)"
+    # File name -> title, caption, picture.
+    pictures = {
+        "pages": (
+            "Time on the page",
+            f"{here}: an invoice and a paper, each region coloured by what writing it took.",
+            side_by_side([timed_page(runs["invoice"]), timed_page(runs["paper"])]),
+        ),
+        "types": (
+            "Time by type of region",
+            f"{here}: the same invoice.",
+            drawn(regions.plot_region_types(runs["invoice"])),
+        ),
+        "latency": (
+            "Decode latency",
+            f"{there}: device and host, and the spread over repeats.",
+            drawn(plots.plot_token_latency(gpu)),
+        ),
+        "vision": ("Vision", f"{there}: page and crops.", drawn(plots.plot_vision_stages(gpu))),
+        "timeline": ("Timeline", f"{there}: one repeat.", drawn(plots.plot_phase_timeline(gpu))),
+        "memory": ("Memory", f"{there}: peaks and KV cache.", drawn(plots.plot_memory(gpu))),
+    }
+    for name, (_, _, picture) in pictures.items():
+        save(f"gallery/{name}", picture, flat=name != "pages")
+    if shutil.which("chromium"):
+        with tempfile.TemporaryDirectory() as folder:
+            shots = screens(receipt.save(Path(folder, "run.json")))
+        save("report", shots.pop("report"))
+        for name, picture in shots.items():
+            save(f"gallery/{name}", picture)
+    sections = [
+        f"## {title}\n\n{caption}\n\n![{title}](gallery/{name}.png)"
+        for name, (title, caption, _) in pictures.items()
+    ]
+    text = "\n\n".join([HEAD, *sections]) + "\n"
+    write_atomic(DOCS / "gallery.md", text.encode())
+
+
+HEAD = """# Gallery
+
+Drawn by `python docs/make_gallery.py` from runs of the built-in model and from the records in `data/runs`.
+
+## A report
+
+The first screen of a page report: light, dark, and on a phone. The file makes no request and prints well.
+
+![First screen of a report](report.png)
+
+![The same in a dark browser](gallery/report-dark.png)
+
+![The same 400 pixels wide](gallery/report-phone.png)"""
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,111 @@
+"""Writes the README's speed table from the benchmarks in data/runs: ``python docs/make_speed_table.py``.
+
+Every ``*.json`` there that ``ocr-phases bench`` wrote gives a row a preset. The table stands between two
+markers in README.md; without a benchmark there is nothing between them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ocr_phases.analyse.bench import (
+    KIND,
+    closure_table,
+    load_bench,
+    prefill_table,
+    ratio_table,
+    strategy_table,
+)
+from ocr_phases.analyse.summary import ms_text
+from ocr_phases.files import write_atomic
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
+STRATEGIES = ("eager", "cuda_graph", "compiled")
+COLUMNS = (
+    "device, model",
+    "preset",
+    "prefill",
+    *(f"{strategy}, a token" for strategy in STRATEGIES),
+    "floor",
+    "run / `generate()`",
+    "collectors on / off",
+    "closure",
+)
+NONE = "–"
+
+
+def find_benches(folder: Path) -> list[dict[str, Any]]:
+    """The benchmarks among the JSON files of a folder, in order of their names."""
+    paths = [
+        path for path in sorted(folder.glob("*.json")) if json.loads(path.read_text()).get("kind") == KIND
+    ]
+    return [load_bench(path) for path in paths]
+
+
+def speed_rows(bench: Mapping[str, Any]) -> list[list[str]]:
+    """The cells of one benchmark's rows, a preset each, in the order of `COLUMNS`."""
+    prefill, decode = prefill_table(bench), strategy_table(bench)
+    ratios, closure = ratio_table(bench), closure_table(bench)
+    rows = []
+    for preset in bench["settings"]["presets"]:
+        here = decode[decode["preset"] == preset].set_index("strategy")
+        eager = prefill[(prefill["preset"] == preset) & (prefill["vision"] == "eager")]
+        closed = closure[closure["preset"] == preset]["closure"]
+        rows.append(
+            [
+                f"{bench['device']['name']}, `{bench['model']['name']}` {bench['model']['dtype']}",
+                preset,
+                ms_text(_first(eager["wall_ms"])),
+                *(
+                    ms_text(_first(here.loc[here.index == strategy, "ms_per_token"]))
+                    for strategy in STRATEGIES
+                ),
+                ms_text(_first(here["floor_ms"])),
+                *(_ratio(ratios[ratios["preset"] == preset], what) for what in ("two-phase", "collectors")),
+                NONE if closed.empty else f"{100.0 * closed.iloc[0]:.1f} %",
+            ]
+        )
+    return [[NONE if cell == "n/a" else cell for cell in row] for row in rows]
+
+
+def speed_table(benches: list[dict[str, Any]]) -> str:
+    """The table in Markdown; empty where there is no benchmark."""
+    rows = [row for bench in benches for row in speed_rows(bench)]
+    if not rows:
+        return ""
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def with_table(text: str, table: str) -> str:
+    """``text`` with the table between its markers."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"README.md has no {BEGIN} and {END} to write between.")
+    middle = f"\n\n{table}\n\n" if table else "\n"
+    return f"{before}{BEGIN}{middle}{END}{after}"
+
+
+def _first(values: pd.Series) -> float | None:
+    return None if values.empty else float(values.iloc[0])
+
+
+def _ratio(rows: pd.DataFrame, begins: str) -> str:
+    found = rows[rows["what"].str.startswith(begins)]
+    if found.empty:
+        return NONE
+    row = found.iloc[0]
+    return f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    table = speed_table(find_benches(ROOT / "data" / "runs"))
+    write_atomic(readme, with_table(readme.read_text(encoding="utf-8"), table).encode())

@@ -1,0 +1,176 @@
+"""The sizes of a DeepSeek-OCR model, read from its ``config.json`` alone, in either layout.
+
+The published layout (``deepseek_vl_v2``) and the one transformers saves (``unlimited_ocr``) are known, as in
+`ocr_phases.measure.checkpoint`; full attention in every layer is assumed, as that loader makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError
+
+
+@dataclass(frozen=True)
+class TextSizes:
+    """The language model: SwiGLU MLPs, with a router and experts behind the first ``dense_layers``."""
+
+    hidden: int
+    layers: int
+    dense_layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    mlp_width: int  # of a dense layer
+    expert_width: int  # of one expert
+    experts: int
+    top_k: int
+    shared_experts: int
+    vocab: int
+
+    @property
+    def sparse_layers(self) -> int:
+        """Layers with a router and experts."""
+        return self.layers - self.dense_layers
+
+
+@dataclass(frozen=True)
+class SamSizes:
+    """SAM ViT-B: attention in windows, global in some layers; a neck; two convolutions of stride 2."""
+
+    width: int
+    layers: int
+    global_layers: int
+    heads: int
+    mlp_width: int
+    neck_width: int
+    downsample_widths: tuple[int, int]
+    image_size: int  # pixels a side that the positions were made for
+    patch: int = 16
+    window: int = 14
+
+    def grid(self, side: int) -> int:
+        """Patches along one side of a view of ``side`` pixels."""
+        return side // self.patch
+
+
+@dataclass(frozen=True)
+class ClipSizes:
+    """CLIP ViT-L without its patch embedding: SAM's features take the place of patches."""
+
+    width: int
+    layers: int
+    mlp_width: int
+    positions: int  # along one side, of the learnt positions
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All of it; ``tied`` says that the head uses the embedding's weights."""
+
+    text: TextSizes
+    sam: SamSizes
+    clip: ClipSizes
+    tied: bool = False
+
+    def vision_tokens(self, side: int) -> int:
+        """Vision tokens along one side of a square view of ``side`` pixels, after two halvings."""
+        return math.ceil(math.ceil(self.sam.grid(side) / 2) / 2)
+
+
+def read_architecture(config: dict[str, Any]) -> Architecture:
+    """The sizes in a checkpoint's ``config.json``, or in a record's ``model["config"]``.
+
+    Raises `OcrPhasesError` for a config of another model, or one that misses a size.
+    """
+    kind = config.get("model_type")
+    readers = {"deepseek_vl_v2": _published, "unlimited_ocr": _as_saved}
+    if kind not in readers:
+        raise OcrPhasesError(
+            f"No cost is known for a config of type {kind!r}: give one of {' or '.join(readers)}."
+        )
+    try:
+        return readers[kind](config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise OcrPhasesError(
+            f"This config does not say how large the model is ({type(error).__name__}: {error}): "
+            "give the checkpoint's whole config.json."
+        ) from error
+
+
+def _published(config: dict[str, Any]) -> Architecture:
+    vision = config["vision_config"]
+    sam, clip = vision["width"]["sam_vit_b"], vision["width"]["clip-l-14-224"]
+    ratio = vision.get("mlp_ratio", 4.0)
+    language = config["language_config"]
+    return Architecture(
+        text=_text(language, language.get("first_k_dense_replace", 1)),
+        sam=SamSizes(
+            width=sam["width"],
+            layers=sam["layers"],
+            global_layers=len(sam["global_attn_indexes"]),
+            heads=sam["heads"],
+            mlp_width=int(sam["width"] * ratio),
+            neck_width=sam.get("output_channels", 256),
+            downsample_widths=_pair(sam["downsample_channels"]),
+            image_size=vision.get("image_size", 1024),
+        ),
+        clip=ClipSizes(
+            width=clip["width"],
+            layers=clip["layers"],
+            mlp_width=int(clip["width"] * ratio),
+            positions=clip["image_size"] // clip["patch_size"],
+        ),
+    )
+
+
+def _as_saved(config: dict[str, Any]) -> Architecture:
+    text = config["text_config"]
+    sam, clip = config["vision_config"]["sam_config"], config["vision_config"]["encoder_config"]
+    return Architecture(
+        text=_text(text, text["mlp_layer_types"].count("dense")),
+        sam=SamSizes(
+            width=sam["hidden_size"],
+            layers=sam["num_hidden_layers"],
+            global_layers=len(sam["global_attn_indexes"]),
+            heads=sam["num_attention_heads"],
+            mlp_width=sam["mlp_dim"],
+            neck_width=sam["output_channels"],
+            downsample_widths=_pair(sam["downsample_channels"]),
+            image_size=sam["image_size"],
+            patch=sam["patch_size"],
+            window=sam["window_size"],
+        ),
+        clip=ClipSizes(
+            width=clip["hidden_size"],
+            layers=clip["num_hidden_layers"],
+            mlp_width=clip["intermediate_size"],
+            positions=clip["image_size"] // clip["patch_size"],
+        ),
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _text(text: dict[str, Any], dense_layers: int) -> TextSizes:
+    return TextSizes(
+        hidden=text["hidden_size"],
+        layers=text["num_hidden_layers"],
+        dense_layers=min(dense_layers, text["num_hidden_layers"]),
+        heads=text["num_attention_heads"],
+        kv_heads=text.get("num_key_value_heads") or text["num_attention_heads"],
+        head_width=text["hidden_size"] // text["num_attention_heads"],
+        mlp_width=text["intermediate_size"],
+        expert_width=text["moe_intermediate_size"],
+        experts=text["n_routed_experts"],
+        top_k=text["num_experts_per_tok"],
+        shared_experts=text["n_shared_experts"],
+        vocab=text["vocab_size"],
+    )
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    first, second = values
+    return first, second

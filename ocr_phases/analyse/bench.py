@@ -1,0 +1,260 @@
+"""A benchmark's raw times as figures: ratios of alternating pairs, closure, time a token, throughput.
+
+Intervals are 95 % bootstrap intervals over the pairs or repeats (`ocr_phases.analyse.bootstrap`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.bootstrap import median_interval, paired_ratio
+from ocr_phases.errors import OcrPhasesError
+
+KIND = "ocr_phases bench"
+BENCH_SCHEMA = 1
+
+RATIO_COLUMNS = ("preset", "what", "pairs", "ours_ms", "theirs_ms", "ratio", "ratio_low", "ratio_high")
+MARK_COLUMNS = ("what", "us", "us_low", "us_high")
+CLOSURE_COLUMNS = (
+    "preset",
+    "prefill_len",
+    "repeats",
+    "prefill_ms",
+    "closure",
+    "closure_least",
+    "fusion_share",
+)
+PREFILL_COLUMNS = (
+    "preset",
+    "vision",
+    "wall_ms",
+    "device_ms",
+    "busy_ms",
+    "vision_ms",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+)
+STRATEGY_COLUMNS = (
+    "preset",
+    "strategy",
+    "cache_len",
+    "ms_per_token",
+    "step_ms",
+    "step_ms_p10",
+    "step_ms_p90",
+    "busy_ms",
+    "floor_ms",
+    "limit",
+    "distance",
+    "setup_s",
+    "equal_tokens",
+    "tokens",
+)
+BATCH_COLUMNS = (
+    "preset",
+    "strategy",
+    "batch",
+    "tokens_per_s",
+    "step_ms",
+    "floor_ms",
+    "limit",
+    "distance",
+    "prefill_ms",
+)
+FAILURE_COLUMNS = ("preset", "part", "way", "reason")
+
+_PAIRS = {
+    "overhead": ("two-phase run over generate()", "two_phase_ms", "generate_ms"),
+    "collectors": ("collectors on over off", "on_ms", "off_ms"),
+}
+_MARK_NAMES = {"mark_pair_us": "a pair of marks", "nvtx_range_us": "an NVTX range", "span_us": "a whole span"}
+
+
+def load_bench(path: str | Path) -> dict[str, Any]:
+    """Read what ``ocr-phases bench`` wrote; `OcrPhasesError` for anything else."""
+    try:
+        bench = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OcrPhasesError(f"The benchmark {path} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise OcrPhasesError(f"{path} is no benchmark: it is no JSON ({error}).") from error
+    if not isinstance(bench, dict) or bench.get("kind") != KIND:
+        raise OcrPhasesError(f"{path} is not what ocr-phases bench wrote.")
+    if bench.get("schema") != BENCH_SCHEMA:
+        raise OcrPhasesError(f"{path} has schema {bench.get('schema')}, this version reads {BENCH_SCHEMA}.")
+    return bench
+
+
+def ratio_table(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """What measuring costs, columns `RATIO_COLUMNS`: medians in ms, and the median of the paired ratios."""
+    rows = []
+    for part, (what, ours, theirs) in _PAIRS.items():
+        for preset, found in _results(bench, part):
+            ratio = paired_ratio(found[ours], found[theirs])
+            medians = (float(np.median(found[ours])), float(np.median(found[theirs])))
+            rows.append((preset, what, len(found[ours]), *medians, ratio.value, ratio.low, ratio.high))
+    return _table(rows, RATIO_COLUMNS)
+
+
+def mark_table(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """What one mark costs on the host, columns `MARK_COLUMNS`, microseconds."""
+    rows = []
+    for _, found in _results(bench, "marks"):
+        for name, what in _MARK_NAMES.items():
+            cost = median_interval(found[name])
+            label = f"{what} ({found['clock']})" if name == "mark_pair_us" else what
+            rows.append((label, cost.value, cost.low, cost.high))
+    return _table(rows, MARK_COLUMNS)
+
+
+def closure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """How much of the prefill its stages account for, columns `CLOSURE_COLUMNS`; shares of one.
+
+    ``closure`` leaves out ``vision_fusion``, which runs from one stage to another and holds what lies between
+    (``fusion_share``): it is the stages' sum over the whole without it. Medians over repeats;
+    ``closure_least`` is the smallest of them.
+    """
+    rows = []
+    for preset, found in _results(bench, "closure"):
+        stages = {stage: np.asarray(times) for stage, times in found["stages_ms"].items()}
+        whole = np.asarray(found["prefill_ms"])
+        fusion = stages.pop("vision_fusion")
+        closure = sum(stages.values()) / (whole - fusion)
+        figures = (float(np.median(whole)), float(np.median(closure)), float(closure.min()))
+        rows.append((preset, found["prefill_len"], len(whole), *figures, float(np.median(fusion / whole))))
+    return _table(rows, CLOSURE_COLUMNS)
+
+
+def prefill_table(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """The prefill by how vision runs, columns `PREFILL_COLUMNS`, medians in ms.
+
+    ``busy_ms`` is how long the GPU works in it (`ocr_phases.analyse.kernels`), ``ratio`` that of the wall
+    times over the eager ones, taken in turns; none for eager itself.
+    """
+    rows = []
+    for preset, found in _results(bench, "prefill"):
+        eager = found["ways"].get("eager")
+        for vision, times in found["ways"].items():
+            wall, device, seen = (
+                float(np.median(times[name])) for name in ("host_ms", "device_ms", "vision_ms")
+            )
+            medians = (wall, device, times.get("busy_ms") or np.nan, seen)
+            ends = (np.nan, np.nan, np.nan)
+            if eager is not None and vision != "eager":
+                ratio = paired_ratio(times["host_ms"], eager["host_ms"])
+                ends = (ratio.value, ratio.low, ratio.high)
+            rows.append((preset, vision, *medians, *ends))
+    return _table(rows, PREFILL_COLUMNS)
+
+
+def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """Decode by strategy, columns `STRATEGY_COLUMNS`.
+
+    ``ms_per_token`` is the whole decode on the host's clock over its steps, a median over rounds; ``step_ms``
+    the median step on the device clock of all rounds, with p10 and p90, ``busy_ms`` how long the GPU works in
+    one. ``floor_ms`` is what the hardware allows a step in the middle of the run, by ``limit`` (bandwidth or
+    arithmetic), ``distance`` ``ms_per_token`` over it. ``setup_s`` is compilation and capture.
+    ``equal_tokens`` counts those equal to eager's before the first that is not.
+    """
+    rows = []
+    for preset, found in _results(bench, "strategies"):
+        for strategy, way in found["ways"].items():
+            steps = np.concatenate([np.asarray(one) for one in way["step_ms"]])
+            each = [whole / len(one) for whole, one in zip(way["decode_ms"], way["step_ms"], strict=True)]
+            low, middle, high = np.quantile(steps, (0.1, 0.5, 0.9))
+            ms, floor = float(np.median(each)), way.get("floor_ms") or np.nan
+            setup = way["setup"] or {}
+            seconds = sum(setup.get(name) or 0.0 for name in ("compile_ms", "capture_ms")) / 1e3
+            cache = int(np.mean(way["cache_len"]))
+            figures = (
+                cache,
+                ms,
+                float(middle),
+                float(low),
+                float(high),
+                way.get("busy_ms") or np.nan,
+                floor,
+                way.get("floor_limit"),
+                ms / floor,
+            )
+            rows.append((preset, strategy, *figures, seconds, way["equal_tokens"], way["tokens"]))
+    return _table(rows, STRATEGY_COLUMNS)
+
+
+def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """Throughput by batch size, columns `BATCH_COLUMNS`: tokens/s of all rows, ms of one step of them all.
+
+    ``distance`` is the median step over its floor: far above 1 the step waits for launches, near 1 for
+    ``limit``.
+    """
+    rows = []
+    for preset, found in _results(bench, "batches"):
+        for way in found["ways"]:
+            rate = 1e3 * way["steps"] * way["batch"] / float(np.median(way["decode_ms"]))
+            step, floor = float(np.median(way["step_ms"])), way.get("floor_ms") or np.nan
+            figures = (rate, step, floor, way.get("floor_limit"), step / floor)
+            prefill = float(np.median(way["prefill_ms"]))
+            rows.append((preset, way["strategy"], way["batch"], *figures, prefill))
+    return _table(rows, BATCH_COLUMNS)
+
+
+def failure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """What could not be measured and why, columns `FAILURE_COLUMNS`; ``way`` is empty for a whole part."""
+    rows = []
+    for result in bench["results"]:
+        place = (result["preset"], result["part"])
+        if "failed" in result:
+            rows.append((*place, "", result["failed"]))
+        if isinstance(result.get("ways"), dict):
+            unseen = {way: found.get("busy_failed") for way, found in result["ways"].items()}
+            rows += [(*place, f"{way}, kernel view", reason) for way, reason in unseen.items() if reason]
+        ways = result.get("ways_failed") or []
+        if isinstance(ways, dict):
+            rows += [(*place, way, reason) for way, reason in ways.items()]
+        else:
+            rows += [(*place, f"{way['strategy']}, batch {way['batch']}", way["failed"]) for way in ways]
+    return _table(rows, FAILURE_COLUMNS)
+
+
+#: Heading and table of each part, in the order of a printout.
+TABLES = {
+    "What measuring costs": ratio_table,
+    "One mark, on the host": mark_table,
+    "What the prefill's stages account for": closure_table,
+    "Prefill": prefill_table,
+    "Decode": strategy_table,
+    "Batches": batch_table,
+    "Not measured": failure_table,
+}
+
+
+def bench_text(bench: Mapping[str, Any]) -> str:
+    """The whole benchmark as plain text: where it was measured, then every table that has a row."""
+    settings = bench["settings"]
+    lines = [
+        f"{bench['model']['name']}, {bench['model']['dtype']}, on {bench['device']['name']}; "
+        f"{bench['page']['file']}, {settings['max_new_tokens']} new tokens, {settings['pairs']} pairs",
+    ]
+    for title, make in TABLES.items():
+        table = make(bench).dropna(axis="columns", how="all")
+        if len(table):
+            lines += ["", title, table.to_string(index=False, float_format="{:,.3f}".format, na_rep="")]
+    return "\n".join(lines)
+
+
+def _results(bench: Mapping[str, Any], part: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The preset and data of each finished run of a part."""
+    for result in bench["results"]:
+        if result["part"] == part and "failed" not in result:
+            yield result["preset"], result
+
+
+def _table(rows: list[tuple[Any, ...]], columns: tuple[str, ...]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(columns))

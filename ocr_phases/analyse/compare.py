@@ -1,0 +1,340 @@
+"""Two or more records side by side: what changed, by how much, and whether the repeats can tell.
+
+Every comparison is against the first record, the base. Intervals come from `ocr_phases.analyse.bootstrap`:
+they hold what differs between the repeats of one record, not what the machine did between two measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.bootstrap import difference_and_ratio
+from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_name
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import VISION_STAGES, PhaseRun
+
+COMPARE_COLUMNS = (
+    "run",
+    "metric",
+    "phase",
+    "stage",
+    "view",
+    "unit",
+    "base",
+    "other",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "verdict",
+)
+#: What a comparison is judged by where nothing else is named, as far as both records have it.
+JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
+
+_HIGHER_IS_BETTER = ("tokens_per_s",)
+#: What is measured, is told in another part, or follows from the model's name and revision.
+_NO_SETTING = (
+    ("device", "ceilings"),
+    ("model", "config"),
+    ("model", "strategy_setup"),
+    ("model", "vision_setup"),
+    ("request", "preset"),
+    ("request", "strategy"),
+    ("request", "vision"),
+)
+_STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure with what it was in each repeat.
+
+    ``samples`` are float64 [repeats, values a repeat], ``quantile`` is what of them is the figure. A stage's
+    whole phase has an empty ``view``; a figure that is no stage has no ``stage`` either.
+    """
+
+    name: str
+    unit: str
+    samples: np.ndarray = field(repr=False)
+    quantile: float = 0.5
+    phase: str = ""
+    stage: str = ""
+    view: str = ""
+
+
+def metrics_of(run: PhaseRun) -> dict[str, Metric]:
+    """Every metric of a record by name: figures (``prefill_ms``) first, then stages (``prefill/sam/global``).
+
+    Times are ms on the device clock. A figure is the one of `PhaseRun.summary`, but for ``ttft_ms``: that is
+    prepare plus prefill of each repeat.
+    """
+    return {metric.name: metric for metric in [*_figures(run), *_stages(run)]}
+
+
+def compare_runs(runs: Sequence[PhaseRun], labels: Sequence[str] | None = None) -> pd.DataFrame:
+    """Each record against the first, columns `COMPARE_COLUMNS`, one row a record and metric.
+
+    ``base`` and ``other`` are the figures, ``difference`` other minus base in ``unit``, ``ratio`` other over
+    base, each with its 95 % interval. ``verdict`` is faster or slower (less or more, for bytes) where the
+    ratio's interval leaves 1 out, same where it does not, and n/a where one of the two lacks the metric or
+    has a single repeat. Raises `OcrPhasesError` for fewer than two records.
+    """
+    names = run_labels(runs) if labels is None else list(labels)
+    if len(runs) < 2:
+        raise OcrPhasesError("A comparison needs at least two records: name another one.")
+    base = metrics_of(runs[0])
+    rows = []
+    for run, label in zip(runs[1:], names[1:], strict=True):
+        other = metrics_of(run)
+        order = [*base, *(name for name in other if name not in base)]
+        rows += [(label, *_compared(base.get(name), other.get(name))) for name in order]
+    return pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
+
+
+def figures(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `compare_runs` that are figures of the whole run, which both records have."""
+    return table[(table["stage"] == "") & table["ratio"].notna()].reset_index(drop=True)
+
+
+def in_units(table: pd.DataFrame) -> pd.DataFrame:
+    """`compare_runs` for reading: bytes as MB, without what follows from the other columns."""
+    columns = ["run", "metric", "unit", "base", "other", "ratio", "ratio_low", "ratio_high", "verdict"]
+    shown = table[columns].copy()
+    size = shown["unit"] == "bytes"
+    shown.loc[size, ["base", "other"]] /= 1e6
+    shown["unit"] = shown["unit"].replace("bytes", "MB")
+    return shown if shown["run"].nunique() > 1 else shown.drop(columns="run")
+
+
+def slower_than(table: pd.DataFrame, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows of `compare_runs` that got worse by more than ``percent``, their interval included.
+
+    ``metrics`` names what is judged (`JUDGED` by default). Raises `OcrPhasesError` where a name is unknown, a
+    record lacks it, or a single repeat leaves nothing to judge by.
+    """
+    known = set(table["metric"])
+    unknown = [name for name in metrics if name not in known]
+    if unknown:
+        raise OcrPhasesError(f"There is no metric {', '.join(unknown)}: use {', '.join(_names(table))}.")
+    judged = table[table["metric"].isin(metrics or JUDGED)]
+    if judged.empty:
+        raise OcrPhasesError(f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).")
+    lacking = judged[judged["ratio"].isna()]
+    if len(lacking):
+        raise OcrPhasesError(f"{lacking['metric'].iloc[0]} is not in both records: name another metric.")
+    if judged["ratio_low"].isna().any():
+        raise OcrPhasesError(
+            "A record of a single repeat says nothing about the spread: measure with --repeats 3 or more."
+        )
+    least = judged["ratio_low"].where(
+        ~judged["metric"].isin(_HIGHER_IS_BETTER), 1.0 / judged["ratio_high"].replace(0.0, np.nan)
+    )
+    return judged[least > 1.0 + percent / 100.0].reset_index(drop=True)
+
+
+def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
+    """A short name for each record, all different: its file's, else what it was measured with."""
+    if paths is not None:
+        names = [Path(path).stem for path in paths]
+    else:
+        names = [f"{run.page['file']}, {run.model['name']}, {run.model.get('strategy')}" for run in runs]
+    return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
+
+
+def environment_table(
+    runs: Sequence[PhaseRun], labels: Sequence[str] | None = None, *, everything: bool = False
+) -> pd.DataFrame:
+    """What the records were measured with, columns ``part``, ``name`` and one a record; texts.
+
+    Parts are device, versions, model, page and request. Only what differs, unless ``everything``.
+    """
+    names = run_labels(runs) if labels is None else list(labels)
+    settings = [dict(_settings(run)) for run in runs]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    rows = [(*key, *(_text(one.get(key)) for one in settings)) for key in keys]
+    if not everything:
+        rows = [row for row in rows if len(set(row[2:])) > 1]
+    return pd.DataFrame(rows, columns=["part", "name", *names])
+
+
+def what_differs(then: PhaseRun, now: PhaseRun) -> list[str]:
+    """The devices and versions that differ, one ``name: then -> now`` each."""
+    table = environment_table([then, now], ["then", "now"])
+    table = table[table["part"].isin(("device", "versions"))]
+    return [
+        f"{row['part'] if row['name'] == 'name' else row['name']}: {row['then']} -> {row['now']}"
+        for _, row in table.iterrows()
+    ]
+
+
+def same_tokens(then: PhaseRun, now: PhaseRun) -> bool:
+    """Whether every row generated the same tokens."""
+    return [row["ids"] for row in then.results] == [row["ids"] for row in now.results]
+
+
+def compare_verdict(table: pd.DataFrame, runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
+    """What `compare_runs` found for the judged figures, and what stands against comparing, as plain text."""
+    sentences = []
+    for run, label in zip(runs[1:], labels[1:], strict=True):
+        rows = table[(table["run"] == label) & table["metric"].isin(JUDGED) & table["ratio"].notna()]
+        found = [_said(row) for _, row in rows.iterrows()]
+        if found:
+            sentences.append(f"{label} against {labels[0]}: {', '.join(found)}.")
+        else:
+            sentences.append(f"{label} and {labels[0]} share no phase that could be compared.")
+        sentences += _caveats(runs[0], run, label)
+    return " ".join(sentences)
+
+
+def _figures(run: PhaseRun) -> Iterator[Metric]:
+    repeats = repeat_table(run)
+    for phase in PHASES:
+        name = f"{phase}_ms"
+        if repeats[name].notna().all():
+            yield Metric(name, "ms", repeats[[name]].to_numpy(dtype=np.float64), phase=phase)
+            if phase == "prefill":
+                yield Metric("ttft_ms", "ms", repeats[["ttft_ms"]].to_numpy(dtype=np.float64))
+                vision = run.spans[run.spans["stage"].isin(VISION_STAGES)]
+                yield Metric("vision_ms", "ms", _sums(run, vision), phase=phase)
+    steps = _step_times(run)
+    if steps.size:
+        for name, quantile in _STEP_QUANTILES.items():
+            yield Metric(name, "ms", steps, quantile, phase="decode")
+        rate = repeats[["tokens_per_s"]].to_numpy(dtype=np.float64)
+        yield Metric("tokens_per_s", "tokens/s", rate, phase="decode")
+    for phase, peaks in run.memory.get("peak_bytes", {}).items():
+        samples = np.asarray(peaks, dtype=np.float64)[:, None]
+        yield Metric(f"{phase}_peak_bytes", "bytes", samples, 1.0, phase=phase)
+    sizes = run.cache.get("bytes")
+    if sizes:
+        # The same in every repeat: the tokens are.
+        yield Metric("kv_cache_bytes", "bytes", np.full((len(run.repeats), 1), float(max(sizes))))
+
+
+def _stages(run: PhaseRun) -> Iterator[Metric]:
+    groups = run.spans.groupby(["phase", "stage", "view"], sort=False)
+    order = sorted(groups, key=lambda item: (PHASES.index(item[0][0]), item[1]["host_start_ms"].min()))
+    for key, spans in order:
+        phase, stage, view = map(str, key)
+        if stage != phase:
+            name = "/".join(filter(None, (phase, stage, view)))
+            yield Metric(name, "ms", _sums(run, spans), phase=phase, stage=stage, view=view)
+
+
+def _sums(run: PhaseRun, spans: pd.DataFrame) -> np.ndarray:
+    """The time of some spans in each repeat, ms, float64 [repeats, 1]."""
+    sums = spans.groupby("repeat")["device_ms"].sum().reindex(run.repeats, fill_value=0.0)
+    return sums.to_numpy(dtype=np.float64)[:, None]
+
+
+def _step_times(run: PhaseRun) -> np.ndarray:
+    """Every decode step's ms, float64 [repeats, steps]; NaN behind the end of a shorter repeat."""
+    spans = run.spans[run.spans["stage"] == "decode_step"]
+    return spans.pivot(index="repeat", columns="step", values="device_ms").to_numpy(dtype=np.float64)
+
+
+def _compared(base: Metric | None, other: Metric | None) -> tuple[Any, ...]:
+    """The cells of a row behind its record's label."""
+    metric = base or other
+    assert metric is not None
+    named = (metric.name, metric.phase, metric.stage, metric.view, metric.unit)
+    if base is None or other is None:
+        values = [one and float(np.nanquantile(one.samples, one.quantile)) for one in (base, other)]
+        return (*named, *values, *[np.nan] * 6, "n/a")
+    difference, ratio = difference_and_ratio(base.samples, other.samples, metric.quantile)
+    return (
+        *named,
+        float(np.nanquantile(base.samples, base.quantile)),
+        float(np.nanquantile(other.samples, other.quantile)),
+        *(difference.value, difference.low, difference.high),
+        *(ratio.value, ratio.low, ratio.high),
+        _verdict(metric, ratio.low, ratio.high),
+    )
+
+
+def _verdict(metric: Metric, low: float, high: float) -> str:
+    if np.isnan(low):
+        return "n/a"
+    if low <= 1.0 <= high:
+        return "same"
+    if metric.unit == "bytes":
+        return "more" if low > 1.0 else "less"
+    return "slower" if (low > 1.0) != (metric.name in _HIGHER_IS_BETTER) else "faster"
+
+
+def _settings(run: PhaseRun) -> Iterator[tuple[tuple[str, str], Any]]:
+    """Everything a time depends on, as ((part, name), value)."""
+    page = {
+        name: run.page.get(name)
+        for name in ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
+    }
+    parts = {
+        "device": run.device,
+        "versions": run.versions,
+        "model": run.model,
+        "page": page | {"pages": len(run.pages)},
+        "request": run.request,
+    }
+    for part, values in parts.items():
+        told = {name: value for name, value in values.items() if (part, name) not in _NO_SETTING}
+        for name, value in _flat(told):
+            yield (part, name), value
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return "–" if value is None else str(value)
+
+
+def _names(table: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(table["metric"]))
+
+
+def _said(row: pd.Series) -> str:
+    name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
+    if np.isnan(row["ratio_low"]):
+        return f"{name} takes {row['ratio']:.2f} times as long, on a single repeat"
+    span = f"{row['ratio']:.2f} times as long, {row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+    if row["verdict"] == "same":
+        return f"{name} is the same ({span})"
+    return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"
+
+
+def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
+    caveats = []
+    if base.page["sha256"] != other.page["sha256"]:
+        caveats.append(f"{label} read another page.")
+    if base.request["prefill_len"] != other.request["prefill_len"]:
+        caveats.append(
+            f"Its prompt has {other.request['prefill_len']:,} tokens, not {base.request['prefill_len']:,}."
+        )
+    if len(base.results) != len(other.results):
+        caveats.append(f"It has {len(other.results)} rows side by side, not {len(base.results)}.")
+    if not same_tokens(base, other):
+        counts = [other.token_count, base.token_count]
+        if counts[0] == counts[1]:
+            caveats.append(f"The tokens differ; there are {counts[0]:,} in both.")
+        else:
+            caveats.append(
+                f"It has {counts[0]:,} tokens, not {counts[1]:,}: compare decode steps, not whole decodes."
+            )
+    if base.device.get("name") != other.device.get("name"):
+        caveats.append("The devices are different ones.")
+    return caveats

@@ -1,0 +1,425 @@
+"""What a forward costs: parameters, FLOPs and bytes of every stage, from a config and an input shape alone.
+
+FLOPs are those of matrix products, convolutions and attention, two a multiply-add, as
+``torch.utils.flop_counter.FlopCounterMode`` counts them (causal attention over all pairs of positions);
+elementwise work is not counted. Bytes are the least that must move: each weight and each cache entry once.
+``activation_bytes`` are the tensors that enter and leave each of the counted products, with everything
+between them fused; they can stay on the chip, so a floor (`ocr_phases.analyse.floors`) leaves them out.
+
+Formulas: a product of [n, a] and [a, b] takes 2nab FLOPs and attention of n queries over m keys of all heads'
+width d takes 4nmd (Kaplan et al. 2020, arXiv:2001.08361, section 2.1); windows and relative positions of
+SAM as in Li et al. 2022 (arXiv:2203.16527) and Kirillov et al. 2023 (arXiv:2304.02643); the experts as in
+DeepSeekMoE (Dai et al. 2024, arXiv:2401.06066).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import pandas as pd
+
+from ocr_phases.analyse.architecture import Architecture, read_architecture
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import PhaseRun
+
+COST_COLUMNS = (
+    "phase",
+    "stage",
+    "view",
+    "part",
+    "parameters",
+    "flops",
+    "weight_bytes",
+    "activation_bytes",
+    "kv_bytes",
+)
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: Sides in pixels of the global view and of a crop (0: no crops), as in `ocr_phases.measure.page.PRESETS`.
+PRESET_SIDES = {
+    "tiny": (512, 0),
+    "small": (640, 0),
+    "base": (1024, 0),
+    "large": (1280, 0),
+    "gundam": (1024, 640),
+}
+
+
+@dataclass(frozen=True)
+class VisionCall:
+    """One call of the vision stack: ``images`` square images of ``side`` pixels."""
+
+    view: str  # "global" or "local"
+    side: int
+    images: int = 1
+
+
+def vision_calls(preset: str, grids: Sequence[Sequence[int]]) -> list[VisionCall]:
+    """The vision calls of pages in one preset; ``grids`` are each page's (columns, rows) of crops.
+
+    Pages without crops have the grid (1, 1). Raises `OcrPhasesError` for a preset it does not know.
+    """
+    if preset not in PRESET_SIDES:
+        raise OcrPhasesError(f"There is no preset {preset!r}: choose one of {', '.join(PRESET_SIDES)}.")
+    side, crop_side = PRESET_SIDES[preset]
+    crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if crop_side else 0
+    calls = [VisionCall("global", side, len(grids))]
+    return calls + [VisionCall("local", crop_side, crops)] if crops else calls
+
+
+@dataclass(frozen=True)
+class Work:
+    """Parameters held, FLOPs done and elements of activations moved; adds up and multiplies."""
+
+    parameters: float = 0
+    flops: float = 0
+    moved: float = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, times: float) -> Work:
+        return Work(*(times * value for value in astuple(self)))
+
+
+def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
+    """[tokens, width] times [width, out]: 2 tokens width out FLOPs."""
+    return Work(width * out + (out if bias else 0), 2 * tokens * width * out, tokens * (width + out))
+
+
+def convolution(
+    places: int, kernel: int, width: int, out: int, *, stride: int = 1, bias: bool = False
+) -> Work:
+    """A square kernel that makes ``places`` positions: 2 places kernel^2 width out FLOPs."""
+    weights = kernel * kernel * width * out
+    moved = places * (stride * stride * width + out)
+    return Work(weights + (out if bias else 0), 2 * places * weights, moved)
+
+
+def attention(queries: float, keys: float, width: int, *, sequences: float = 1) -> Work:
+    """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width FLOPs."""
+    return Work(0, 4 * sequences * queries * keys * width, sequences * 2 * (queries + keys) * width)
+
+
+def expected_experts(experts: int, top_k: int, tokens: float) -> float:
+    """How many distinct experts ``tokens`` tokens reach in one layer, expected under uniform routing.
+
+    Each token picks ``top_k`` different ones of ``experts``, so an expert is missed by all of them with
+    probability (1 - top_k / experts)^tokens. Real routing is skewed, so it reaches fewer.
+    """
+    return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
+
+
+# -- tables ---------------------------------------------------------------------------------------------
+
+
+def parameters(config: dict[str, Any]) -> pd.DataFrame:
+    """One row a part: ``stage``, ``part`` and ``parameters`` (int64), as transformers' class holds them.
+
+    The vendor's class holds 602,112 more in its CLIP, a patch embedding that it never uses. Raises
+    `OcrPhasesError` for a config that is none of DeepSeek-OCR's.
+    """
+    table = prefill_cost(config, prompt_len=1, views=[VisionCall("global", 1024)])
+    return table[["stage", "part", "parameters"]]
+
+
+def prefill_cost(
+    config: dict[str, Any],
+    *,
+    prompt_len: int,
+    views: Iterable[VisionCall] = (),
+    batch: int = 1,
+    dtype_bytes: int = 2,
+    logits_for: str = "last",
+) -> pd.DataFrame:
+    """The prefill's cost: one row a stage, view and part, columns `COST_COLUMNS`.
+
+    ``batch`` rows of ``prompt_len`` tokens each; ``views`` are those of the whole batch (`vision_calls`).
+    ``dtype_bytes`` is the size of a weight and an activation. ``logits_for`` is ``last`` or ``all``
+    positions. ``kv_bytes`` are written. Parameters of a stage that runs for two views stand in the first
+    one's rows; its weights are read once for each view. Experts: `expected_experts`. Raises `OcrPhasesError`
+    for a shape or a config that cannot be.
+    """
+    _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
+    sizes = read_architecture(config)
+    if logits_for not in ("last", "all"):
+        raise OcrPhasesError(f"Unknown logits_for {logits_for!r}: use last or all.")
+    rows = []
+    for number, call in enumerate(views):
+        _check(side=call.side, images=call.images)
+        stages = (
+            ("sam", _sam(sizes, call)),
+            ("clip", _clip(sizes, call)),
+            ("projector", _projector(sizes, call)),
+        )
+        for stage, parts in stages:
+            for part, work in parts.items():
+                held = 0 if number else work.parameters
+                rows.append(_row("prefill", stage, call.view, part, work, dtype_bytes, held=held))
+    # The line break between rows of vision tokens and the separator of the views.
+    learnt = Work(2 * sizes.text.hidden)
+    rows.append(_row("prefill", "vision_fusion", "", "separators", learnt, dtype_bytes))
+    rows += _language_rows("prefill", sizes, prompt_len, prompt_len, batch, dtype_bytes)
+    positions = prompt_len if logits_for == "all" else 1
+    rows.append(_head_row("prefill", sizes, positions * batch, dtype_bytes))
+    return _table(rows)
+
+
+def decode_cost(
+    config: dict[str, Any], *, cache_len: int, batch: int = 1, dtype_bytes: int = 2
+) -> pd.DataFrame:
+    """One decode step's cost: one row a part, columns `COST_COLUMNS`.
+
+    ``batch`` rows make a token each, which attends to ``cache_len`` entries, its own among them (the length
+    that the step leaves). ``kv_bytes`` are read, the new entry written. Experts: `expected_experts`; with one
+    row that is exactly ``top_k`` a layer. Raises `OcrPhasesError` as `prefill_cost`.
+    """
+    _check(cache_len=cache_len, batch=batch, dtype_bytes=dtype_bytes)
+    sizes = read_architecture(config)
+    rows = _language_rows("decode", sizes, 1, cache_len, batch, dtype_bytes)
+    return _table([*rows, _head_row("decode", sizes, batch, dtype_bytes)])
+
+
+def training_cost(
+    config: dict[str, Any],
+    *,
+    prompt_len: int,
+    views: Iterable[VisionCall] = (),
+    batch: int = 1,
+    dtype_bytes: int = 2,
+) -> pd.DataFrame:
+    """A forward with labels: the prefill with logits for every position, without a cache, and the loss.
+
+    Columns `COST_COLUMNS`, phase ``training``. The loss is elementwise: per logit a maximum, a difference, an
+    exponential and a sum make 4 FLOPs. Its activations are float32: the upcast logits, a shifted copy, as the
+    vendor's class makes it, and the log-probabilities kept for the backward, which costs about two forwards
+    more (Kaplan et al. 2020, section 2.1). Raises `OcrPhasesError` as `prefill_cost`.
+    """
+    table = prefill_cost(
+        config, prompt_len=prompt_len, views=views, batch=batch, dtype_bytes=dtype_bytes, logits_for="all"
+    )
+    vocab = read_architecture(config).text.vocab
+    predicted = batch * (prompt_len - 1) * vocab
+    moved = 4 * (batch * prompt_len * vocab + 2 * predicted)
+    loss = ("training", "loss", "", "cross_entropy", 0, 4 * predicted, 0, moved, 0)
+    table = pd.concat([table, _table([loss])], ignore_index=True)
+    return table.assign(phase="training", kv_bytes=0)
+
+
+def logits_bytes(
+    config: dict[str, Any], *, prompt_len: int, batch: int = 1, dtype_bytes: int = 4
+) -> dict[str, int]:
+    """Memory of the prefill's logits: for ``all`` positions and for the ``last`` alone, bytes.
+
+    float32 by default, because the vendor's class makes float32 logits of all positions.
+    """
+    _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
+    one = batch * read_architecture(config).text.vocab * dtype_bytes
+    return {"all": prompt_len * one, "last": one}
+
+
+def kv_bytes_per_token(config: dict[str, Any], *, batch: int = 1, dtype_bytes: int = 2) -> int:
+    """Bytes one cached token takes over all layers, keys and values, for ``batch`` rows."""
+    text = read_architecture(config).text
+    return 2 * text.layers * text.kv_heads * text.head_width * batch * dtype_bytes
+
+
+def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
+    """The cost of what a record measured: its prefill and one decode step, columns `COST_COLUMNS`.
+
+    The step is the one in the middle of the run, or one at ``cache_len``; without either there is none. The
+    vendor's class makes logits of all positions in its prefill. Raises `OcrPhasesError` where the record's
+    config, dtype or preset is unknown.
+    """
+    config, shape = run.model["config"], run_shape(run)
+    batch, dtype_bytes = shape["batch"], shape["dtype_bytes"]
+    views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages])
+    logits_for = "all" if run.model.get("implementation") == "vendor" else "last"
+    prefill = prefill_cost(config, views=views, logits_for=logits_for, **shape)
+    lengths = run.cache.get("lengths") or []
+    if cache_len is None and len(lengths) > 1:
+        cache_len = int(lengths[1 + (len(lengths) - 1) // 2])
+    if cache_len is None:
+        return prefill
+    step = decode_cost(config, cache_len=cache_len, batch=batch, dtype_bytes=dtype_bytes)
+    return pd.concat([prefill, step], ignore_index=True)
+
+
+def run_shape(run: PhaseRun) -> dict[str, int]:
+    """``prompt_len``, ``batch`` and ``dtype_bytes`` of a record; `OcrPhasesError` for an unknown dtype."""
+    dtype = str(run.model.get("dtype"))
+    if dtype not in DTYPE_BYTES:
+        raise OcrPhasesError(f"This record's dtype is {dtype!r}: cost is known for {', '.join(DTYPE_BYTES)}.")
+    return {
+        "prompt_len": int(run.request["prefill_len"]),
+        "batch": len(run.results),
+        "dtype_bytes": DTYPE_BYTES[dtype],
+    }
+
+
+def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
+    """A cost table added up by phase, stage and view, in its order."""
+    return table.groupby(["phase", "stage", "view"], sort=False).sum(numeric_only=True).reset_index()
+
+
+# -- parts ----------------------------------------------------------------------------------------------
+
+
+def _norm(width: int, *, bias: bool = True) -> Work:
+    return Work(width * (2 if bias else 1))
+
+
+def _sam(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
+    """SAM ViT-B over square images: windows are padded to whole ones, as the model pads them."""
+    sam, grid = sizes.sam, sizes.sam.grid(call.side)
+    places = call.images * grid * grid
+    windows = call.images * math.ceil(grid / sam.window) ** 2
+    trained = sam.image_size // sam.patch
+    windowed = _sam_attention(sizes, windows, sam.window, sam.window) * (sam.layers - sam.global_layers)
+    everywhere = _sam_attention(sizes, call.images, grid, trained) * sam.global_layers
+    mlp = linear(places, sam.width, sam.mlp_width) + linear(places, sam.mlp_width, sam.width)
+    half, quarter = math.ceil(grid / 2), math.ceil(math.ceil(grid / 2) / 2)
+    first, second = sam.downsample_widths
+    patches = convolution(places, sam.patch, 3, sam.width, stride=sam.patch, bias=True)
+    return {
+        "patches": patches + Work(trained * trained * sam.width),
+        "attention": windowed + everywhere,
+        "mlp": mlp * sam.layers,
+        "norms": _norm(sam.width) * (2 * sam.layers) + _norm(sam.neck_width) * 2,
+        "neck": convolution(places, 1, sam.width, sam.neck_width)
+        + convolution(places, 3, sam.neck_width, sam.neck_width),
+        "downsample": convolution(call.images * half * half, 3, sam.neck_width, first, stride=2)
+        + convolution(call.images * quarter * quarter, 3, first, second, stride=2),
+    }
+
+
+def _sam_attention(sizes: Architecture, squares: int, side: int, trained_side: int) -> Work:
+    """One layer over ``squares`` of side x side tokens, with relative positions along both axes.
+
+    A position's bias is the query times the learnt vector of the distance, once an axis: 2 x 2 side FLOPs a
+    channel and token.
+    """
+    sam = sizes.sam
+    tokens = side * side
+    positions = Work(
+        2 * (2 * trained_side - 1) * (sam.width // sam.heads), 2 * 2 * squares * tokens * sam.width * side
+    )
+    return (
+        linear(squares * tokens, sam.width, 3 * sam.width)
+        + linear(squares * tokens, sam.width, sam.width)
+        + attention(tokens, tokens, sam.width, sequences=squares)
+        + positions
+    )
+
+
+def _clip(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
+    """CLIP ViT-L over SAM's features and a class token, global attention."""
+    clip = sizes.clip
+    length = sizes.vision_tokens(call.side) ** 2 + 1
+    tokens = call.images * length
+    attend = linear(tokens, clip.width, clip.width) * 4
+    attend += attention(length, length, clip.width, sequences=call.images)
+    mlp = linear(tokens, clip.width, clip.mlp_width) + linear(tokens, clip.mlp_width, clip.width)
+    return {
+        # The class token, and a position for it and every patch.
+        "embeddings": Work((clip.positions**2 + 2) * clip.width),
+        "attention": attend * clip.layers,
+        "mlp": mlp * clip.layers,
+        "norms": _norm(clip.width) * (2 * clip.layers + 1),
+    }
+
+
+def _projector(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
+    """One linear layer over CLIP's and SAM's features side by side."""
+    tokens = call.images * sizes.vision_tokens(call.side) ** 2
+    return {"linear": linear(tokens, sizes.sam.downsample_widths[1] + sizes.clip.width, sizes.text.hidden)}
+
+
+def _language_rows(
+    phase: str, sizes: Architecture, length: int, context: int, batch: int, dtype_bytes: int
+) -> list[tuple]:
+    """The decoder's rows: ``length`` new tokens a row of the batch, attending to ``context`` entries."""
+    text = sizes.text
+    tokens = batch * length
+    heads, kv_heads = text.heads * text.head_width, text.kv_heads * text.head_width
+    attend = (
+        linear(tokens, text.hidden, heads + 2 * kv_heads, bias=False)
+        + linear(tokens, heads, text.hidden, bias=False)
+        + Work(0, 4 * tokens * context * heads, tokens * 2 * (heads + kv_heads))
+    )
+    expert = _swiglu(1, text.hidden, text.expert_width)
+    routed = expert * (tokens * text.top_k * text.sparse_layers)
+    held = expert.parameters * text.experts * text.sparse_layers
+    read = expert.parameters * expected_experts(text.experts, text.top_k, tokens) * text.sparse_layers
+    shared = _swiglu(tokens, text.hidden, text.expert_width * text.shared_experts)
+    router = linear(tokens, text.hidden, text.experts, bias=False)
+    embedding = Work(text.vocab * text.hidden, 0, tokens * text.hidden)
+    kv_bytes = 2 * text.layers * kv_heads * batch * context * dtype_bytes
+
+    def row(part: str, work: Work, **counts: float) -> tuple:
+        return _row(phase, "decoder", "", part, work, dtype_bytes, **counts)
+
+    return [
+        row("embedding", embedding, read=tokens * text.hidden),
+        row("attention", attend * text.layers, kv_bytes=kv_bytes),
+        row("dense_mlp", _swiglu(tokens, text.hidden, text.mlp_width) * text.dense_layers),
+        row("router", router * text.sparse_layers),
+        row("experts", routed, held=held, read=read),
+        row("shared_experts", shared * text.sparse_layers),
+        row("norms", _norm(text.hidden, bias=False) * (2 * text.layers + 1)),
+    ]
+
+
+def _swiglu(tokens: float, hidden: int, width: int) -> Work:
+    """Gate, up and down: three products, 6 tokens hidden width FLOPs (Shazeer 2020, arXiv:2002.05202)."""
+    return linear(tokens, hidden, 2 * width, bias=False) + linear(tokens, width, hidden, bias=False)
+
+
+def _head_row(phase: str, sizes: Architecture, positions: int, dtype_bytes: int) -> tuple:
+    head = linear(positions, sizes.text.hidden, sizes.text.vocab, bias=False)
+    held = 0 if sizes.tied else head.parameters
+    return _row(phase, "lm_head", "", "linear", head, dtype_bytes, held=held, read=head.parameters)
+
+
+def _row(
+    phase: str,
+    stage: str,
+    view: str,
+    part: str,
+    work: Work,
+    dtype_bytes: int,
+    *,
+    held: float | None = None,
+    read: float | None = None,
+    kv_bytes: float = 0,
+) -> tuple:
+    """One row of `COST_COLUMNS`; ``held`` and ``read`` parameters are the work's own where not given."""
+    held = work.parameters if held is None else held
+    read = work.parameters if read is None else read
+    return (
+        phase,
+        stage,
+        view,
+        part,
+        held,
+        work.flops,
+        read * dtype_bytes,
+        work.moved * dtype_bytes,
+        kv_bytes,
+    )
+
+
+def _table(rows: Sequence[tuple]) -> pd.DataFrame:
+    """Rows as a table; counts are int64, expectations of the experts' bytes rounded to whole bytes."""
+    table = pd.DataFrame(rows, columns=list(COST_COLUMNS))
+    counts = list(COST_COLUMNS[4:])
+    table[counts] = table[counts].round().astype("int64")
+    return table
+
+
+def _check(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise OcrPhasesError(f"{name.replace('_', ' ')} is {value}: it must be at least 1.")

@@ -1,0 +1,305 @@
+"""The kernel view of a record: what the device did for each stage, and what kept it from doing more.
+
+How long the device worked, for whom and in which kernels comes from a run of its own under torch.profiler
+(`ocr_phases.measure.kernels`). How long a stage takes comes from the timed repeats, because the profiler
+slows the host down: busy time over wall time is therefore a figure of the undisturbed run. Idle gaps and the
+host's waits were seen under the profiler and are longer there; their kind and number are not.
+
+Figures of the decode are for one step (one token a row), all others for one run of the phase.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.summary import ms_text, percent_text, stage_name
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import VISION_STAGES, PhaseRun
+
+KERNEL_COLUMNS = (
+    "phase",
+    "stage",
+    "view",
+    "kernels",
+    "copies",
+    "launches",
+    "busy_ms",
+    "wall_ms",
+    "idle_share",
+    "profiled_ms",
+)
+TOP_COLUMNS = ("phase", "stage", "kernel", "count", "device_ms", "share")
+GAP_COLUMNS = ("phase", "stage", "view", "cause", "longer_than_us", "gaps", "idle_ms", "longest_ms")
+SHARE_COLUMNS = ("phase", "part", "kernels", "busy_ms", "of_busy", "of_wall", "by")
+SYNC_COLUMNS = ("phase", "stage", "operator", "through", "call", "copy", "count", "wait_ms")
+VERDICT_COLUMNS = (
+    "phase",
+    "stage",
+    "view",
+    "verdict",
+    "busy_ms",
+    "wall_ms",
+    "idle_after_sync",
+    "queue_ms",
+    "floor_ms",
+    "mfu",
+    "mbu",
+    "reason",
+)
+GAP_CAUSES = ("host sync", "launch", "device")
+
+#: From this share of its wall time on that the device works, the stage is bound by the device.
+DEVICE_BOUND = 0.7
+#: From this share of the idle time on that follows the host's waits, they and not the launches are to blame.
+_SYNC_BOUND = 0.5
+_STEP_STAGES = ("decode_step", "decoder", "lm_head", "sampling")
+_NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|std::")
+
+
+def has_kernels(run: PhaseRun) -> bool:
+    """Whether the record has a kernel view that worked."""
+    return run.kernels is not None and "error" not in run.kernels
+
+
+def kernel_table(run: PhaseRun) -> pd.DataFrame:
+    """One row a stage, columns `KERNEL_COLUMNS`; a stage includes what lies inside it.
+
+    ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median of
+    the timed repeats on the device's clock (missing where they have no such stage); ``idle_share`` what is
+    left of it. ``launches`` are the host's calls that put work on the device: one for a whole CUDA graph.
+    ``profiled_ms`` is the host's time in the stage under the profiler.
+    """
+    table = _table(run, "stages")
+    per_step = np.where(table["phase"] == "decode", _steps(run), 1)
+    counts = ["kernels", "copies", "launches", "busy_ms"]
+    table[counts] = table[counts].div(per_step, axis=0)
+    table["profiled_ms"] = table["host_ms"] / per_step
+    keys = table[["phase", "stage", "view"]].itertuples(index=False, name=None)
+    table["wall_ms"] = [_wall_ms(run, *key) for key in keys]
+    table["idle_share"] = (1.0 - table["busy_ms"] / table["wall_ms"]).clip(lower=0.0)
+    return table[list(KERNEL_COLUMNS)]
+
+
+def top_kernels(run: PhaseRun, stage: str | None = None) -> pd.DataFrame:
+    """The kernels that take longest, columns `TOP_COLUMNS`, the longest first within each phase and stage.
+
+    A kernel counts for the innermost stage. ``stage`` keeps one stage, or a whole phase by its name.
+    ``share`` is of the stage's summed kernel time; its last row, without a name, is all the others.
+    """
+    table = _table(run, "top")
+    if stage is not None:
+        table = table[(table["stage"] == stage) | (table["phase"] == stage)].reset_index(drop=True)
+    whole = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
+    table["share"] = table["device_ms"] / whole
+    _per_step(run, table, "count", "device_ms")
+    return table[list(TOP_COLUMNS)]
+
+
+def short_kernel(name: str, length: int = 80) -> str:
+    """A kernel's name without namespaces that say nothing, cut to ``length`` characters."""
+    if not name:
+        return "(all others)"
+    short = _NOISE.sub("", name)
+    return short if len(short) <= length else f"{short[: length - 1]}…"
+
+
+def idle_gaps(run: PhaseRun) -> pd.DataFrame:
+    """Idle time between the device's work, columns `GAP_COLUMNS`: by stage, cause and length of the gap.
+
+    The stage is that of the kernel which ends the gap, the cause one of `GAP_CAUSES`: the host had waited for
+    the device, the host was late with the launch, or the launch was there in time. A gap is longer than
+    ``longer_than_us`` microseconds. Seen under the profiler, in ms.
+    """
+    table = _table(run, "gaps").rename(columns={"count": "gaps"})
+    _per_step(run, table, "gaps", "idle_ms")
+    return table[list(GAP_COLUMNS)]
+
+
+def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
+    """The KV cache's part, columns `SHARE_COLUMNS`: ``kv_update`` (write) and ``attention`` (read), by phase.
+
+    ``of_busy`` is of the device's work in the prefill or in one decode step, ``of_wall`` of its wall time.
+    ``by`` says how the kernels were told: by the ``range`` around the cache's update or by the attention
+    ``operator`` that launched them (sure), or by ``name`` within a CUDA graph (best effort).
+    """
+    table = _table(run, "parts")
+    whole = kernel_table(run).set_index(["phase", "stage", "view"])
+    _per_step(run, table, "kernels", "busy_ms")
+    for column, of in (("of_busy", "busy_ms"), ("of_wall", "wall_ms")):
+        wholes = [whole[of].get((phase, _whole(phase), ""), math.nan) for phase in table["phase"]]
+        table[column] = table["busy_ms"] / np.asarray(wholes, dtype=np.float64)
+    return table[list(SHARE_COLUMNS)]
+
+
+def host_syncs(run: PhaseRun) -> pd.DataFrame:
+    """Every kind of the host's waits for the device, columns `SYNC_COLUMNS`, the most frequent first.
+
+    ``operator`` is the outermost PyTorch operator within the stage that waited, ``through`` the innermost
+    (``aten::item`` waits through ``aten::_local_scalar_dense``), ``call`` the CUDA call, ``copy`` the
+    direction of the copy that was waited for. ``count`` is per step in decode: each one beyond the read of
+    the end token holds up the next launches.
+    """
+    table = _table(run, "syncs")
+    _per_step(run, table, "count", "wait_ms")
+    order = table["phase"].map({"prepare": 0, "prefill": 1, "decode": 2})
+    table = table.assign(order=order).sort_values(["order", "count"], ascending=[True, False], kind="stable")
+    return table[list(SYNC_COLUMNS)].reset_index(drop=True)
+
+
+def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataFrame:
+    """What bounds each stage, columns `VERDICT_COLUMNS`, with the numbers behind it and a sentence.
+
+    The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another that was
+    launched in time. Where both together are less than `DEVICE_BOUND` of ``wall_ms``, a stage is
+    ``host-sync-bound`` if most of its idle time follows a wait of the host (``idle_after_sync``), else
+    ``launch-bound``. Any other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of;
+    ``floors`` is `floor_table`'s (``phase``, ``stage``, ``view``, ``floor_ms``, ``limit``, ``mfu``, ``mbu``).
+    Without a floor it is ``device-bound``.
+    """
+    table = kernel_table(run).dropna(subset=["wall_ms"])
+    table = table[(table["kernels"] + table["copies"] > 0) & (table["wall_ms"] > 0)]
+    gaps = idle_gaps(run)
+    known = {} if floors is None else floors.set_index(["phase", "stage", "view"]).to_dict("index")
+    rows = []
+    for row in table.to_dict("records"):
+        key = (row["phase"], row["stage"], row["view"])
+        idle = _idle_ms(gaps, *key)
+        after_sync = idle.get("host sync", 0.0) / idle.sum() if len(idle) else math.nan
+        queue_ms = idle.get("device", 0.0)
+        floor: Mapping[Any, Any] = known.get(key, {})
+        verdict = _verdict(row, after_sync, queue_ms, floor.get("limit"))
+        reason = _reason(row, verdict, after_sync, floor)
+        times = (row["busy_ms"], row["wall_ms"], after_sync, queue_ms)
+        against = [floor.get(name, math.nan) for name in ("floor_ms", "mfu", "mbu")]
+        rows.append((*key, verdict, *times, *against, reason))
+    return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
+
+
+def kernel_sentence(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
+    """What bounds prefill and decode, for the head of a report; empty without a kernel view."""
+    if run.kernels is None:
+        return ""
+    if "error" in run.kernels:
+        return f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."
+    table = stage_verdict(run, floors)
+    parts = []
+    for phase, unit in (("prefill", ""), ("decode", " a step")):
+        row = table[(table["phase"] == phase) & (table["stage"] == _whole(phase))]
+        if len(row):
+            verdict, busy, wall = row.iloc[0][["verdict", "busy_ms", "wall_ms"]]
+            parts.append(f"{phase} is {verdict}: the GPU works {of_text(busy, wall)}{unit}")
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
+    """Whether vision ran in decode, by the device's work: None where this record cannot say; and why.
+
+    A whole step that keeps the device busy for less than the prefill's smallest vision encoder did has no
+    room for it, whatever way the step is executed.
+    """
+    table = kernel_table(run)
+    decode = table[table["phase"] == "decode"]
+    inside = decode[decode["stage"].isin(VISION_STAGES) & (decode["kernels"] > 0)]
+    if len(inside):
+        return True, f"{inside['kernels'].sum():,.0f} kernels a step were launched by vision stages"
+    step = decode.loc[decode["stage"] == "decode_step", "busy_ms"]
+    encoders = table[(table["phase"] == "prefill") & table["stage"].isin(("sam", "clip"))]
+    if not len(step) or not len(encoders):
+        return None, "the profiler saw no step, or no vision"
+    vision = encoders.groupby("stage")["busy_ms"].sum()
+    text = f"a step keeps the GPU busy for {ms_text(float(step.iloc[0]))}, vision for {ms_text(vision.sum())}"
+    return (False if step.iloc[0] < vision.min() else None), text
+
+
+# -- parts --------------------------------------------------------------------------------------------
+
+
+def _table(run: PhaseRun, name: str) -> pd.DataFrame:
+    view: Mapping[str, Any] | None = run.kernels
+    if view is None:
+        raise OcrPhasesError(
+            "This record has no kernel view: measure with kernels=True (--kernels) on a CUDA device."
+        )
+    if "error" in view:
+        raise OcrPhasesError(f"This record's kernel view failed: {view['error']}")
+    try:
+        return pd.DataFrame(view[name])
+    except (KeyError, ValueError) as error:
+        raise OcrPhasesError(f"This record's kernel view is damaged ({name}: {error}).") from error
+
+
+def _steps(run: PhaseRun) -> int:
+    return max(1, len(_table(run, "decode_steps")))
+
+
+def _per_step(run: PhaseRun, table: pd.DataFrame, *columns: str) -> None:
+    """Turn sums over the profiled steps into those of one step, in the rows of decode."""
+    decode = table["phase"] == "decode"
+    for column in columns:
+        table[column] = table[column].astype("float64")
+        table.loc[decode, column] /= _steps(run)
+
+
+def _wall_ms(run: PhaseRun, phase: str, stage: str, view: str) -> float:
+    """Median over repeats of a stage's time in ms, in decode over the steps of all repeats; NaN for none."""
+    spans = run.spans
+    rows = spans[(spans["phase"] == phase) & (spans["stage"] == stage) & (spans["view"] == view)]
+    if rows.empty:
+        return math.nan
+    if phase == "decode" and stage in _STEP_STAGES:
+        return float(rows["device_ms"].median())
+    sums = rows.groupby("repeat")["device_ms"].sum()
+    if phase == "decode":
+        steps = spans[spans["stage"] == "decode_step"].groupby("repeat").size()
+        sums = (sums / steps).dropna()
+    return float(sums.median())
+
+
+def _whole(phase: str) -> str:
+    """The row that stands for a phase: in decode the step, because the loop around it is cut short."""
+    return "decode_step" if phase == "decode" else phase
+
+
+def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series:
+    """A stage's idle time between its kernels in ms, by cause."""
+    mine = gaps[gaps["phase"] == phase]
+    if stage == "decode_step":
+        mine = mine[mine["stage"] != "decode"]
+    elif stage != phase:
+        mine = mine[(mine["stage"] == stage) & (mine["view"] == view)]
+    return mine.groupby("cause")["idle_ms"].sum()
+
+
+def _verdict(row: Mapping[Any, Any], after_sync: float, queue_ms: float, limit: str | None) -> str:
+    if row["busy_ms"] + queue_ms < DEVICE_BOUND * row["wall_ms"]:
+        return "host-sync-bound" if after_sync >= _SYNC_BOUND else "launch-bound"
+    return {"arithmetic": "compute-bound", "bandwidth": "bandwidth-bound"}.get(str(limit), "device-bound")
+
+
+def _reason(row: Mapping[Any, Any], verdict: str, after_sync: float, floor: Mapping[Any, Any]) -> str:
+    name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
+    text = f"{name}: the GPU works {of_text(row['busy_ms'], row['wall_ms'])}"
+    if verdict == "launch-bound":
+        launches = row["launches"]
+        text += f"; {launches:,.0f} launches, one every {row['wall_ms'] / launches * 1e3:.1f} µs"
+    elif verdict == "host-sync-bound":
+        text += f"; {percent_text(after_sync)} of its idle time follows a wait of the host"
+    if not floor:
+        return text
+    allows = "arithmetic" if floor["limit"] == "arithmetic" else "memory bandwidth"
+    used = f"MFU {percent_text(floor['mfu'])}, MBU {percent_text(floor['mbu'])}"
+    return f"{text}; {allows} allows {ms_text(floor['floor_ms'])} ({used})"
+
+
+def of_text(busy: float, wall: float) -> str:
+    """``2.1 of 18.6 ms``."""
+    texts = ms_text(min(busy, wall)), ms_text(wall)
+    first, unit = texts[0].rsplit(" ", 1)
+    return f"{first} of {texts[1]}" if texts[1].endswith(f" {unit}") else f"{texts[0]} of {texts[1]}"

@@ -1,0 +1,168 @@
+"""A folder of records as one table: how prefill, decode and throughput scale."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.summary import ms_text, step_table, vision_share
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import PhaseRun
+
+SWEEP_COLUMNS = (
+    "cell",
+    "preset",
+    "strategy",
+    "batch",
+    "prefill_len",
+    "tokens",
+    "prefill_ms",
+    "vision_ms",
+    "vision_share",
+    "ttft_ms",
+    "inter_token_ms",
+    "inter_token_ms_p90",
+    "decode_ms",
+    "prefill_floor_ms",
+    "step_floor_ms",
+    "tokens_per_s",
+    "kv_cache_bytes",
+    "peak_bytes",
+)
+FAILURE_COLUMNS = ("cell", "preset", "strategy", "batch", "max_new_tokens", "reason")
+CURVE_COLUMNS = (
+    "cell",
+    "preset",
+    "strategy",
+    "batch",
+    "cache_len",
+    "device_ms",
+    "device_ms_p10",
+    "device_ms_p90",
+)
+
+_POINTS = 24  # of a curve: single steps are noise here
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The records of a folder by cell, and the cells that could not be measured (`FAILURE_COLUMNS`)."""
+
+    runs: dict[str, PhaseRun]
+    failures: pd.DataFrame
+
+
+def load_sweep(folder: str | Path) -> Sweep:
+    """Read the records in ``folder`` or its ``runs``; `OcrPhasesError` where none is or one is damaged."""
+    path = Path(folder)
+    path = path / "runs" if (path / "runs").is_dir() else path
+    files = sorted(path.glob("*.json"))
+    failed = [file for file in files if file.name.endswith(".failed.json")]
+    runs = {file.stem: PhaseRun.load(file) for file in files if file not in failed}
+    if not files:
+        raise OcrPhasesError(f"{path} holds no records: name the folder that a sweep wrote.")
+    rows = [_failure(file) for file in failed]
+    return Sweep(runs, pd.DataFrame(rows, columns=list(FAILURE_COLUMNS)))
+
+
+def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
+    """One row a record, columns `SWEEP_COLUMNS`: medians over repeats, ms on the device clock.
+
+    ``batch`` rows run side by side: ``prefill_ms`` and ``inter_token_ms`` (one decode step) are the whole
+    batch's, ``tokens_per_s`` counts the tokens of all its rows. ``prefill_len`` and ``tokens`` (generated)
+    are a row's, ``peak_bytes`` the largest of any phase. The floors are what the hardware allows
+    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run. Sorted by prompt length,
+    strategy, batch and tokens.
+    """
+    rows = []
+    for cell, run in records.items():
+        figures = run.summary()
+        peaks = [max(values) for values in run.memory.get("peak_bytes", {}).values() if values]
+        known = {name: figures[name] for name in SWEEP_COLUMNS if name in figures}
+        rows.append(
+            {
+                "cell": cell,
+                "preset": run.page["preset"],
+                "strategy": run.model.get("strategy"),
+                "batch": len(run.results),
+                "vision_share": vision_share(run),
+                "peak_bytes": max(peaks, default=None),
+                **_floors(run),
+                **known,
+            }
+        )
+    table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
+    numbers = list(SWEEP_COLUMNS[6:])
+    table[numbers] = table[numbers].astype("float64")
+    return table.sort_values(["prefill_len", "strategy", "batch", "tokens"]).reset_index(drop=True)
+
+
+def _floors(run: PhaseRun) -> dict[str, float]:
+    """The floors of the prefill and of a decode step, ms; nothing where they are not known."""
+    floors = floor_table(run).set_index("stage")["floor_ms"]
+    names = {"prefill": "prefill_floor_ms", "decode_step": "step_floor_ms"}
+    return {name: float(floors[whole]) for whole, name in names.items() if whole in floors.index}
+
+
+def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
+    """Decode over the cache, columns `CURVE_COLUMNS`: up to 24 points a record, each a median over its steps.
+
+    Of records that differ in their output length alone the longest stands for all: the others are its start.
+    """
+    longest: dict[tuple[Any, ...], tuple[str, PhaseRun]] = {}
+    for cell, run in records.items():
+        key = (run.page["preset"], run.model.get("strategy"), len(run.results))
+        if key not in longest or run.token_count > longest[key][1].token_count:
+            longest[key] = (cell, run)
+    pieces = []
+    for key, (cell, run) in longest.items():
+        steps = step_table(run).dropna(subset=["cache_len"])
+        if steps.empty:
+            continue
+        piece = np.arange(len(steps)) * min(_POINTS, len(steps)) // len(steps)
+        columns = ["cache_len", "device_ms", "device_ms_p10", "device_ms_p90"]
+        curve = steps[columns].astype("float64").groupby(piece).median()
+        for name, value in zip(("batch", "strategy", "preset", "cell"), (*reversed(key), cell), strict=True):
+            curve.insert(0, name, value)
+        pieces.append(curve)
+    if not pieces:
+        return pd.DataFrame(columns=list(CURVE_COLUMNS))
+    return pd.concat(pieces, ignore_index=True)[list(CURVE_COLUMNS)]
+
+
+def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
+    """What a sweep found, as a short paragraph of plain text."""
+    sentences = []
+    prefills = table.dropna(subset=["prefill_ms"]).sort_values("prefill_ms")
+    if len(prefills):
+        ends = [f"{ms_text(row['prefill_ms'])} ({_cell(row, 'prompt')})" for _, row in prefills.iterrows()]
+        sentences.append(f"Prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
+    for _, fast in table.dropna(subset=["inter_token_ms"]).nsmallest(1, "inter_token_ms").iterrows():
+        sentences.append(f"The fastest decode step is {ms_text(fast['inter_token_ms'])} ({_cell(fast)}).")
+    for _, most in table.dropna(subset=["tokens_per_s"]).nlargest(1, "tokens_per_s").iterrows():
+        sentences.append(f"Decode makes at most {most['tokens_per_s']:,.0f} tokens/s ({_cell(most)}).")
+    if len(failures):
+        count = len(failures)
+        sentences.append(f"{count} cell{'' if count == 1 else 's'} could not be measured.")
+    return " ".join(sentences) or "No cell of this sweep could be measured."
+
+
+def _cell(row: pd.Series, what: str = "") -> str:
+    if what == "prompt":
+        return f"{row['preset']}, {row['prefill_len']:,} prompt tokens, batch {row['batch']}"
+    return f"{row['preset']}, {row['strategy']}, batch {row['batch']}"
+
+
+def _failure(path: Path) -> tuple[Any, ...]:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return (path.name.removesuffix(".failed.json"), *kept["cell"].values(), kept["reason"])
+    except (OSError, ValueError, KeyError) as error:
+        raise OcrPhasesError(f"{path} is damaged ({error}): remove it and sweep again.") from error

@@ -1,0 +1,84 @@
+"""``ocr-phases bench``: the project's own benchmark, as one JSON file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.commands.sweep import names, numbers
+
+
+def bench(arguments: argparse.Namespace) -> None:
+    """Measure what measuring costs and how fast each strategy is; print figures and save the raw times."""
+    from tqdm import tqdm
+
+    from ocr_phases.analyse.bench import bench_text
+    from ocr_phases.assets import asset
+    from ocr_phases.files import output_folder
+    from ocr_phases.measure.bench import PARTS, BenchSettings, run_bench
+    from ocr_phases.measure.images import load_page
+    from ocr_phases.measure.request import STRATEGIES
+    from ocr_phases.measure.session import DeepSeekOCRSession
+
+    page = arguments.page or asset("data", "pages", "receipt.png")
+    load_page(page)
+    asked = {
+        "parts": tuple(arguments.parts or PARTS),
+        "batches": tuple(arguments.batch),
+        "pairs": arguments.pairs,
+        "max_new_tokens": arguments.max_new_tokens,
+    }
+    # What does not depend on the model is told before it is loaded.
+    BenchSettings(
+        **asked, presets=tuple(arguments.presets or ()), strategies=tuple(arguments.strategies or ())
+    )
+    output_folder(arguments.save.parent)
+    session = DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
+    usual = ("eager",) if session.device == "cpu" else STRATEGIES
+    settings = BenchSettings(
+        **asked,
+        presets=tuple(arguments.presets or [session.checkpoint.default_preset]),
+        strategies=tuple(arguments.strategies or usual),
+    )
+    with tqdm(
+        total=len(settings.parts) * len(settings.presets), unit="part", disable=None, leave=False
+    ) as bar:
+
+        def done(result: dict[str, Any]) -> None:
+            bar.update()
+            reason = f": {result['failed']}" if "failed" in result else ""
+            bar.write(f"{result['part']:11} {result['preset']:7} {result['took_s']:6.1f} s{reason}")
+
+        measured = run_bench(session, page, settings, arguments.save, progress=done)
+    print(f"\n{bench_text(measured)}\n\nWrote {arguments.save}")
+
+
+def add_verb(verbs: Any) -> None:
+    """Add ``bench`` to the verbs of the command line."""
+    command = verbs.add_parser("bench", help="the project's own benchmark", description=bench.__doc__)
+    command.set_defaults(verb=bench)
+    command.add_argument("page", nargs="?", metavar="PAGE", help="default: a sample page")
+    command.add_argument(
+        "--save", type=Path, default=Path("bench.json"), help="where it goes (default: %(default)s)"
+    )
+    command.add_argument("--model", default="tiny", help="tiny, dummy, a checkpoint folder or a hub id")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    command.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
+    command.add_argument("--presets", type=names, metavar="LIST", help="default: the model's own")
+    command.add_argument(
+        "--strategies", type=names, metavar="LIST", help="default: eager on a CPU, all on a GPU"
+    )
+    command.add_argument(
+        "--parts",
+        type=names,
+        metavar="LIST",
+        help="of marks, overhead, collectors, closure, prefill, strategies, batches (default: all)",
+    )
+    command.add_argument(
+        "--batch", type=numbers, default="1,4,16", metavar="LIST", help="default: %(default)s"
+    )
+    command.add_argument(
+        "--pairs", type=int, default=15, metavar="N", help="alternating pairs (default: %(default)s)"
+    )
+    command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")

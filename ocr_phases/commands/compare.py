@@ -1,0 +1,75 @@
+"""``ocr-phases compare``: records against a base, on the terminal and as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Compare records with the first one; exit code 1 where --fail-above finds a slowdown."""
+    from ocr_phases.analyse.compare import (
+        compare_runs,
+        compare_verdict,
+        environment_table,
+        in_units,
+        run_labels,
+        slower_than,
+    )
+    from ocr_phases.files import output_folder
+    from ocr_phases.record import PhaseRun
+    from ocr_phases.report.render import execute_notebook, render_html
+
+    if arguments.metric and arguments.fail_above is None:
+        raise OcrPhasesError("--metric names what --fail-above judges: give both.")
+    paths = [arguments.base, *arguments.records]
+    runs = [PhaseRun.load(path) for path in paths]
+    labels = run_labels(runs, paths)
+    table = compare_runs(runs, labels)
+    slower = None
+    if arguments.fail_above is not None:
+        slower = slower_than(table, arguments.fail_above, arguments.metric)
+    folder = output_folder(arguments.out)
+
+    print(in_units(table).to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
+    print(f"\n{compare_verdict(table, runs, labels)}")
+    for _, row in environment_table(runs, labels).iterrows():
+        print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
+    parameters = {"records": [str(Path(path).resolve()) for path in paths]}
+    notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb")
+    title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
+    print(f"\nWrote {render_html(notebook, folder / 'compare.html', title=title)}")
+    if slower is None or slower.empty:
+        return 0
+    for _, row in slower.iterrows():
+        span = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+        print(f"{row['run']}: {row['metric']} is worse by more than {arguments.fail_above:g} %: ratio {span}")
+    return 1
+
+
+def add_verb(verbs: Any) -> None:
+    """Add ``compare`` to the verbs of the command line."""
+    command = verbs.add_parser("compare", help="compare records, for CI too", description=compare.__doc__)
+    command.set_defaults(verb=compare)
+    command.add_argument("base", metavar="A.json", help="the record to compare with")
+    command.add_argument("records", nargs="+", metavar="B.json", help="one or more others")
+    command.add_argument(
+        "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
+    )
+    command.add_argument(
+        "--fail-above",
+        type=float,
+        metavar="PCT",
+        help="exit code 1 where a record is slower by more than this, its 95 %% interval included",
+    )
+    command.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what --fail-above judges, such as ttft_ms or prefill/sam/global; may be repeated "
+        "(default: prefill_ms, inter_token_ms, generate_ms)",
+    )

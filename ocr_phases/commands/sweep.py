@@ -1,0 +1,110 @@
+"""``ocr-phases sweep``: one page over presets, strategies, batch sizes and output lengths."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    """Measure what is missing of a sweep, a record a cell, and show all of it as one HTML file."""
+    if bool(arguments.records) == bool(arguments.page):
+        raise OcrPhasesError("Name the page to measure, or a folder of --records to show: one of the two.")
+    from ocr_phases.analyse.sweep import load_sweep, sweep_table, sweep_verdict
+    from ocr_phases.files import output_folder
+    from ocr_phases.report.render import execute_notebook, render_html
+
+    source = Path(arguments.records or arguments.out)
+    if arguments.page:
+        _measure(arguments)
+    found = load_sweep(source)
+    folder = output_folder(arguments.out)
+    table = sweep_table(found.runs)
+    print(f"\n{sweep_verdict(table, found.failures)}\n")
+    columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
+    print(table[columns].to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
+    for _, row in found.failures.iterrows():
+        print(f"{row['cell']} failed: {row['reason']}")
+    notebook = execute_notebook("sweep_report", {"records": str(source.resolve())}, folder / "sweep.ipynb")
+    print(f"\nWrote {render_html(notebook, folder / 'sweep.html', title='Sweep – ocr_phases')}")
+
+
+def _measure(arguments: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
+    from ocr_phases.measure.images import load_page
+
+    # A wrong page or a wrong list is told before anything slow starts.
+    load_page(arguments.page)
+    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.sweep import Outcome, make_cells, run_sweep
+
+    cells = make_cells(arguments.presets, arguments.strategies, arguments.batch, arguments.max_new_tokens)
+    session = DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
+    with tqdm(total=len(cells), unit="cell", disable=None, leave=False) as bar:
+
+        def done(outcome: Outcome) -> None:
+            bar.update()
+            bar.write(f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}")
+
+        run_sweep(
+            session,
+            arguments.page,
+            cells,
+            arguments.out,
+            prompt=arguments.prompt,
+            repeats=arguments.repeats,
+            warmup=arguments.warmup,
+            seed=arguments.seed,
+            retry_failed=arguments.retry_failed,
+            progress=done,
+        )
+
+
+def names(text: str) -> list[str]:
+    """A list with commas in between, as names."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """A list with commas in between, as whole numbers."""
+    try:
+        return [int(part) for part in names(text)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, such as 1,4,16") from error
+
+
+def add_verb(verbs: Any) -> None:
+    """Add ``sweep`` to the verbs of the command line."""
+    command = verbs.add_parser(
+        "sweep", help="one page over presets, strategies, batch sizes and lengths", description=sweep.__doc__
+    )
+    command.set_defaults(verb=sweep)
+    command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
+    command.add_argument(
+        "--records", metavar="DIR", help="show the records of this folder instead of measuring"
+    )
+    command.add_argument(
+        "--out", type=Path, default=Path("ocr_phases_sweep"), help="output folder (default: %(default)s)"
+    )
+    lists: list[tuple[str, Any, str, str]] = [
+        ("--presets", names, "tiny,base", "tiny, small, base, large or gundam"),
+        ("--strategies", names, "eager", "how a decode step is executed"),
+        ("--batch", numbers, "1,2", "copies of the page side by side"),
+        ("--max-new-tokens", numbers, "32,128", "output lengths; the end token is ignored"),
+    ]
+    for option, kind, default, text in lists:
+        command.add_argument(
+            option, type=kind, default=default, metavar="LIST", help=f"{text} (default: %(default)s)"
+        )
+    command.add_argument("--retry-failed", action="store_true", help="measure again what failed before")
+    command.add_argument("--model", default="tiny", help="tiny, dummy, a checkpoint folder or a hub id")
+    command.add_argument("--prompt", default="markdown", help="markdown, ocr, free, ... or your own text")
+    command.add_argument("--repeats", type=int, default=3, metavar="N", help="default: %(default)s")
+    command.add_argument("--warmup", type=int, default=1, metavar="N", help="default: %(default)s")
+    command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    command.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")

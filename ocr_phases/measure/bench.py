@@ -1,0 +1,396 @@
+"""The project's own benchmark: what measuring costs, and how fast each way of running a step is.
+
+Every part keeps its raw times; `ocr_phases.analyse.bench` makes figures of them. Hosts are noisy, so two ways
+are compared by pairs that alternate in one process. A part that fails leaves its reason, and the file is
+whole after every part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import nvtx
+import torch
+
+from ocr_phases.analyse.bench import BENCH_SCHEMA, KIND
+from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.kernels import kernel_table
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import write_atomic
+from ocr_phases.measure import environment, phases
+from ocr_phases.measure.images import load_page
+from ocr_phases.measure.page import get_preset
+from ocr_phases.measure.request import STRATEGIES
+from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.measure.strategies import VISIONS, current_device, decode_attention
+from ocr_phases.measure.sweep import free_memory, one_sentence
+from ocr_phases.measure.timeline import NoTimeline, Timeline
+from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
+
+PARTS = ("marks", "overhead", "collectors", "closure", "prefill", "strategies", "batches")
+
+_MARKS = 1_000  # marks a sample
+_MARK_SAMPLES = 15
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What a benchmark measures; ``pairs`` alternate, ``rounds`` are of more than two ways or one."""
+
+    parts: tuple[str, ...] = PARTS
+    presets: tuple[str, ...] = ("base",)
+    strategies: tuple[str, ...] = ("eager",)
+    batches: tuple[int, ...] = (1, 4, 16)
+    pairs: int = 15
+    max_new_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        for preset in self.presets:
+            get_preset(preset)
+        for name, values, known in (("part", self.parts, PARTS), ("strategy", self.strategies, STRATEGIES)):
+            for value in values:
+                if value not in known:
+                    raise OcrPhasesError(f"Unknown {name} {value!r}: use {', '.join(known)}.")
+        if self.pairs < 1:
+            raise OcrPhasesError(f"pairs is {self.pairs}: it must be at least 1.")
+        if self.max_new_tokens < 2:
+            raise OcrPhasesError("A benchmark needs a decode step: ask for at least 2 new tokens.")
+
+    @property
+    def rounds(self) -> int:
+        """Repeats of what is not a pair."""
+        return max(3, self.pairs // 3)
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """One page and preset on a loaded model."""
+
+    session: DeepSeekOCRSession
+    page: str | Path
+    preset: str
+    settings: BenchSettings
+
+    def run(self, *, batch: int = 1, **options: Any) -> PhaseRun:
+        """A measurement of the page with every asked token made; ``options`` as in `run_inference`."""
+        options = {"max_new_tokens": self.settings.max_new_tokens, "repeats": 1, "warmup": 0, **options}
+        return self.session.run_inference(
+            [self.page] * batch, preset=self.preset, ignore_eos=True, embed_page=False, **options
+        )
+
+
+def run_bench(
+    session: DeepSeekOCRSession,
+    page: str | Path,
+    settings: BenchSettings,
+    target: str | Path,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Run the parts for each preset, write all of it to ``target`` as JSON after every part, and return it.
+
+    ``progress`` is given each part's result. Raises `OcrPhasesError` for a page or file that cannot be had.
+    """
+    image, data, name = load_page(page)
+    bench: dict[str, Any] = {
+        "schema": BENCH_SCHEMA,
+        "kind": KIND,
+        "created": environment.now(),
+        "versions": environment.versions(),
+        "device": environment.describe_device(session.device),
+        "model": {
+            "name": session.checkpoint.name,
+            "revision": session.checkpoint.revision,
+            "class": type(session.model).__name__,
+            "dtype": str(session.dtype).removeprefix("torch."),
+            "parameters": session.family.parameters(session.model),
+        },
+        "page": describe_page(image, data, name, embed=False),
+        "settings": {**asdict(settings), "rounds": settings.rounds},
+        "results": [],
+    }
+    _write(bench, target)
+    for part, preset in _plan(settings):
+        start = perf_counter()
+        result: dict[str, Any] = {"part": part, "preset": preset}
+        try:
+            with current_device(session.device):
+                result |= _PARTS[part](_Bench(session, page, preset, settings))
+        except (OcrPhasesError, RuntimeError) as error:
+            result["failed"] = one_sentence(error)
+        free_memory(session.device)
+        result["took_s"] = round(perf_counter() - start, 1)
+        bench["results"].append(result)
+        _write(bench, target)
+        if progress is not None:
+            progress(result)
+    return bench
+
+
+def _plan(settings: BenchSettings) -> Iterator[tuple[str, str]]:
+    """The parts in their order, preset by preset; what depends on no preset comes once."""
+    for number, preset in enumerate(settings.presets):
+        for part in PARTS:
+            if part in settings.parts and (part != "marks" or number == 0):
+                yield part, preset
+
+
+def _marks(bench: _Bench) -> dict[str, Any]:
+    """Microseconds of what a span is made of: a pair of clock marks, an NVTX range, and a whole span.
+
+    A mark is a CUDA event's creation and record where there is CUDA, else a reading of the host's clock.
+    """
+    device = bench.session.device
+    cuda = torch.device(device).type == "cuda"
+
+    def event() -> None:
+        torch.cuda.Event(enable_timing=True).record()
+
+    def mark_pair() -> None:
+        if cuda:
+            event()
+            event()
+        else:
+            perf_counter()
+            perf_counter()
+
+    def nvtx_range() -> None:
+        nvtx.push_range("bench")
+        nvtx.pop_range()
+
+    timeline = Timeline(device)
+
+    def span() -> None:
+        timeline.end(timeline.begin("bench"))
+
+    found = {}
+    for name, mark in (("mark_pair", mark_pair), ("nvtx_range", nvtx_range), ("span", span)):
+        samples = []
+        for _ in range(_MARK_SAMPLES):
+            start = perf_counter()
+            for _ in range(_MARKS):
+                mark()
+            samples.append((perf_counter() - start) / _MARKS * 1e6)
+            if cuda:
+                torch.cuda.synchronize()
+            timeline.closed.clear()
+        found[f"{name}_us"] = _rounded(samples)
+    return {"clock": "CUDA event" if cuda else "perf_counter", **found}
+
+
+def _overhead(bench: _Bench) -> dict[str, Any]:
+    """The measured two-phase run against ``model.generate()``: ms from the prefill's start to the last token.
+
+    Ours has every collector on: spans, memory peaks and the witness. Reading the spans afterwards is not in
+    it, but is in ``collectors``.
+    """
+
+    def ours() -> float:
+        return _host_ms(bench.run())
+
+    def theirs() -> float:
+        return _host_ms(bench.run(generate=True))
+
+    return _alternating(bench, {"two_phase_ms": ours, "generate_ms": theirs})
+
+
+def _collectors(bench: _Bench) -> dict[str, Any]:
+    """The same two phases with spans and without: ms on the host's clock, reading the spans included."""
+    session, tokens = bench.session, bench.settings.max_new_tokens
+    inputs = session.prepare(bench.page, preset=bench.preset).to(session.device, session.dtype)
+
+    def timed(timeline: Timeline) -> float:
+        start = perf_counter()
+        with decode_attention(session.device):
+            phases.generate(session.model, inputs, tokens, timeline, pad_id=session.pad_id)
+        timeline.rows()
+        return (perf_counter() - start) * 1e3
+
+    return _alternating(
+        bench, {"on_ms": lambda: timed(Timeline(session.device)), "off_ms": lambda: timed(NoTimeline())}
+    )
+
+
+def _alternating(bench: _Bench, ways: dict[str, Callable[[], float]]) -> dict[str, Any]:
+    """Each way once unrecorded, then in turns; who goes first changes with every turn."""
+    for way in ways.values():
+        way()
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(bench.settings.pairs):
+        for name in sorted(ways, reverse=number % 2 == 1):
+            times[name].append(ways[name]())
+    return {name: _rounded(values) for name, values in times.items()}
+
+
+def _closure(bench: _Bench) -> dict[str, Any]:
+    """The prefill's stages and the whole of it, ms on the device clock, a list over repeats each."""
+    run = bench.run(max_new_tokens=1, repeats=bench.settings.pairs, warmup=2)
+    stages = {stage: _sums(run, stage) for stage in PREFILL_STAGES}
+    return {
+        "prefill_len": run.request["prefill_len"],
+        "prefill_ms": _sums(run, "prefill"),
+        "stages_ms": stages,
+    }
+
+
+def _prefill(bench: _Bench) -> dict[str, Any]:
+    """The prefill with vision as it is and compiled, in turns: wall and device ms, and vision's part."""
+    visions = [vision for vision in VISIONS if vision in ("eager", *bench.settings.strategies)]
+    ready, failed = _ready(bench, "vision", visions, 1)
+    times: dict[str, dict[str, list[float]]] = {
+        vision: {"host_ms": [], "device_ms": [], "vision_ms": []} for vision in ready
+    }
+    for _ in range(bench.settings.pairs):
+        for vision, kept in times.items():
+            run = bench.run(max_new_tokens=1, vision=vision)
+            kept["host_ms"].append(_phase(run, "prefill", "host_ms"))
+            kept["device_ms"].append(_phase(run, "prefill", "device_ms"))
+            kept["vision_ms"].append(run["vision_ms"])
+    ways = {
+        vision: {
+            **{name: _rounded(values) for name, values in kept.items()},
+            "setup": ready[vision].model.get("vision_setup"),
+            **_busy(bench, "prefill", vision=vision, max_new_tokens=2),
+        }
+        for vision, kept in times.items()
+    }
+    return {"ways": ways, "ways_failed": failed}
+
+
+def _strategies(bench: _Bench) -> dict[str, Any]:
+    """Decode by each strategy, in turns: ms of every step, of the whole decode, setup, and the tokens."""
+    ready, failed = _ready(bench, "strategy", bench.settings.strategies, bench.settings.max_new_tokens)
+    reference = ready["eager"].results if "eager" in ready else bench.run().results
+    ways: dict[str, dict[str, Any]] = {}
+    for _ in range(bench.settings.rounds):
+        for strategy, first in ready.items():
+            run = bench.run(strategy=strategy)
+            kept = ways.setdefault(
+                strategy,
+                {
+                    "setup": first.model.get("strategy_setup"),
+                    "eos_check_every": first.request["eos_check_every"],
+                    "cache_len": [run.cache["lengths"][0], run.cache["lengths"][-1]],
+                    "equal_tokens": _equal_tokens(reference, first.results),
+                    "tokens": first.token_count,
+                    **_floor(first),
+                    "step_ms": [],
+                    "decode_ms": [],
+                },
+            )
+            kept["step_ms"].append(_rounded(run.stage_ms("decode_step")))
+            kept["decode_ms"].append(round(_phase(run, "decode", "host_ms"), 4))
+    # Last, because a profiler may slow down what comes after it.
+    for strategy, kept in ways.items():
+        kept.update(_busy(bench, "decode_step", strategy=strategy))
+    return {"ways": ways, "ways_failed": failed}
+
+
+def _batches(bench: _Bench) -> dict[str, Any]:
+    """Decode of several copies of the page side by side, by each strategy: whole decode and steps, ms."""
+    ways, failed = [], []
+    for strategy in bench.settings.strategies:
+        for batch in bench.settings.batches:
+            way = {"strategy": strategy, "batch": batch}
+            try:
+                run = bench.run(batch=batch, strategy=strategy, repeats=bench.settings.rounds, warmup=1)
+            except (OcrPhasesError, RuntimeError) as error:
+                failed.append({**way, "failed": one_sentence(error)})
+                free_memory(bench.session.device)
+                continue
+            times = {
+                "decode_ms": _sums(run, "decode", "decode", "host_ms"),
+                "step_ms": _rounded(run.stage_ms("decode_step")),
+                "prefill_ms": _sums(run, "prefill"),
+            }
+            ways.append({**way, "steps": run["decode_steps"], **times, **_floor(run)})
+    return {"ways": ways, "ways_failed": failed}
+
+
+def _ready(
+    bench: _Bench, setting: str, values: Sequence[str], max_new_tokens: int
+) -> tuple[dict[str, PhaseRun], dict[str, str]]:
+    """A first run of each way, which makes it ready and warm; and why the others cannot run here."""
+    ready, failed = {}, {}
+    for value in values:
+        try:
+            options: dict[str, Any] = {setting: value, "max_new_tokens": max_new_tokens}
+            ready[value] = bench.run(warmup=1, **options)
+        except (OcrPhasesError, RuntimeError) as error:
+            failed[value] = one_sentence(error)
+            free_memory(bench.session.device)
+    if not ready:
+        raise OcrPhasesError(" ".join(failed.values()))
+    return ready, failed
+
+
+_PARTS: dict[str, Callable[[_Bench], dict[str, Any]]] = {
+    "marks": _marks,
+    "overhead": _overhead,
+    "collectors": _collectors,
+    "closure": _closure,
+    "prefill": _prefill,
+    "strategies": _strategies,
+    "batches": _batches,
+}
+
+
+def _host_ms(run: PhaseRun) -> float:
+    """From the start of the first phase behind prepare to the end of the last, ms on the host's clock."""
+    spans = run.spans[run.spans["phase"] != "prepare"]
+    ends = spans["host_start_ms"] + spans["host_ms"]
+    return float(ends.max() - spans["host_start_ms"].min())
+
+
+def _phase(run: PhaseRun, phase: str, clock: str) -> float:
+    return float(run.stage_ms(phase, phase, clock).sum())
+
+
+def _sums(run: PhaseRun, stage: str, phase: str = "prefill", clock: str = "device_ms") -> list[float]:
+    """The time of a stage in each repeat, ms."""
+    spans = run.spans[(run.spans["phase"] == phase) & (run.spans["stage"] == stage)]
+    return _rounded(spans.groupby("repeat")[clock].sum().reindex(run.repeats, fill_value=0.0))
+
+
+def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:
+    """How long the GPU works in a stage, ms, from one more run under the profiler; empty without a GPU."""
+    if torch.device(bench.session.device).type != "cuda":
+        return {}
+    try:
+        table = kernel_table(bench.run(kernels=True, **options))
+    except (OcrPhasesError, RuntimeError) as error:  # what was timed stands
+        return {"busy_failed": one_sentence(error)}
+    busy = table.loc[table["stage"] == stage, "busy_ms"]
+    return {"busy_ms": round(float(busy.iloc[0]), 4)} if len(busy) else {}
+
+
+def _floor(run: PhaseRun) -> dict[str, Any]:
+    """What the hardware allows a decode step in the middle of the run, ms, and by what; empty if unknown."""
+    steps = floor_table(run)
+    steps = steps[steps["stage"] == "decode_step"]
+    return {
+        "floor_" + name: value
+        for _, row in steps.iterrows()
+        for name, value in (("ms", row["floor_ms"]), ("limit", row["limit"]), ("source", row["source"]))
+    }
+
+
+def _equal_tokens(reference: list[dict[str, Any]], results: list[dict[str, Any]]) -> int:
+    """How many tokens of the first row equal the reference's, counted up to the first that does not."""
+    pairs = zip(reference[0]["ids"], results[0]["ids"], strict=True)
+    equal = [ours == theirs for theirs, ours in pairs]
+    return equal.index(False) if False in equal else len(equal)
+
+
+def _rounded(values: Any) -> list[float]:
+    """Tenths of a microsecond: what is below is no information, and the file half as long."""
+    return [round(float(value), 4) for value in values]
+
+
+def _write(bench: dict[str, Any], target: str | Path) -> None:
+    text = json.dumps(bench, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    write_atomic(target, text.encode() + b"\n")

@@ -1,0 +1,55 @@
+"""SAM and CLIP of the prefill, compiled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ocr_phases.measure.families import family_of
+from ocr_phases.measure.strategies import compiled_apart, first_call_ms
+
+_STAGES = ("sam", "clip")
+
+
+class CompiledVision:
+    """Compiled forwards of a model's vision encoders, made at the first call of each shape and kept.
+
+    ``compile_ms`` has the wall time of those first calls, by stage and input shape; ``used`` the stages and
+    shapes called since the encoders were last `installed`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        stages = family_of(model).stages(model)
+        self._modules = {stage: stages[stage] for stage in _STAGES}
+        self._made: dict[tuple, Callable[..., Any]] = {}
+        self.compile_ms: dict[tuple, float] = {}
+        self.used: set[tuple] = set()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Run the encoders compiled within a ``with`` block; hooks on them stay outside what is compiled."""
+        self.used.clear()
+        for stage, module in self._modules.items():
+            module.forward = self._forward(stage, module.forward)
+        try:
+            yield
+        finally:
+            for module in self._modules.values():
+                del module.forward
+
+    def _forward(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(pixels: torch.Tensor, **options: Any) -> Any:
+            shape = (stage, *pixels.shape)
+            self.used.add(shape)
+            if shape in self._made:
+                return self._made[shape](pixels, **options)
+            compiled = compiled_apart(plain)
+            given, self.compile_ms[shape] = first_call_ms(pixels.device, compiled, pixels, **options)
+            self._made[shape] = compiled
+            return given
+
+        return forward

@@ -1,0 +1,66 @@
+"""Makes a strategy ready before anything is measured, and says what that took."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from ocr_phases.measure import phases
+from ocr_phases.measure.compiled_vision import CompiledVision
+from ocr_phases.measure.page import DeviceInputs
+from ocr_phases.measure.request import Request
+from ocr_phases.measure.static_decode import StaticStep, kept_step, slots_for
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the runs of one request use: a decode step of their shapes and compiled vision, or neither."""
+
+    step: StaticStep | None = None
+    step_reused: bool = False
+    vision: CompiledVision | None = None
+    vision_ms: float | None = None  # first calls of the compiled encoders with these shapes
+
+    def vision_execution(self) -> AbstractContextManager[None]:
+        """Around a prefill: the encoders as the request wants them."""
+        return contextlib.nullcontext() if self.vision is None else self.vision.installed()
+
+    def described(self) -> dict[str, Any]:
+        """For the record's ``model``: times in ms, None where there was nothing to set up."""
+        step = None if self.step is None else {**asdict(self.step.setup), "reused": self.step_reused}
+        vision = None if self.vision is None else {"compile_ms": self.vision_ms}
+        return {"strategy_setup": step, "vision_setup": vision}
+
+
+class Workshop:
+    """Keeps what strategies made for one model, so that later runs of the same shapes use it again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._steps: dict[tuple[str, int, int], StaticStep] = {}
+        self._vision: CompiledVision | None = None
+
+    def step(
+        self, strategy: str, batch: int, prompt_len: int, max_new_tokens: int
+    ) -> tuple[StaticStep, bool]:
+        """A decode step with room for these tokens, and whether it was made before."""
+        slots = slots_for(prompt_len, max_new_tokens)
+        return kept_step(self._steps, self.model, batch, slots, strategy)
+
+    def set_up(self, request: Request, inputs: DeviceInputs) -> Setup:
+        """Everything that the runs of ``request`` need, made or found; `OcrPhasesError` where it fails."""
+        vision, vision_ms = None, None
+        if request.vision == "compiled":
+            vision = self._vision = self._vision or CompiledVision(self.model)
+            with vision.installed():
+                phases.prefill(self.model, inputs)
+            vision_ms = sum(vision.compile_ms[shape] for shape in vision.used)
+        if request.strategy == "eager":
+            return Setup(vision=vision, vision_ms=vision_ms)
+        batch, prompt_len = inputs.input_ids.shape
+        step, reused = self.step(request.strategy, batch, prompt_len, request.max_new_tokens)
+        return Setup(step, reused, vision, vision_ms)

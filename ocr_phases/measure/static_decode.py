@@ -1,0 +1,213 @@
+"""A decode step over a static KV cache: every input has a fixed address, so it can be captured or compiled.
+
+The step feeds itself: it opens its token's column of the mask, runs the model, takes the argmax as the next
+token and moves on by one, all on the device. The host only starts it, and reads tokens when it wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.caches import cache_bytes_per_token
+from ocr_phases.measure.families import family_of
+from ocr_phases.measure.phases import DecodeState, check_step
+from ocr_phases.measure.strategies import compiled_apart, current_device, decode_execution, first_call_ms
+
+#: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
+SLOT_MULTIPLE = 64
+#: The compiler tunes its kernels; what it makes is captured here, not by the compiler.
+CUDA_MODE = "max-autotune-no-cudagraphs"
+KEPT_STEPS = 4
+#: Runs before a capture, as libraries set up their workspaces in the first ones.
+_WARM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class StepSetup:
+    """What a static step holds and what making it took: ms of wall time, None where there was nothing to do.
+
+    ``slots`` is the cache's length, ``capacity_bytes`` what it takes for the whole batch.
+    """
+
+    slots: int
+    capacity_bytes: int
+    compile_ms: float | None
+    capture_ms: float | None
+
+
+def slots_for(prompt_len: int, max_new_tokens: int) -> int:
+    """The length of a static cache with room for a prompt and what is generated after it."""
+    return -(-(prompt_len + max_new_tokens) // SLOT_MULTIPLE) * SLOT_MULTIPLE
+
+
+class StaticStep:
+    """One decode step of ``batch`` rows over a static cache of ``slots`` entries, ready to be run.
+
+    ``strategy``: ``cuda_graph`` captures the step and replays it; ``compiled`` compiles it, and captures it
+    too on CUDA; ``eager`` runs the same step as it is. Prefill into `fresh_cache`, then hand the step to
+    `decode`: it continues from the state it is called with, also where a caller changed the state's token.
+    The logits it gives are overwritten by the next step. Raises `OcrPhasesError` where it cannot be compiled.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Any, batch: int, slots: int, strategy: str) -> None:
+        from transformers import StaticCache
+
+        self.model, self.strategy, self.slots = model, strategy, slots
+        parameter = next(model.parameters())
+        self.device = parameter.device
+        config = model.config.get_text_config()
+        self.cache = StaticCache(config=config, max_cache_len=slots)
+        self.cache.early_initialization(
+            batch, config.num_key_value_heads, _head_dim(config), parameter.dtype, self.device
+        )
+        self._token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self._position = torch.zeros_like(self._token)
+        self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
+        # Added to the scores: 0 where a column may be seen, else -inf. A Boolean mask would be turned into
+        # this in every layer.
+        self._mask = torch.full((batch, 1, 1, slots), -torch.inf, dtype=parameter.dtype, device=self.device)
+        # What the state shows of itself after a step, as views of these.
+        self._seen = torch.ones(batch, slots, dtype=torch.long, device=self.device)
+        self._positions = torch.zeros_like(self._seen)
+        self._length: int | None = None  # entries in the cache, where a state is loaded
+        self._given: Tensor | None = None  # the token that the step itself fed back
+        with current_device(self.device), self.execution():
+            self._run, compile_ms, capture_ms = self._made()
+        capacity = cache_bytes_per_token(self.cache) * slots
+        self.setup = StepSetup(slots, capacity, compile_ms, capture_ms)
+
+    def execution(self) -> AbstractContextManager[None]:
+        """The kernels the step runs with; `decode` enters this."""
+        return decode_execution(self.model, self.strategy)
+
+    def fresh_cache(self) -> Any:
+        """The step's own cache, emptied for a new prefill: there is only one, so one state at a time."""
+        self._length = None
+        self.cache.reset()
+        return self.cache
+
+    def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
+        """One step of ``state``: logits [B, vocab] and, where it is greedy, the next token int64 [B].
+
+        ``state`` gets its grown attention mask and position; counting is `decode_step`'s.
+        """
+        if state.cache is not self.cache:
+            raise OcrPhasesError("This state has another KV cache: prefill with cache=step.fresh_cache().")
+        if state.length >= self.slots:
+            raise OcrPhasesError(
+                f"The static KV cache is full with {self.slots} entries: ask for fewer new tokens, or make a "
+                "step with more slots."
+            )
+        if self._length != state.length:
+            self._load(state)
+        elif state.token is not self._given:
+            self._token.copy_(state.token[:, None])
+        logits = self._run()
+        self._length = state.length + 1
+        state.attention_mask = self._seen[:, : state.length + 1]
+        if state.position_ids is not None:
+            state.position_ids = self._positions[:, state.length : state.length + 1]
+        self._given = self._token[:, 0].clone() if state.sampler.greedy else None
+        return logits, self._given
+
+    def _load(self, state: DecodeState) -> None:
+        """Start from ``state``: its token, place, and which columns of its prompt are padding."""
+        length = state.length
+        self._token.copy_(state.token[:, None])
+        self._slot.fill_(length)
+        seen = state.attention_mask.clone()  # it may be a view of what is filled here
+        self._seen.fill_(1)
+        self._seen[:, :length] = seen
+        self._mask.fill_(-torch.inf)
+        self._mask[:, 0, 0, :length].masked_fill_(seen.bool(), 0.0)
+        columns = torch.arange(self.slots, device=self.device)
+        if state.position_ids is None:
+            self._positions.copy_(columns.expand_as(self._positions))
+        else:
+            self._positions.copy_(state.position_ids + 1 + columns - length)
+        self._position.copy_(self._positions[:, length : length + 1])
+
+    # -- making it --------------------------------------------------------------------------------
+
+    def _body(self) -> Tensor:
+        self._mask.index_fill_(3, self._slot, 0.0)
+        logits = self.model(**self._arguments(), use_cache=True, logits_to_keep=1).logits[:, -1]
+        self._token.copy_(logits.argmax(dim=-1, keepdim=True))
+        self._position.add_(1)
+        self._slot.add_(1)
+        return logits
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "input_ids": self._token,
+            "attention_mask": {"full_attention": self._mask, "reference_sliding_attention": self._mask},
+            "position_ids": self._position,
+            "past_key_values": self.cache,
+        }
+
+    def _made(self) -> tuple[Callable[[], Tensor], float | None, float | None]:
+        """The step as ``strategy`` runs it, and the ms that compiling and capturing took."""
+        check_step(family_of(self.model), self._arguments())
+        cuda = self.device.type == "cuda"
+        run: Callable[[], Tensor] = self._body
+        compile_ms = capture_ms = None
+        if self.strategy == "compiled":
+            run = compiled_apart(self._body, **({"mode": CUDA_MODE} if cuda else {}))
+            _, compile_ms = first_call_ms(self.device, run)
+        if self.strategy != "eager" and cuda:
+            self._start_over()
+            run, capture_ms = first_call_ms(self.device, _captured, run)
+        return run, compile_ms, capture_ms
+
+    def _start_over(self) -> None:
+        """Back to the first slot, which trial runs move on from."""
+        self._slot.zero_()
+        self._position.zero_()
+        self._mask.fill_(-torch.inf)
+        self.cache.reset()
+
+
+def kept_step(
+    kept: dict[tuple[str, int, int], StaticStep], model: Any, batch: int, slots: int, strategy: str
+) -> tuple[StaticStep, bool]:
+    """The step of these shapes out of ``kept``, or a new one put there; also whether it was there before.
+
+    ``kept`` holds the `KEPT_STEPS` last used ones: each has a KV cache, and on CUDA a graph's memory.
+    """
+    key = (strategy, batch, slots)
+    found = kept.pop(key, None)
+    while len(kept) >= KEPT_STEPS:
+        kept.pop(next(iter(kept)))
+    kept[key] = found or StaticStep(model, batch, slots, strategy)
+    return kept[key], found is not None
+
+
+def _captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """``run`` as a CUDA graph: the same work on the same tensors, started by one call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_STEPS):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        logits = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits
+
+    return replay
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,0 +1,220 @@
+"""A sweep: one page at every combination of preset, strategy, batch size and output length, a record a cell.
+
+Records lie in ``DIR/runs/``. The same sweep again measures only what is missing there, or what was measured
+with another request, other weights or other versions. A cell that cannot be measured leaves its reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import only_writer, output_folder, write_atomic
+from ocr_phases.measure import environment
+from ocr_phases.measure.images import load_page
+from ocr_phases.measure.page import get_preset, resolve_prompt
+from ocr_phases.measure.request import STRATEGIES
+from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.record import PhaseRun, describe_page
+
+RUNS = "runs"
+FAILED = ".failed.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination; ``batch`` copies of the page side by side, ``max_new_tokens`` for each."""
+
+    preset: str
+    strategy: str
+    batch: int
+    max_new_tokens: int
+
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        return f"{self.preset}-{self.strategy}-b{self.batch}-n{self.max_new_tokens}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell: ``measured``, ``kept`` (it was there already) or ``failed``, with its reason."""
+
+    cell: Cell
+    state: str
+    reason: str = ""
+
+
+def make_cells(
+    presets: Sequence[str], strategies: Sequence[str], batches: Sequence[int], lengths: Sequence[int]
+) -> list[Cell]:
+    """Every combination once; `OcrPhasesError` for what no sweep could measure."""
+    for preset in presets:
+        get_preset(preset)
+    for strategy in strategies:
+        if strategy not in STRATEGIES:
+            raise OcrPhasesError(f"Unknown strategy {strategy!r}: use {' or '.join(STRATEGIES)}.")
+    for name, values in (("batch size", batches), ("number of new tokens", lengths)):
+        for value in values:
+            if value < 1:
+                raise OcrPhasesError(f"{value} is no {name}: it must be at least 1.")
+    combined = itertools.product(presets, strategies, batches, lengths)
+    cells = list(dict.fromkeys(Cell(*values) for values in combined))
+    if not cells:
+        raise OcrPhasesError("A sweep needs at least one preset, strategy, batch size and number of tokens.")
+    return cells
+
+
+def run_sweep(
+    session: DeepSeekOCRSession,
+    page: str | Path,
+    cells: Sequence[Cell],
+    folder: str | Path,
+    *,
+    prompt: str = "markdown",
+    repeats: int = 3,
+    warmup: int = 1,
+    seed: int = 0,
+    retry_failed: bool = False,
+    progress: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Measure the cells that ``folder`` lacks, each with the end token ignored, and say what became of all.
+
+    A record is written as soon as its cell is done, ``progress`` is told of every cell. A cell that failed
+    before is left alone unless ``retry_failed`` or something it depends on has changed. Raises
+    `OcrPhasesError` where the folder holds the sweep of another page, model or device, cannot be written, or
+    is being written by another process.
+    """
+    runs = output_folder(Path(folder) / RUNS)
+    image, data, name = load_page(page)
+    options: dict[str, Any] = {"repeats": repeats, "warmup": warmup, "seed": seed}
+    asked_of_all = {
+        "page": describe_page(image, data, name, embed=False)["sha256"],
+        "model": session.checkpoint.name,
+        "dtype": str(session.dtype).removeprefix("torch."),
+        "device": environment.describe_device(session.device)["name"],
+        "revision": session.checkpoint.revision,
+        "versions": environment.versions(),
+        "prompt": resolve_prompt(prompt),
+        **options,
+    }
+    outcomes = []
+    with only_writer(runs.parent):
+        _same_subject(runs, asked_of_all)
+        for cell in cells:
+            asked = {**asked_of_all, **asdict(cell)}
+            outcome = _known(runs, cell, asked, retry_failed)
+            if outcome is None:
+                outcome = _measure(session, page, cell, asked, runs, prompt, options)
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(outcome)
+    return outcomes
+
+
+def _measure(
+    session: DeepSeekOCRSession,
+    page: str | Path,
+    cell: Cell,
+    asked: dict[str, Any],
+    runs: Path,
+    prompt: str,
+    options: dict[str, Any],
+) -> Outcome:
+    failed = runs / f"{cell.name}{FAILED}"
+    try:
+        run = session.run_inference(
+            [page] * cell.batch,
+            prompt,
+            preset=cell.preset,
+            max_new_tokens=cell.max_new_tokens,
+            strategy=cell.strategy,
+            ignore_eos=True,
+            embed_page=cell.batch == 1,  # a batch would hold it as often as it has rows
+            **options,
+        )
+    except (OcrPhasesError, RuntimeError) as error:
+        reason = one_sentence(error)
+    else:
+        run.save(runs / f"{cell.name}.json")
+        failed.unlink(missing_ok=True)
+        return Outcome(cell, "measured")
+    # What failed for want of memory must not keep it from the next cell.
+    free_memory(session.device)
+    kept = {"cell": asdict(cell), "created": environment.now(), "reason": reason, "asked": asked}
+    write_atomic(failed, json.dumps(kept, ensure_ascii=False, indent=1).encode() + b"\n")
+    return Outcome(cell, "failed", reason)
+
+
+def one_sentence(error: Exception) -> str:
+    """Why something could not be measured, as one line; an error that is not the package's says its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else "no message"
+    return text if isinstance(error, OcrPhasesError) else f"{type(error).__name__}: {text[:300]}"
+
+
+def free_memory(device: str) -> None:
+    """Give back what a failed run still holds."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _known(runs: Path, cell: Cell, asked: dict[str, Any], retry_failed: bool) -> Outcome | None:
+    """What the folder has for a cell, as far as it answers what is asked now."""
+    path, failed = runs / f"{cell.name}.json", runs / f"{cell.name}{FAILED}"
+    if path.exists():
+        run = _loaded(path)
+        if run is not None and _answered(run) == asked:
+            return Outcome(cell, "kept")
+    if failed.exists() and not retry_failed:
+        before = json.loads(failed.read_text(encoding="utf-8"))
+        if before["asked"] == asked:
+            return Outcome(cell, "failed", before["reason"])
+    return None
+
+
+def _answered(run: PhaseRun) -> dict[str, Any]:
+    """What a record was asked for, in the terms of a sweep."""
+    request = run.request
+    return {
+        "page": run.page["sha256"],
+        "model": run.model["name"],
+        "dtype": run.model["dtype"],
+        "device": run.device["name"],
+        "revision": run.model["revision"],
+        "versions": run.versions,
+        "prompt": request["prompts"][0],
+        **{name: request[name] for name in ("repeats", "warmup", "seed")},
+        **{name: request[name] for name in ("preset", "strategy", "batch", "max_new_tokens")},
+    }
+
+
+def _same_subject(runs: Path, asked: dict[str, Any]) -> None:
+    """A folder is one sweep: records of something else in it are not written over."""
+    for path in sorted(runs.glob("*.json")):
+        run = None if path.name.endswith(FAILED) else _loaded(path)
+        if run is None:
+            continue
+        answered = _answered(run)
+        for name in ("page", "model", "device", "dtype"):
+            if answered[name] != asked[name]:
+                raise OcrPhasesError(
+                    f"{runs.parent} holds a sweep of another {name}: choose another folder (--out)."
+                )
+
+
+def _loaded(path: Path) -> PhaseRun | None:
+    """A record of the folder, or None for a file that is none: its cell is then measured again."""
+    try:
+        return PhaseRun.load(path)
+    except OcrPhasesError:
+        return None

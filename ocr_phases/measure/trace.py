@@ -1,0 +1,377 @@
+"""A Chrome trace of torch.profiler reduced to small tables: whose kernel, idle gap and wait each one was.
+
+A kernel belongs to the stage whose range was open on the host when its launch was called: the profiler gives
+a kernel and the call that launched it one correlation id. Every kernel of a replayed CUDA graph carries the
+id of its ``cudaGraphLaunch``. Plain Python over the JSON, so that a saved trace can be read anywhere.
+
+Event categories: https://github.com/pytorch/kineto/blob/main/libkineto/include/ActivityType.h
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ocr_phases.errors import OcrPhasesError
+
+#: The range that the measuring pass puts around the cache's ``update``.
+KV_RANGE = "kv_cache_update"
+
+#: Idle gaps are counted by length: those above each of these microseconds and not above the next.
+GAP_EDGES_US = (0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+
+_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
+_CALLS = ("cuda_runtime", "cuda_driver")
+_SYNC = re.compile(r"^(cuda|cu)(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy$")
+_GRAPH_LAUNCH = re.compile(r"^(cuda|cu)GraphLaunch")
+_ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
+# A replayed graph has no operators: its kernels can only be told by their names.
+_NAMED_PARTS = (
+    ("kv_update", re.compile(r"index_copy|index_put|CatArrayBatchedCopy")),
+    ("attention", re.compile(r"flash|fmha|attention|sdpa", re.IGNORECASE)),
+)
+_TOP = 12
+_NAME_LENGTH = 240
+
+Identity = tuple[str, str, str, "int | None"]  # phase, stage, view, step: as in a span
+Key = tuple[str, ...]
+
+
+class Event(NamedTuple):
+    """One event of the trace; times are ms from the trace's first event."""
+
+    name: str
+    category: str
+    start: float
+    end: float
+    thread: Any
+    correlation: Any
+    external: Any
+
+
+class Range(NamedTuple):
+    """One stage's stretch of host time, in ms."""
+
+    phase: str
+    stage: str
+    view: str
+    step: int | None
+    start: float
+    end: float
+    thread: Any
+
+    @property
+    def key(self) -> Key:
+        """Phase, stage and view: what tables group by."""
+        return self.phase, self.stage, self.view
+
+
+class Work(NamedTuple):
+    """One kernel, copy or fill on the device, the call that launched it and the innermost range around it."""
+
+    event: Event
+    launched: Event
+    place: int
+
+
+class Nesting:
+    """Intervals of one thread, sorted by start and then longest first, which lie inside one another."""
+
+    def __init__(self, intervals: Sequence[Any]) -> None:
+        self.starts = [one.start for one in intervals]
+        self.ends = [one.end for one in intervals]
+        self.parents: list[int] = []
+        opened: list[int] = []
+        for place, start in enumerate(self.starts):
+            while opened and self.ends[opened[-1]] <= start:
+                opened.pop()
+            self.parents.append(opened[-1] if opened else -1)
+            opened.append(place)
+
+    def innermost(self, time: float) -> int:
+        """The place of the innermost interval open at ``time``; -1 for none."""
+        place = bisect_right(self.starts, time) - 1
+        while place >= 0 and self.ends[place] < time:
+            place = self.parents[place]
+        return place
+
+    def chain(self, place: int) -> list[int]:
+        """``place`` and all that lie around it, the innermost first."""
+        found = []
+        while place >= 0:
+            found.append(place)
+            place = self.parents[place]
+        return found
+
+
+def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of ``(start, end)`` intervals: what overlaps counts once."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        if end > until:
+            total += end - max(start, until)
+            until = end
+    return total
+
+
+def idle_gaps(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:
+    """Where nothing runs, in order: place of the interval that ends the gap, the gap's start and its end.
+
+    The lengths of all gaps and `busy_ms` add up to the time from the first start to the last end.
+    """
+    gaps = []
+    until: float | None = None
+    for place in sorted(range(len(intervals)), key=lambda place: intervals[place]):
+        start, end = intervals[place]
+        if until is not None and start > until:
+            gaps.append((place, until, start))
+        until = end if until is None else max(until, end)
+    return gaps
+
+
+def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[str, Any]:
+    """The tables of the kernel view, as plain JSON values; each table is one list a column, times are ms.
+
+    ``trace`` is the profiler's Chrome trace, ``spans`` what the timeline recorded in the same pass, in order
+    of their start (phase, stage, view, step): the n-th range of a name is the n-th span of that stage.
+
+    ``stages``: calls, kernels, copies, launches and busy time (union) of each stage with all that lies inside
+    it, and the host's time in it. ``decode_steps``: the same for each step. ``top``: the kernels that took
+    longest, by the innermost stage; the rest is one row without a name. ``gaps``: idle time by the innermost
+    stage of the kernel that ended it, by cause (`_cause`) and by length. ``parts``: KV cache update and
+    attention of the language model. ``syncs``: the host's waits for the device. ``unattributed``: what was
+    launched outside every stage.
+
+    Raises `OcrPhasesError` where the trace and the spans do not belong together.
+    """
+    events = _events(trace)
+    ranges = _ranges(events, spans)
+    nesting = Nesting(ranges)
+    work = _work(events, nesting)
+    # Those of one thread nest; the ranges' thread is the one that launches.
+    threads = {one.thread for one in ranges}
+    operators = [one for one in events if one.category == "cpu_op" and one.thread in threads]
+    inside = [one for one in work if one.place >= 0]
+    outside = [one for one in work if one.place < 0]
+    syncs = [one for one in events if one.category in _CALLS and _SYNC.match(one.name)]
+    sync_rows = _syncs(syncs, ranges, nesting, operators, work)
+    return {
+        "steps": sum(one.stage == "decode_step" for one in ranges),
+        "stages": _stages(ranges, nesting, inside),
+        "decode_steps": _decode_steps(ranges, nesting, inside, syncs),
+        "top": _top(ranges, inside),
+        "gaps": _gaps(ranges, inside, syncs),
+        "parts": _parts(events, ranges, inside, operators),
+        "syncs": sync_rows,
+        "unattributed": {"events": len(outside), "busy_ms": _ms(busy_ms(map(_interval, outside)))},
+    }
+
+
+# -- reading the trace --------------------------------------------------------------------------------
+
+
+def _events(trace: Mapping[str, Any]) -> list[Event]:
+    """The complete events (``ph`` X) of all categories that matter, by start and then longest first."""
+    wanted = {*_DEVICE, *_CALLS, "cpu_op", "user_annotation"}
+    found = [one for one in trace["traceEvents"] if one.get("ph") == "X" and one.get("cat") in wanted]
+    # Microseconds since some epoch: differences keep more digits.
+    origin = min((float(one["ts"]) for one in found), default=0.0)
+    events = []
+    for one in found:
+        args = one.get("args", {})
+        begin = float(one["ts"]) - origin
+        start, end = (_ms(time / 1e3) for time in (begin, begin + float(one.get("dur", 0.0))))
+        ids = (args.get("correlation"), args.get("External id", args.get("external id")))
+        events.append(Event(str(one["name"]), one["cat"], start, end, one.get("tid"), *ids))
+    return sorted(events, key=lambda event: (event.start, -event.end))
+
+
+def _ranges(events: Sequence[Event], spans: Sequence[Identity]) -> list[Range]:
+    waiting: dict[str, list[Identity]] = defaultdict(list)
+    for span in reversed(spans):
+        waiting[span[1]].append(span)
+    expected = {stage: len(named) for stage, named in waiting.items()}
+    annotations = [one for one in events if one.category == "user_annotation" and one.name in expected]
+    found = Counter(one.name for one in annotations)
+    for stage, count in expected.items():
+        if found[stage] != count:
+            raise OcrPhasesError(
+                f"The profiler kept {found[stage]} of {count} ranges of {stage}: its buffers were too small "
+                "for this run; ask for fewer steps in the kernel view (kernel_steps)."
+            )
+    return [Range(*waiting[one.name].pop(), one.start, one.end, one.thread) for one in annotations]
+
+
+def _work(events: Sequence[Event], nesting: Nesting) -> list[Work]:
+    launches = {one.correlation: one for one in events if one.category in _CALLS}
+    # A call that the trace has lost leaves the operator or range which made it.
+    operators = {one.external: one for one in events if one.category in ("cpu_op", "user_annotation")}
+    work = []
+    for one in events:
+        if one.category in _DEVICE:
+            launched = launches.get(one.correlation) or operators.get(one.external)
+            place = -1 if launched is None else nesting.innermost(launched.start)
+            work.append(Work(one, launched or one, place))
+    return work
+
+
+# -- the tables ---------------------------------------------------------------------------------------
+
+
+def _stages(ranges: Sequence[Range], nesting: Nesting, work: Sequence[Work]) -> dict[str, list]:
+    within: dict[Key, list[Work]] = {one.key: [] for one in ranges}
+    for one in work:
+        for place in nesting.chain(one.place):
+            within[ranges[place].key].append(one)
+    rows = []
+    for key, inside in within.items():
+        own = [one for one in ranges if one.key == key]
+        rows.append((*key, len(own), *_counts(inside), _ms(sum(one.end - one.start for one in own))))
+    names = ("phase", "stage", "view", "calls", "kernels", "copies", "launches", "busy_ms", "host_ms")
+    return _columns(names, rows)
+
+
+def _decode_steps(
+    ranges: Sequence[Range], nesting: Nesting, work: Sequence[Work], syncs: Sequence[Event]
+) -> dict[str, list]:
+    within: dict[int, list[Work]] = {
+        place: [] for place, one in enumerate(ranges) if one.stage == "decode_step"
+    }
+    waits: Counter[int] = Counter()
+    for one in work:
+        for place in within.keys() & nesting.chain(one.place):
+            within[place].append(one)
+    for sync in syncs:
+        waits.update(within.keys() & nesting.chain(nesting.innermost(sync.start)))
+    rows = []
+    for place, inside in within.items():
+        step = ranges[place]
+        rows.append((step.step, *_counts(inside), waits[place], _ms(step.end - step.start)))
+    return _columns(("step", "kernels", "copies", "launches", "busy_ms", "syncs", "host_ms"), rows)
+
+
+def _counts(work: Sequence[Work]) -> tuple[int, int, int, float]:
+    """Kernels, copies (and fills), launching calls, and the time the device worked."""
+    kernels = sum(one.event.category == "kernel" for one in work)
+    launches = len({one.event.correlation for one in work})
+    return kernels, len(work) - kernels, launches, _ms(busy_ms(map(_interval, work)))
+
+
+def _top(ranges: Sequence[Range], work: Sequence[Work]) -> dict[str, list]:
+    times: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in work:
+        phase, stage, _ = ranges[one.place].key
+        times[phase, stage][one.event.name].append(one.event.end - one.event.start)
+    rows: list[tuple] = []
+    for key, kernels in times.items():
+        longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))
+        rows += [(*key, name[:_NAME_LENGTH], len(ms), _ms(sum(ms))) for name, ms in longest[:_TOP]]
+        rest = [ms for _, times_of_one in longest[_TOP:] for ms in times_of_one]
+        if rest:
+            rows.append((*key, "", len(rest), _ms(sum(rest))))
+    return _columns(("phase", "stage", "kernel", "count", "device_ms"), rows)
+
+
+def _gaps(ranges: Sequence[Range], work: Sequence[Work], syncs: Sequence[Event]) -> dict[str, list]:
+    returns = sorted(one.end for one in syncs)
+    found: dict[tuple, list[float]] = defaultdict(list)
+    phases: dict[str, list[Work]] = defaultdict(list)
+    for one in work:
+        phases[ranges[one.place].phase].append(one)
+    for inside in phases.values():
+        for place, start, end in idle_gaps([_interval(one) for one in inside]):
+            ended_by = inside[place]
+            edge = GAP_EDGES_US[bisect_left(GAP_EDGES_US, round((end - start) * 1e3, 3)) - 1]
+            key = (*ranges[ended_by.place].key, _cause(ended_by, start, end, returns), edge)
+            found[key].append(end - start)
+    rows = [(*key, len(ms), _ms(sum(ms)), _ms(max(ms))) for key, ms in found.items()]
+    names = ("phase", "stage", "view", "cause", "longer_than_us", "count", "idle_ms", "longest_ms")
+    return _columns(names, rows)
+
+
+def _cause(ended_by: Work, start: float, end: float, sync_returns: Sequence[float]) -> str:
+    """Why the device was idle between ``start`` and ``end``.
+
+    ``host sync``: the host was waiting for the device and only then went on. ``launch``: the host was late
+    with the next launch. ``device``: the launch was there in time (the space between queued kernels).
+    """
+    place = bisect_left(sync_returns, start)
+    if place < len(sync_returns) and sync_returns[place] <= end:
+        return "host sync"
+    return "launch" if ended_by.launched.end > start else "device"
+
+
+def _parts(
+    events: Sequence[Event], ranges: Sequence[Range], work: Sequence[Work], operators: Sequence[Event]
+) -> dict[str, list]:
+    """KV cache update and attention within the language model; ``by`` says how its kernels were told."""
+    updates = Nesting([one for one in events if one.category == "user_annotation" and one.name == KV_RANGE])
+    attention = Nesting([one for one in operators if one.name == _ATTENTION_OPERATOR])
+    found: dict[Key, list[Work]] = defaultdict(list)
+    for one in work:
+        phase, stage, _ = ranges[one.place].key
+        time = one.launched.start
+        if _GRAPH_LAUNCH.match(one.launched.name):
+            named = next((part for part, pattern in _NAMED_PARTS if pattern.search(one.event.name)), None)
+            if named is not None:
+                found[phase, named, "name"].append(one)
+        elif updates.innermost(time) >= 0:
+            found[phase, "kv_update", "range"].append(one)
+        elif stage == "decoder" and attention.innermost(time) >= 0:
+            found[phase, "attention", "operator"].append(one)
+    rows = [(*key, len(inside), _ms(busy_ms(map(_interval, inside)))) for key, inside in found.items()]
+    return _columns(("phase", "part", "by", "kernels", "busy_ms"), rows)
+
+
+def _syncs(
+    syncs: Sequence[Event],
+    ranges: Sequence[Range],
+    nesting: Nesting,
+    operators: Sequence[Event],
+    work: Sequence[Work],
+) -> dict[str, list]:
+    """The host's waits by stage, call and operator: the outermost within the stage, and what it went through.
+
+    ``copy`` is the direction of a copy made within the same operator (DtoH, HtoD); the time of the call that
+    made it, which for pageable memory waits too, counts as waiting.
+    """
+    stack = Nesting(operators)
+    copies = [one for one in work if one.event.category == "gpu_memcpy"]
+    copy_starts = sorted((one.launched.start, index) for index, one in enumerate(copies))
+    found: dict[Key, list[float]] = defaultdict(list)
+    for sync in syncs:
+        place = nesting.innermost(sync.start)
+        if place < 0:
+            continue
+        around = [operators[one] for one in stack.chain(stack.innermost(sync.start))]
+        around = [one for one in around if one.start >= ranges[place].start]
+        direction, waited = "", sync.end - sync.start
+        if around:
+            before = bisect_right(copy_starts, (sync.start, len(copies))) - 1
+            if before >= 0 and copy_starts[before][0] >= around[0].start:
+                copy = copies[copy_starts[before][1]]
+                match = re.search(r"[DH]to[DH]", copy.event.name)
+                direction = match[0] if match else ""
+                waited += copy.launched.end - copy.launched.start
+        names = (around[-1].name, around[0].name) if around else ("", "")
+        phase, stage, _ = ranges[place].key
+        key = (phase, stage, sync.name, *names, direction)
+        found[key].append(waited)
+    rows = [(*key, len(ms), _ms(sum(ms))) for key, ms in found.items()]
+    return _columns(("phase", "stage", "call", "operator", "through", "copy", "count", "wait_ms"), rows)
+
+
+def _interval(work: Work) -> tuple[float, float]:
+    return work.event.start, work.event.end
+
+
+def _ms(value: float) -> float:
+    """To the nanosecond: the trace has no more, and what touches must not seem to be apart."""
+    return round(value, 6)
+
+
+def _columns(names: Sequence[str], rows: Sequence[tuple]) -> dict[str, list]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}

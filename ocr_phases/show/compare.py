@@ -1,0 +1,192 @@
+"""Pictures of two or more records side by side; the first is the base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from ocr_phases.analyse.compare import in_units
+from ocr_phases.analyse.summary import ms_text, stage_name, stage_table, step_table
+from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.show.html import note_html, table_html
+from ocr_phases.show.overlay import printable
+from ocr_phases.show.plots import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STAGE_COLOURS,
+    VERMILLION,
+    WIDTH,
+    new_figure,
+    sentence_figure,
+    style_axes,
+    title_axes,
+)
+
+#: The lines of as many records as a picture shows apart; they repeat after that.
+RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
+VERDICT_COLOURS = {"faster": BLUE, "less": BLUE, "slower": VERMILLION, "more": VERMILLION, "same": MUTED}
+
+_NAMES = {
+    "ttft_ms": "time to first token",
+    "inter_token_ms": "decode step, median",
+    "inter_token_ms_p90": "decode step, p90",
+    "inter_token_ms_p99": "decode step, p99",
+    "tokens_per_s": "tokens/s",
+    "kv_cache_bytes": "KV cache",
+}
+_LONGEST_LABEL = 34
+_WORDS = {"faster": "faster or less", "slower": "slower or more", "same": "same: 1 is inside the interval"}
+
+
+def metric_name(metric: str) -> str:
+    """What a metric of `compare_runs` is called in a picture or a table."""
+    if metric in _NAMES:
+        return _NAMES[metric]
+    if "/" in metric:
+        phase, stage, *view = metric.split("/")
+        return " ".join([f"{phase}:", stage_name(stage), *view])
+    return metric.removesuffix("_ms").removesuffix("_bytes").replace("_", " ") + (
+        " memory" if metric.endswith("_peak_bytes") else ""
+    )
+
+
+def compare_html(table: pd.DataFrame) -> str:
+    """`compare_runs`, or some of its rows, as a sortable table; a verdict other than same stands out."""
+    if table.empty:
+        return note_html("The records have nothing in common that could be compared.")
+    shown = in_units(table)
+    shown["metric"] = shown["metric"].map(metric_name)
+    ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
+    shown.insert(len(shown.columns) - 1, "interval", [_interval(low, high) for low, high in ends])
+    strong = (~table["verdict"].isin(("same", "n/a"))).tolist()
+    return table_html(
+        shown, caption="Against the base", strong=strong, headings={"interval": ("95 % interval", "")}
+    )
+
+
+def environment_html(table: pd.DataFrame) -> str:
+    """`environment_table` as a table, or a sentence where nothing differs."""
+    if table.empty:
+        return note_html("Device, versions, model, page and request are the same.")
+    shown = table.assign(name=table["name"].str.replace("_", " "))
+    return table_html(shown.map(lambda text: printable(str(text), 80)), caption="What differs")
+
+
+def plot_ratios(table: pd.DataFrame) -> Figure:
+    """Ratio to the base with its interval, a row a metric, as `compare_runs` gives it; 1 is no difference."""
+    table = table[table["ratio"].notna()].reset_index(drop=True)
+    if table.empty:
+        return sentence_figure("The records share no metric with a ratio to draw.")
+    figure, axes = new_figure(1.5 + 0.3 * len(table))
+    for place, (_, row) in enumerate(table.iterrows()):
+        colour = VERDICT_COLOURS.get(row["verdict"], MUTED)
+        if not np.isnan(row["ratio_low"]):
+            ends = (row["ratio_low"], row["ratio_high"])
+            axes.plot(ends, (place, place), color=colour, linewidth=2.2, solid_capstyle="butt")
+        axes.plot(row["ratio"], place, "o", color=colour, markersize=5.5)
+    axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
+    several = table["run"].nunique() > 1
+    labels = [
+        f"{printable(row['run'], _LONGEST_LABEL)}  {metric_name(row['metric'])}" if several
+        else metric_name(row["metric"])
+        for _, row in table.iterrows()
+    ]  # fmt: skip
+    axes.set_yticks(range(len(table)), labels, parse_math=False)
+    axes.set_ylim(len(table) - 0.5, -0.5)
+    values = table[["ratio", "ratio_low", "ratio_high"]].to_numpy(dtype=np.float64)
+    low, high = min(1.0, float(np.nanmin(values))), max(1.0, float(np.nanmax(values)))
+    room = 0.06 * max(high - low, 0.02)
+    axes.set_xlim(low - room, high + room)
+    axes.set_xlabel("ratio to the base (1: no difference), line: 95 % interval over repeats")
+    title_axes(axes, "What changed")
+    keys = [
+        Line2D([], [], color=VERDICT_COLOURS[verdict], marker="o", linewidth=2.2, label=words)
+        for verdict, words in _WORDS.items()
+    ]
+    figure.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    return figure
+
+
+def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
+    """Each record's prefill as one bar in ms, stage after stage; what no stage holds is light grey."""
+    runs_with = [
+        (run, label) for run, label in zip(runs, labels, strict=True) if run["prefill_ms"] is not None
+    ]
+    if not runs_with:
+        return sentence_figure("None of these records has a prefill of its own.")
+    figure, axes = new_figure(1.7 + 0.42 * len(runs_with))
+    drawn: dict[str, None] = {}
+    for place, (run, _) in enumerate(runs_with):
+        table = stage_table(run)
+        sums = table[table["phase"] == "prefill"].groupby("stage")["device_ms"].sum()
+        left = 0.0
+        for stage in (name for name in PREFILL_STAGES if name in sums):
+            axes.barh(place, sums[stage], left=left, height=0.62, color=STAGE_COLOURS[stage])
+            left += float(sums[stage])
+            drawn[stage] = None
+        whole = float(sums["prefill"])
+        axes.barh(place, max(0.0, whole - left), left=left, height=0.62, color=FAINT)
+        end = max(whole, left)
+        axes.annotate(
+            ms_text(whole), (end, place), (5, 0), textcoords="offset points", va="center", fontsize=9
+        )
+    axes.set_yticks(
+        range(len(runs_with)), [printable(label, _LONGEST_LABEL) for _, label in runs_with], parse_math=False
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * axes.dataLim.x1)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("time (ms), medians over repeats")
+    title_axes(axes, "Prefill, stage by stage")
+    keys = [
+        Line2D([], [], color=STAGE_COLOURS[stage], linewidth=7, label=stage_name(stage)) for stage in drawn
+    ]
+    keys.append(Line2D([], [], color=FAINT, linewidth=7, label="between stages"))
+    figure.legend(
+        handles=keys, loc="outside lower center", ncols=min(8, len(keys)), fontsize=9, frameon=False
+    )
+    return figure
+
+
+def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
+    """Time of each decode step in ms against the length of the KV cache, a line a record, with p10 to p90."""
+    tables = [(step_table(run), label) for run, label in zip(runs, labels, strict=True)]
+    tables = [(table.dropna(subset=["cache_len"]), label) for table, label in tables]
+    tables = [(table, label) for table, label in tables if len(table)]
+    if not tables:
+        return sentence_figure("None of these records has decode steps to draw.")
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    style_axes(axes)
+    top = 0.0
+    for number, (table, label) in enumerate(tables):
+        colour = RUN_COLOURS[number % len(RUN_COLOURS)]
+        lengths = table["cache_len"].to_numpy(dtype=np.float64)
+        low, high = table["device_ms_p10"], table["device_ms_p90"]
+        axes.fill_between(lengths, low, high, color=colour, alpha=0.18, linewidth=0)
+        text = f"{printable(label, _LONGEST_LABEL)}: {ms_text(float(table['device_ms'].median()))}"
+        marker = "o" if len(table) == 1 else ""
+        axes.plot(lengths, table["device_ms"], color=colour, linewidth=1.3, marker=marker, label=text)
+        top = max(top, float(table["device_ms"].quantile(0.98)))
+    axes.set_ylim(0, 1.35 * top)
+    axes.set_xlabel("KV cache length (tokens)")
+    axes.set_ylabel("time of a decode step (ms)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    title_axes(axes, "Decode: medians over repeats, band p10 to p90")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
+    return figure
+
+
+def _interval(low: float, high: float) -> str:
+    return "–" if np.isnan(low) else f"{low:.3f} to {high:.3f}"

@@ -1,0 +1,92 @@
+"""The tab Compare: two records side by side, and figure by figure."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import ipywidgets as widgets
+
+from ocr_phases.analyse.compare import (
+    compare_runs,
+    compare_verdict,
+    environment_table,
+    figures,
+    run_labels,
+    same_tokens,
+)
+from ocr_phases.record import PhaseRun
+from ocr_phases.show import compare, plots
+from ocr_phases.show.explorer.panes import Pane, figure_html
+from ocr_phases.show.html import note_html
+
+_INCHES = 6.0  # two figures beside each other, with type of its own size
+
+
+class ComparePane(Pane):
+    """Two slots, filled from all records of this session; drawn when both are filled and the tab is open."""
+
+    def __init__(self) -> None:
+        super().__init__(name="compare")
+        self._runs: Sequence[PhaseRun] = ()
+        self._pair: tuple[int | None, int | None] = (None, None)
+        self._seen = False
+        self.first = widgets.Dropdown(description="First")
+        self.second = widgets.Dropdown(description="Second")
+        self.first.add_class("opx-first")
+        self.second.add_class("opx-second")
+        slots = widgets.Box([self.first, self.second])
+        slots.add_class("opx-slots")
+        self.children = [slots, self._content]
+        for slot in (self.first, self.second):
+            slot.observe(self._chosen, "value")
+
+    def offer(self, runs: Sequence[PhaseRun], names: Sequence[str], shown: int) -> None:
+        """All records there are; the one shown becomes the second, the one before it the first."""
+        self._runs = runs
+        options = list(zip(names, range(len(runs)), strict=True))
+        kept = self.first.value
+        for slot in (self.first, self.second):
+            slot.unobserve(self._chosen, "value")
+            slot.options = options
+        before = shown - 1 if shown else min(1, len(runs) - 1)
+        self.first.value = before if kept is None or kept == shown else kept
+        self.second.value = shown
+        for slot in (self.first, self.second):
+            slot.observe(self._chosen, "value")
+
+    def reveal(self) -> None:
+        """Draw the pair, unless it is drawn."""
+        self._seen = True
+        if len(self._runs) < 2:
+            self._content.value = note_html(
+                "There is one record so far: run again with another setting, or load one under Record."
+            )
+            return
+        pair = self.first.value, self.second.value
+        if pair != self._pair:
+            runs = [self._runs[place] for place in pair]
+            self._content.value = both_html(runs, run_labels(runs))
+            self._pair = pair
+
+    def _chosen(self, _: Any) -> None:
+        if self._seen and None not in (self.first.value, self.second.value):
+            self.reveal()
+
+
+def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
+    """Latency and vision figures of two records side by side, then figure by figure with intervals."""
+    table = compare_runs(runs, labels)
+    sides = "".join(
+        f'<div class="opx-side"><h3>{html.escape(label)}</h3>'
+        f"{figure_html(plots.plot_token_latency(run), f'{name}: time of each decode step', _INCHES)}"
+        f"{figure_html(plots.plot_vision_stages(run), f'{name}: stages of the prefill', _INCHES)}</div>"
+        for name, run, label in zip(("First record", "Second record"), runs, labels, strict=True)
+    )
+    same = " Both wrote the same tokens." if same_tokens(*runs) else ""
+    return (
+        f'<p class="op">{html.escape(compare_verdict(table, runs, labels))}{same}</p>'
+        f'<div class="opx-sides">{sides}</div>{compare.compare_html(figures(table))}'
+        f"{compare.environment_html(environment_table(runs, labels))}"
+    )

@@ -1,0 +1,163 @@
+"""What is seen while a measurement runs: its progress, the text as it is written, the latency as it grows.
+
+The measuring thread only notes what happened and when; the panel draws it a few times a second, with strings
+and no figure, so that watching costs the measurement as little as can be.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets as widgets
+import numpy as np
+
+from ocr_phases.analyse.summary import ms_text
+from ocr_phases.errors import Stopped
+from ocr_phases.show.explorer.svg import Curve, curve_svg
+
+REFRESH_S = 0.2
+_SHOWN_TEXT = 6_000
+
+
+class Live(widgets.Box):
+    """Streamed text and latency curve of the measurement that runs; ``status`` is its progress."""
+
+    def __init__(self) -> None:
+        self.status = widgets.HTML()
+        self.status.add_class("opx-status")
+        self.stream = widgets.HTML()
+        self.stream.add_class("opx-stream")
+        self.curve = widgets.HTML()
+        self.curve.add_class("opx-live-curve")
+        super().__init__([self.stream, self.curve])
+        self.add_class("opx-live")
+        self._stop = threading.Event()
+        self.clear()
+
+    # -- the panel's side -------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Nothing is running."""
+        self._news: deque[tuple[Any, ...]] = deque()
+        self._read: Callable[[int], str] | None = None
+        self._started = time.perf_counter()
+        self._doing = ""
+        self._tokens_a_run = self._runs = self._warmup = self._done = 0
+        self._texts: list[str] = []
+        self._times: list[list[float]] = [[]]
+        self._last: float | None = None
+        self._stop.clear()
+        self.layout.display = "none"
+        self.status.value = self.stream.value = self.curve.value = ""
+
+    def begin(self, tokens_a_run: int, repeats: int, warmup: int) -> None:
+        """A measurement starts: it is at its model."""
+        self.clear()
+        self._tokens_a_run, self._runs, self._warmup = tokens_a_run, repeats + warmup, warmup
+        self.layout.display = None
+        self.refresh()
+
+    def stop(self) -> None:
+        """Ask the measuring thread to stop at its next token."""
+        self._stop.set()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw what the measuring thread has noted since the last time."""
+        fresh = False
+        while self._news:
+            fresh = True
+            kind, *news = self._news.popleft()
+            if kind == "doing":
+                self._doing = news[0]
+            elif kind == "reader":
+                self._read = news[0]
+            elif kind == "run":
+                self._done, self._last = news[0], None
+                if self._done < self._runs:
+                    self._texts, self._times = [], [*self._times, []]
+            else:
+                self._take(*news)
+        self._draw_status()
+        if fresh:
+            self._draw()
+
+    def _take(self, tokens: list[int], clock: float) -> None:
+        """Tokens as they were read: their text, and the host's time since the last ones."""
+        if self._last is not None:
+            self._times[-1] += [(clock - self._last) * 1000.0 / len(tokens)] * len(tokens)
+        else:
+            self._times[-1] += [float("nan")] * len(tokens)
+        self._last = clock
+        if self._read is not None:
+            self._texts += [self._read(token) for token in tokens]
+
+    def _draw_status(self) -> None:
+        if self._stop.is_set():
+            doing = "stopping"
+        elif self._read is None or self._doing:
+            doing = f"{self._doing or 'starting'}, {time.perf_counter() - self._started:.0f} s"
+        else:
+            doing = self._run_name()
+        whole = self._runs * self._tokens_a_run
+        at = f' value="{self._done * self._tokens_a_run + len(self._times[-1])}"' if self._read else ""
+        self.status.value = (
+            f'<progress max="{whole}"{at} aria-label="Progress"></progress> '
+            f"<span role='status'>{html.escape(doing)}</span>"
+        )
+
+    def _run_name(self) -> str:
+        number = min(self._done, self._runs - 1)
+        repeats = self._runs - self._warmup
+        name = (
+            f"warm-up {number + 1} of {self._warmup}"
+            if number < self._warmup
+            else f"repeat {number - self._warmup + 1} of {repeats}"
+        )
+        times = np.asarray(self._times[-1])
+        times = times[np.isfinite(times)]
+        pace = f", {ms_text(float(np.median(times)))} a token (host clock)" if len(times) else ""
+        return f"{name}: {len(self._times[-1]):,} tokens{pace}"
+
+    def _draw(self) -> None:
+        if not self._times[-1]:
+            return
+        text = "".join(self._texts)[-_SHOWN_TEXT:]
+        safe = html.escape(text.encode("utf-8", "replace").decode())
+        self.stream.value = f'<div class="opx-scroll"><pre tabindex="0">{safe}</pre></div>'
+        shown = self._times[-3:]
+        longest = max(map(len, shown))
+        # Room for what is still to come, without a squeezed start: the next power of two.
+        room = 2 ** int(np.ceil(np.log2(max(longest, 32))))
+        scale = Curve.of(shown, min(room, max(self._tokens_a_run, longest)))
+        self.curve.value = curve_svg(scale, shown, title="Latency of each token so far")
+
+    # -- the measuring thread's side --------------------------------------------------------------
+
+    def doing(self, what: str) -> None:
+        """Something without tokens goes on, such as loading a model; empty when it is over."""
+        self._news.append(("doing", what))
+        self._stop_if_asked()
+
+    def reader(self, read: Callable[[int], str]) -> None:
+        """How a token becomes text, from here on."""
+        self._news.append(("reader", read))
+
+    def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
+        """`run_inference`'s callback; raises `Stopped` where that was asked for."""
+        self._news.append(("tokens", new[0], time.perf_counter()))
+        self._stop_if_asked()
+
+    def progress(self, done: int, total: int) -> None:
+        """`run_inference`'s callback after each run."""
+        self._news.append(("run", done))
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        if self._stop.is_set():
+            raise Stopped

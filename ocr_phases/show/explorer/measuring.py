@@ -1,0 +1,68 @@
+"""The measuring half as the panel reaches it: only when Run is pressed, and in one thread of its own."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.explorer.form import Settings
+from ocr_phases.show.explorer.live import Live
+
+if TYPE_CHECKING:
+    from ocr_phases.measure.session import DeepSeekOCRSession
+
+
+class Measurer:
+    """Runs measurements one after the other and keeps the loaded model for the next.
+
+    It is always the same thread, because CUDA graphs and compiled code belong to the one that made them.
+    """
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ocr_phases")
+        self._session: DeepSeekOCRSession | None = None
+        self._loaded: tuple[str, str] | None = None
+
+    def start(self, settings: Settings, live: Live) -> Future[PhaseRun]:
+        """Measure in the thread; the future raises what `run_inference` and loading raise, `Stopped` too."""
+        return self._worker.submit(self._measure, settings, live)
+
+    def _measure(self, settings: Settings, live: Live) -> PhaseRun:
+        session = self._session_for(settings, live)
+        from ocr_phases.measure.recorder import TokenReader
+
+        live.reader(TokenReader(session.tokenizer).read)
+        live.doing("")
+        run = session.run_inference(
+            settings.page,
+            settings.prompt,
+            preset=settings.preset,
+            max_new_tokens=settings.max_new_tokens,
+            repeats=settings.repeats,
+            warmup=settings.warmup,
+            strategy=settings.strategy,
+            vision=settings.vision,
+            on_tokens=live.on_tokens,
+            progress=live.progress,
+        )
+        if settings.page_name is None:
+            return run
+        # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its number).
+        pages = [
+            {**page, "file": settings.page_name + page["file"].removeprefix("image")} for page in run.pages
+        ]
+        return replace(run, pages=pages)
+
+    def _session_for(self, settings: Settings, live: Live) -> DeepSeekOCRSession:
+        wanted = settings.model, settings.device
+        if self._session is not None and self._loaded == wanted:
+            return self._session
+        live.doing(f"loading {settings.model}")
+        from ocr_phases.measure.session import DeepSeekOCRSession
+
+        self._session = self._loaded = None  # makes room for the next one
+        self._session = DeepSeekOCRSession.load(settings.model, device=settings.device)
+        self._loaded = wanted
+        return self._session

@@ -1,0 +1,68 @@
+"""What the panel says in words: news, and errors with their traceback folded under one sentence."""
+
+from __future__ import annotations
+
+import html
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import ipywidgets as widgets
+
+from ocr_phases.errors import OcrPhasesError, Stopped
+
+
+class Messages(widgets.HTML):
+    """One message at a time. As a context manager it shows an `Exception` (a stop is none) and goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_class("opx-messages")
+
+    def say(self, sentence: str) -> None:
+        """Plain news; an empty sentence clears the place."""
+        self.value = f'<p role="status">{_safe(sentence)}</p>' if sentence else ""
+
+    def show_error(self, error: BaseException) -> None:
+        """One sentence, and the traceback for whoever unfolds it."""
+        trace = "".join(traceback.format_exception(error))
+        self.value = (
+            f'<div class="opx-error" role="alert"><p>{_safe(error_sentence(error))}</p>'
+            f'<details><summary>Traceback</summary><pre tabindex="0">{_safe(trace)}</pre></details></div>'
+        )
+
+    def guarded(self, handler: Callable[..., object]) -> Callable[..., None]:
+        """A widget's handler whose errors are shown: a widget would only log them."""
+
+        def call(*arguments: Any) -> None:
+            with self:
+                handler(*arguments)
+
+        return call
+
+    def __enter__(self) -> Messages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Stopped):
+            self.say("Stopped before a repeat was finished, so there is no record of it.")
+        elif isinstance(error, Exception):
+            self.show_error(error)
+        else:
+            return False
+        return True
+
+
+def error_sentence(error: BaseException) -> str:
+    """The package's own message, or the type and first line of any other."""
+    if isinstance(error, OcrPhasesError):
+        return str(error)
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return f"{type(error).__name__}: {first if len(first) <= 300 else first[:299] + '…'}"
+
+
+def _safe(text: str) -> str:
+    return html.escape(text.encode("utf-8", "replace").decode())

@@ -1,0 +1,154 @@
+"""The tab Record: load one, save it, take it away, or make a report of it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.explorer.messages import Messages
+from ocr_phases.show.explorer.panes import Pane
+from ocr_phases.show.html import measured_html
+
+
+class RecordPane(Pane):
+    """Loading works without a record shown; the rest is about the one that is.
+
+    ``loaded(run)`` is called with a record that was read, ``in_background(work, done)`` runs slow work.
+    """
+
+    def __init__(
+        self,
+        loaded: Callable[[PhaseRun], None],
+        messages: Messages,
+        in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None],
+    ) -> None:
+        super().__init__(name="record")
+        self._loaded = loaded
+        self._messages = messages
+        guarded = messages.guarded
+        self._in_background = in_background
+        self.path = widgets.Text(placeholder="run.json", description="Record file")
+        self.path.add_class("opx-load-path")
+        self.load = widgets.Button(description="Load", tooltip="Show the record in this file")
+        self.load.add_class("opx-load")
+        self.upload = widgets.FileUpload(accept=".json", multiple=True, description="Upload")
+        self.target = widgets.Text(description="Save as")
+        self.target.add_class("opx-save-path")
+        self.save = widgets.Button(description="Save", tooltip="Write the record shown to this file")
+        self.save.add_class("opx-save")
+        self.folder = widgets.Text(value="ocr_phases_out", description="Report folder")
+        self.report = widgets.Button(
+            description="Make report", tooltip="Write report.html into a folder of its own"
+        )
+        self.report.add_class("opx-report")
+        self._download, self._report, self._method = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self._download.add_class("opx-download")
+        self._report.add_class("opx-report-view")
+        self._own = widgets.VBox(
+            [
+                _line(self.target, self.save, self._download),
+                _line(self.folder, self.report),
+                self._report,
+                self._method,
+            ]
+        )
+        self._own.layout.display = "none"
+        self.children = [_line(self.path, self.load, self.upload), self._own]
+        self.load.on_click(guarded(self._load_path))
+        self.upload.observe(guarded(self._load_upload), "value")
+        self.save.on_click(guarded(self._save))
+        self.report.on_click(guarded(self._make_report))
+
+    def draw(self, run: PhaseRun) -> None:
+        """What can be done with this record."""
+        name = _file_stem(run)
+        data = json.dumps(run.to_dict(), ensure_ascii=False, separators=(",", ":")).encode()
+        self.target.value = f"{name}.json"
+        self._download.value = download_html(data, f"{name}.json", "application/json", "Download the record")
+        self._report.value = ""
+        self._method.value = measured_html(run)
+        self._own.layout.display = None
+
+    def _load_path(self, _: Any) -> None:
+        if not self.path.value.strip():
+            raise OcrPhasesError("No record was named yet: type the path of a run.json.")
+        self._loaded(PhaseRun.load(Path(self.path.value.strip()).expanduser()))
+
+    def _load_upload(self, change: Any) -> None:
+        for file in change["new"]:
+            self._loaded(read_record(bytes(file["content"]), str(file["name"])))
+
+    def _save(self, _: Any) -> None:
+        assert self._run is not None  # the button is only there with a record
+        if not self.target.value.strip():
+            raise OcrPhasesError("The file has no name yet: type one.")
+        path = Path(self.target.value.strip()).expanduser()
+        if path.exists():
+            raise OcrPhasesError(f"{path} exists already: choose another name for this record.")
+        self._run.save(path)
+        self._messages.say(f"Saved as {path.resolve()}.")
+
+    def _make_report(self, _: Any) -> None:
+        assert self._run is not None
+        run, folder = self._run, Path(self.folder.value.strip() or ".").expanduser() / _file_stem(self._run)
+        self._messages.say(f"Writing the report into {folder} …")
+        self._in_background(lambda: make_report(run, folder), self._made)
+
+    def _made(self, report: Path) -> None:
+        self._messages.say("")
+        document = report.read_bytes()
+        link = download_html(document, f"{report.parent.name}.html", "text/html", "Download the report")
+        # The frame may run the report's own table sorting and nothing else.
+        self._report.value = (
+            f"<p>{link} Written to {html.escape(str(report))}</p>"
+            f'<iframe sandbox="allow-scripts" title="The report" srcdoc="{html.escape(document.decode())}">'
+            "</iframe>"
+        )
+
+
+def make_report(run: PhaseRun, folder: Path) -> Path:
+    """`report_page` of a record in memory; the HTML file's path."""
+    from ocr_phases.report.render import report_page
+
+    with tempfile.TemporaryDirectory() as scratch:
+        record = run.save(Path(scratch, "run.json"))
+        return report_page(folder, {"record": str(record)})["report.html"].resolve()
+
+
+def read_record(data: bytes, name: str) -> PhaseRun:
+    """A record from a file's bytes; `OcrPhasesError`, naming the file, for anything else."""
+    try:
+        return PhaseRun.from_dict(json.loads(data))
+    except ValueError as error:
+        raise OcrPhasesError(f"{name} is not a record: it is no JSON ({error}).") from error
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"{name}: {error}") from error
+
+
+def download_html(data: bytes, name: str, kind: str, text: str) -> str:
+    """A link that saves ``data``, which it carries itself."""
+    address = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return f'<a class="opx-link" download="{html.escape(name)}" href="{address}">{html.escape(text)}</a>'
+
+
+def _file_stem(run: PhaseRun) -> str:
+    """A file name that tells records apart: page, model and when, in harmless characters."""
+    when = re.sub(r"[^0-9T]", "", str(run.created).split("+")[0].split(".")[0])
+    name = f"{Path(str(run.page['file'])).stem}-{run.model.get('name', 'model')}-{when}"
+    return re.sub(r"[^\w.-]+", "-", name)[:120].strip("-.")
+
+
+def _line(*children: widgets.Widget) -> widgets.Box:
+    line = widgets.Box(list(children))
+    line.add_class("opx-row")
+    return line

@@ -1,0 +1,155 @@
+"""A matplotlib figure as PNG, and as inline SVG that takes its colours from the page around it.
+
+The report has a light and a dark face and a printed one, JupyterLab has themes: ink, lines and surfaces of a
+figure become custom properties (``fragments.css`` sets them), so one drawing suits them all and stays sharp.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+from matplotlib.figure import Figure
+
+FIGURE_DPI = 100
+SHARPNESS = 2
+"""Pixels a CSS pixel, for screens of high density."""
+
+FIGURE_MIME = "application/vnd.ocr-phases.figure+svg"
+"""A name of its own for the SVG: JupyterLab would draw an `image/svg+xml` without the page's colours."""
+
+_LARGEST_SVG = 300_000  # characters; a report holds about eight figures
+_HREF = "{http://www.w3.org/1999/xlink}href"
+
+#: What a figure draws with -> the property that stands for it; the colour itself stays its fallback.
+_INKS = {
+    "#000000": "ink",
+    "#222222": "ink",
+    "#444444": "ink",
+    "#666666": "muted",
+    "#999999": "axis",
+    "#cccccc": "grid",
+    "#d9d9d9": "grid",
+    "#e6e6e6": "grid",
+}
+_COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
+
+
+def figure_png(figure: Figure) -> bytes:
+    """A figure as a PNG of 200 dots per inch."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
+        figure.savefig(buffer, format="png", dpi=FIGURE_DPI * SHARPNESS, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure for the end of a notebook cell: a PNG for any viewer, an SVG for the report."""
+
+    png: bytes
+    svg: str
+    alt: str
+    width: int
+    """CSS pixels."""
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.alt}
+        if len(self.svg) <= _LARGEST_SVG:
+            data[FIGURE_MIME] = self.svg
+        return data, {"image/png": {"width": self.width, "alt": self.alt}}
+
+
+def figure_image(figure: Figure, alt: str) -> Picture:
+    """A figure for the end of a notebook cell, ``alt`` in words for who cannot see it.
+
+    JupyterLab shows the PNG at half its pixels; a report takes the SVG, which follows its colours, unless
+    thousands of marks made that too large.
+    """
+    width = round(figure.get_size_inches()[0] * FIGURE_DPI)
+    return Picture(figure_png(figure), figure_svg(figure, alt), alt, width)
+
+
+def figure_svg(figure: Figure, alt: str) -> str:
+    """The figure as one ``<svg>`` element of 100 CSS pixels an inch; ``alt`` is its text alternative.
+
+    It holds no script, style sheet, comment or address, and type is drawn as outlines. White fills (type on
+    a bar) stay white; white outlines and half-transparent white grounds become the surface they stand on.
+    """
+    buffer = io.BytesIO()
+    # Without a fixed salt the ids would differ from run to run.
+    with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "op"}):
+        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    # The parser leaves out comments, which hold the drawn texts.
+    root = ElementTree.fromstring(buffer.getvalue())
+    # Figures of one page must not share their clip paths.
+    mark = hashlib.sha256(buffer.getvalue()).hexdigest()[:8]
+    _clean(root, mark, _references(root))
+    width, height = (round(FIGURE_DPI * inches) for inches in figure.get_size_inches())
+    root.attrib = {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "class": "op-svg",
+        "role": "img",
+        "aria-label": alt,
+        "viewBox": root.attrib["viewBox"],
+        "width": str(width),
+        "height": str(height),
+        # matplotlib says this in a style sheet, which would reach the whole page.
+        # And it leaves out the fill of what is black.
+        "style": "fill: var(--op-plot-ink, #000000); stroke-linejoin: round; stroke-linecap: butt",
+    }
+    return re.sub(r"\s+", " ", ElementTree.tostring(root, encoding="unicode"))
+
+
+def _references(root: ElementTree.Element) -> set[str]:
+    """The ids that something in the drawing refers to."""
+    values = (value for element in root.iter() for value in element.attrib.values())
+    return {match.group(1) for value in values if (match := re.fullmatch(r"(?:url\()?#([^)]+)\)?", value))}
+
+
+def _clean(element: ElementTree.Element, mark: str, wanted: set[str]) -> None:
+    """Drop metadata, style sheets and ids that serve nobody; mark the other ids, and free the colours."""
+    element.tag = element.tag.rpartition("}")[2]
+    attributes = {}
+    for key, value in element.attrib.items():
+        if key == "id":
+            if value in wanted:
+                attributes["id"] = f"{mark}-{value}"
+        elif key == _HREF:
+            attributes["href"] = f"#{mark}-{value[1:]}" if value.startswith("#") else value
+        elif key == "style":
+            attributes[key] = _recolour(value)
+        else:
+            attributes[key] = value.replace("url(#", f"url(#{mark}-")
+    element.attrib = attributes
+    for child in list(element):
+        if child.tag.endswith(("}metadata", "}style")):
+            element.remove(child)
+        else:
+            _clean(child, mark, wanted)
+
+
+def _recolour(style: str) -> str:
+    """A style with its colours as properties: lines and half-transparent grounds have some of their own."""
+    ground = "opacity" in style
+    line = "fill: none" in style
+
+    def colour(match: re.Match[str]) -> str:
+        kind, value = match.groups()
+        name = _INKS.get(value)
+        if value == "#ffffff" and (ground or kind == "stroke"):
+            name = "surface"
+        elif value == "#0072b2" and (ground or line):
+            name = "blue"
+        return match.group() if name is None else f"{kind}: var(--op-plot-{name}, {value})"
+
+    return _COLOUR.sub(colour, style)

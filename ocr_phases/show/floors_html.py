@@ -1,0 +1,41 @@
+"""HTML fragments about floors: how far each stage is from what the hardware allows."""
+
+from __future__ import annotations
+
+from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
+from ocr_phases.analyse.summary import stage_name
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.html import note_html, table_html
+
+_WHOLES = {"prefill": "whole prefill", "decode_step": "whole decode step"}
+_HEADINGS = {
+    "floor_ms": ("floor", "ms"),
+    "limit": ("limit", ""),
+    "distance": ("time / floor", ""),
+    "mfu": ("MFU", "%"),
+    "mbu": ("MBU", "%"),
+    "gflop": ("GFLOP", ""),
+    "bytes": ("read", "bytes"),
+}
+_SHOWN = ("stage", "device_ms", "floor_ms", "distance", "limit", "mfu", "mbu", "gflop", "bytes")
+
+
+def floors_html(run: PhaseRun) -> str:
+    """`floor_table` as a table and a line on its ceilings, or the sentence that says why there is none."""
+    reason = why_no_floor(run)
+    if reason is not None:
+        return note_html(reason)
+    table = floor_table(run).dropna(subset=["device_ms"])
+    whole = table["stage"].isin(_WHOLES)
+    names = (table["stage"].map(stage_name) + " " + table["view"]).str.strip()
+    names = names.mask(table["phase"] == "decode", "decode: " + names)
+    table["stage"] = names.mask(whole, table["stage"].map(_WHOLES))
+    table["gflop"] = table["flops"] / 1e9
+    headings = _HEADINGS | ({} if run.device.get("kind") == "cuda" else {"device_ms": ("time", "ms")})
+    shown = table_html(
+        table[list(_SHOWN)],
+        caption="Each stage beside its floor",
+        headings=headings,
+        strong=whole.tolist(),
+    )
+    return shown + note_html(f"Ceilings: {ceilings_text(run)}.")

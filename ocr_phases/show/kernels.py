@@ -1,0 +1,121 @@
+"""The pictures of a record's kernel view: the device's work in each stage, and where it was idle."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ocr_phases.analyse.kernels import GAP_CAUSES, idle_gaps, of_text, stage_verdict
+from ocr_phases.analyse.summary import ms_text, percent_text, stage_name
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.plots import (
+    BLUE,
+    FAINT,
+    INK,
+    PURPLE,
+    VERMILLION,
+    WIDTH,
+    sentence_figure,
+    style_axes,
+    title_axes,
+)
+
+_UNITS = {"prefill": "the prefill", "decode": "one decode step"}
+_WHOLE = {"prefill": "whole prefill", "decode_step": "whole step"}
+_CAUSE_COLOURS = dict(zip(GAP_CAUSES, (PURPLE, VERMILLION, FAINT), strict=True))
+_CAUSE_NAMES = {
+    "host sync": "the host had waited for the device",
+    "launch": "the host was late with the launch",
+    "device": "the launch was there: the space between kernels",
+}
+
+
+def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
+    """Each stage's time in ms and the part of it that the device worked, with the verdict of `stage_verdict`.
+
+    Prefill above, one decode step below. Raises `OcrPhasesError` without a kernel view.
+    """
+    table = stage_verdict(run, floors)
+    tables = {phase: _rows(table, phase) for phase in _UNITS}
+    tables = {phase: rows for phase, rows in tables.items() if len(rows)}
+    if not tables:
+        return sentence_figure("The profiler saw no kernel in the stages of this run.")
+    heights = [len(rows) + 1.3 for rows in tables.values()]
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.36 * sum(heights)), layout="constrained", facecolor="white")
+    panels = figure.subplots(len(tables), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (phase, rows) in zip(panels, tables.items(), strict=True):
+        _draw_busy(axes, phase, rows)
+    panels[-1].set_xlabel("time in the timed runs (ms), and the part of it that the GPU worked")
+    keys = [Patch(color=BLUE, label="the GPU works"), Patch(color=FAINT, label="the GPU waits")]
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return figure
+
+
+def plot_idle_gaps(run: PhaseRun) -> Figure:
+    """Idle time between the device's work by length of the gap, coloured by cause: prefill and a decode step.
+
+    As seen under the profiler, where the host is slower. Raises `OcrPhasesError` without a kernel view.
+    """
+    table = idle_gaps(run)
+    phases = [phase for phase in _UNITS if (table["phase"] == phase).any()]
+    if not phases:
+        return sentence_figure("The device was never idle between two kernels.")
+    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained", facecolor="white")
+    edges = sorted(table["longer_than_us"].unique())
+    for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
+        _draw_gaps(axes, phase, table[table["phase"] == phase], edges)
+    keys = [Patch(color=colour, label=_CAUSE_NAMES[cause]) for cause, colour in _CAUSE_COLOURS.items()]
+    figure.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    return figure
+
+
+def _rows(table: pd.DataFrame, phase: str) -> pd.DataFrame:
+    """A phase's stages, the whole first; the decode loop around the step says nothing more."""
+    return table[(table["phase"] == phase) & (table["stage"] != "decode")].reset_index(drop=True)
+
+
+def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
+    style_axes(axes)
+    for place, row in enumerate(rows.to_dict("records")):
+        busy, wall = min(row["busy_ms"], row["wall_ms"]), row["wall_ms"]
+        axes.barh(place, wall, color=FAINT, height=0.7)
+        axes.barh(place, busy, color=BLUE, height=0.7)
+        axes.annotate(
+            f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {row['verdict']}",
+            (wall, place),
+            (7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    names = [
+        " ".join(filter(None, (_WHOLE.get(stage) or stage_name(stage), view)))
+        for stage, view in zip(rows["stage"], rows["view"], strict=True)
+    ]
+    axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.55 * rows["wall_ms"].max())
+    axes.grid(visible=False, axis="y")
+    whole = rows.iloc[0]
+    title_axes(axes, f"{_UNITS[phase].capitalize()} is {whole['verdict']}")
+
+
+def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -> None:
+    style_axes(axes)
+    bottom = pd.Series(0.0, index=edges)
+    for cause, colour in _CAUSE_COLOURS.items():
+        height = gaps[gaps["cause"] == cause].groupby("longer_than_us")["idle_ms"].sum()
+        height = height.reindex(edges, fill_value=0.0)
+        axes.bar(range(len(edges)), height, bottom=bottom, color=colour, edgecolor="white", linewidth=0.6)
+        bottom = bottom + height
+    axes.set_xticks(range(len(edges)), [f"{edge:g}" for edge in edges])
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("gap longer than (µs)")
+    axes.set_ylabel("idle time under the profiler (ms)")
+    axes.set_ylim(0, 1.15 * bottom.max())
+    title_axes(
+        axes, f"Idle in {_UNITS[phase]}: {ms_text(float(bottom.sum()))} in {gaps['gaps'].sum():,.0f} gaps"
+    )

@@ -1,0 +1,113 @@
+"""HTML fragments of a record's kernel view, in the manner of `ocr_phases.show.html`."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ocr_phases.analyse.kernels import (
+    has_kernels,
+    host_syncs,
+    kernel_sentence,
+    kernel_table,
+    kv_cache_share,
+    short_kernel,
+    stage_verdict,
+    top_kernels,
+)
+from ocr_phases.analyse.summary import percent_text, stage_name
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.html import note_html, table_html
+
+_HEADINGS = {
+    "kernels": ("kernels", ""),
+    "copies": ("copies", ""),
+    "launches": ("launches", ""),
+    "busy_ms": ("GPU works", "ms"),
+    "wall_ms": ("takes", "ms"),
+    "works": ("works", "%"),
+    "count": ("times", ""),
+    "device_us": ("time", "µs"),
+    "wait_ms": ("waited", "ms"),
+    "through": ("through", ""),
+    "of_busy": ("of the GPU's work", "%"),
+    "of_wall": ("of the time", "%"),
+    "by": ("told by", ""),
+}
+_TOP_SHOWN = 6
+_PARTS = {"kv_update": "KV cache, write", "attention": "attention, which reads it"}
+
+
+def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
+    """What bounds each stage, as a heading, a sentence and a table; nothing where no view was asked for.
+
+    Decode's figures are of one step. A view that failed gives its sentence.
+    """
+    if run.kernels is None:
+        return ""
+    head = f'<h3 class="op">Kernels</h3>{note_html(kernel_sentence(run, floors))}'
+    if not has_kernels(run):
+        return head
+    table = kernel_table(run).merge(
+        stage_verdict(run, floors)[["phase", "stage", "view", "verdict"]], on=["phase", "stage", "view"]
+    )
+    table = table[table["stage"] != "decode"].copy()  # the loop, which the step stands for
+    table["works"] = (table["busy_ms"] / table["wall_ms"]).clip(upper=1.0)
+    whole = table["stage"].isin(("prepare", "prefill", "decode_step"))
+    table["stage"] = table["stage"].map(stage_name).mask(table["stage"] == table["phase"], "whole phase")
+    columns = ["phase", "stage", "view", "kernels", "launches", "busy_ms", "wall_ms", "works", "verdict"]
+    if not table["view"].any():
+        columns.remove("view")
+    steps = run.kernels["steps"]
+    caption = (
+        f"Seen by {run.kernels['tool']} in a run of its own with {steps} decode steps; decode is per step."
+    )
+    return head + table_html(table[columns], caption=caption, headings=_HEADINGS, strong=whole.tolist())
+
+
+def kernel_details_html(run: PhaseRun) -> str:
+    """The KV cache's share, the host's waits and the kernels that take longest, as tables folded away."""
+    if not has_kernels(run):
+        return ""
+    blocks = [_fold("The KV cache's part", _shares(run)), _fold(*_waits(run))]
+    for phase, name in (("prefill", "the prefill"), ("decode", "a decode step")):
+        table = top_kernels(run, phase)
+        if len(table):
+            blocks.append(_fold(f"Longest kernels of {name}", _top(table)))
+    return "".join(blocks)
+
+
+def _shares(run: PhaseRun) -> str:
+    table = kv_cache_share(run)
+    table = table.assign(part=table["part"].map(_PARTS))
+    return table_html(table, caption="The share of each phase in it", headings=_HEADINGS)
+
+
+def _waits(run: PhaseRun) -> tuple[str, str]:
+    table = host_syncs(run)
+    each = table.loc[table["phase"] == "decode", "count"].sum()
+    table["stage"] = table["stage"].map(stage_name)
+    table["operator"] = table["operator"].replace("", "none")
+    caption = "Each wait beyond the read of the end token keeps the host from launching ahead."
+    return f"Waits of the host: {each:g} a step", table_html(table, caption=caption, headings=_HEADINGS)
+
+
+def _top(table: pd.DataFrame) -> str:
+    """The longest kernels over all stages of a phase."""
+    whole = float(table["device_ms"].sum())
+    named = table[table["kernel"] != ""].nlargest(_TOP_SHOWN * 2, "device_ms")
+    shown = pd.DataFrame(
+        {
+            "stage": named["stage"].map(stage_name),
+            "count": named["count"],
+            "device_us": named["device_ms"] * 1e3,
+            "share": named["device_ms"] / whole,
+            "kernel": named["kernel"].map(short_kernel),
+        }
+    )
+    caption = f"These are {percent_text(float(named['device_ms'].sum()) / whole)} of the GPU's work."
+    return table_html(shown, caption=caption, headings=_HEADINGS)
+
+
+def _fold(summary: str, content: str) -> str:
+    """A folded block; ``summary`` is this module's own text, never a record's."""
+    return f'<details class="op op-fold"><summary>{summary}</summary>{content}</details>'

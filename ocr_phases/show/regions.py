@@ -1,0 +1,135 @@
+"""Time on the page: pictures, tables and bars of what each region, and each type of region, cost to write."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from PIL.Image import Image
+
+from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding, region_table, type_table
+from ocr_phases.analyse.summary import ms_text, percent_text
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
+from ocr_phases.show.overlay import draw_boxes, draw_decode_time, label_colour, printable
+from ocr_phases.show.plots import INK, PHASE_COLOURS, new_figure, sentence_figure, title_axes
+
+_MOST_ROWS = 4
+_MOST_TYPES = 12
+
+
+def page_html(run: PhaseRun) -> str:
+    """The page with its regions and the page coloured by decode time, and the sum of it; each row of a batch.
+
+    A page or a text that is not in the record, an output without regions and a run without decode steps are
+    named in a sentence. Of a large batch the first rows are shown, which the last sentence says.
+    """
+    parts = []
+    for row in range(min(len(run.results), _MOST_ROWS)):
+        grounding, table = _regions(run, row)
+        parts.append(_row_heading(run, row))
+        parts.append(_pictures(_page_of(run, row), grounding, table))
+        if table is not None:
+            parts.append(note_html(_sum_sentence(run, table)))
+    rows = len(run.results)
+    if rows > _MOST_ROWS:
+        parts.append(note_html(f"The first {_MOST_ROWS} of {rows} rows are shown; the record has them all."))
+    return "".join(parts)
+
+
+def region_tables_html(run: PhaseRun) -> str:
+    """What each type of region and each region cost, as two tables; nothing without regions."""
+    parts = []
+    for row in range(min(len(run.results), _MOST_ROWS)):
+        _, table = _regions(run, row)
+        if table is None:
+            continue
+        types = type_table(table)
+        types["label"] = [printable(label) for label in types["label"]]
+        headings = {"decode_ms": ("decode time", "ms"), "label": ("type", "")}
+        parts.append(_row_heading(run, row))
+        parts.append(table_html(types, caption="What each type of region cost to write", headings=headings))
+        parts.append(regions_html(table))
+    return "".join(parts)
+
+
+def has_region_times(run: PhaseRun, row: int = 0) -> bool:
+    """Whether a row's output marks regions and decode steps were timed, so that there is a chart to draw."""
+    _, table = _regions(run, row)
+    return table is not None and bool(table["decode_ms"].any())
+
+
+def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
+    """Decode time by type of region as bars in ms, the costliest on top, with share and time per character.
+
+    The colours are those of the boxes on the page. Types beyond the first dozen are left to the table.
+    """
+    _, table = _regions(run, row)
+    if table is None or not table["decode_ms"].any():
+        return sentence_figure("There are no regions with a decode time to draw.")
+    types = type_table(table)
+    whole = float(types["decode_ms"].sum())
+    types = types.head(_MOST_TYPES)
+    figure, axes = new_figure(1.3 + 0.36 * len(types))
+    names = []
+    for place, (_, kind) in enumerate(types.iterrows()):
+        label, ms = str(kind["label"]), float(kind["decode_ms"])
+        red, green, blue = label_colour(label)
+        colour = PHASE_COLOURS["prepare"] if label == "preamble" else f"#{red:02x}{green:02x}{blue:02x}"
+        axes.barh(place, ms, color=colour, height=0.7)
+        each = f"; {ms_text(kind['ms_per_char'])} a character" if kind["characters"] else ""
+        axes.annotate(
+            f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})",
+            (ms, place),
+            (7, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+        count = f" × {kind['regions']}" if kind["regions"] > 1 else ""
+        names.append(printable(label).replace("_", " ").replace("$", r"\$") + count)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.45 * float(types["decode_ms"].max()))
+    axes.set_xlabel("decode time (ms)")
+    title_axes(axes, f"Decode time by type of region, {ms_text(whole)} in all")
+    return figure
+
+
+def _page_of(run: PhaseRun, row: int) -> Image | None:
+    """The first page of a batch row; None where the record does not hold it."""
+    number = next((number for number, page in enumerate(run.pages) if page["row"] == row), None)
+    return None if number is None else run.page_image(number)
+
+
+def _pictures(page: Image | None, grounding: Grounding, table: pd.DataFrame | None) -> str:
+    if page is None:
+        return note_html("The page is not in this record, so there is no picture of it.")
+    if table is None:
+        return pictures_html([(page, "The page; the output marks no region on it")])
+    pictures = [(draw_boxes(page, grounding), "The regions the model marked")]
+    if table["decode_ms"].any():
+        timed = draw_decode_time(page, grounding, table)
+        pictures.append((timed, "The same, coloured by decode time"))
+    return pictures_html(pictures)
+
+
+def _sum_sentence(run: PhaseRun, table: pd.DataFrame) -> str:
+    if not table["decode_ms"].any():
+        return "This run has no decode steps, so its regions have no time."
+    return (
+        f"Regions{' and preamble' if (table['region'] == PREAMBLE).any() else ''} add up to "
+        f"{ms_text(table['decode_ms'].sum())}, the sum over all tokens of each step's median; "
+        f"the whole decode phase took {ms_text(run.summary()['decode_ms'])} in the median of the repeats."
+    )
+
+
+def _row_heading(run: PhaseRun, row: int) -> str:
+    return f"<h3>Row {row}</h3>" if len(run.results) > 1 else ""
+
+
+def _regions(run: PhaseRun, row: int) -> tuple[Grounding, pd.DataFrame | None]:
+    """The regions of a row's text and what they cost; None where there are none."""
+    grounding = parse_grounding(run.results[row]["text"] or "")
+    return grounding, region_table(grounding, run.tokens_of(row)) if grounding.regions else None

@@ -1,0 +1,310 @@
+"""Pictures of a sweep: how prefill, decode and throughput scale, and what of the prefill is vision."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from ocr_phases.analyse.floors import times_text
+from ocr_phases.analyse.summary import percent_text
+from ocr_phases.show.compare import RUN_COLOURS
+from ocr_phases.show.html import note_html, table_html
+from ocr_phases.show.plots import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    MUTED,
+    WIDTH,
+    new_figure,
+    sentence_figure,
+    style_axes,
+    title_axes,
+)
+
+_Line = Literal["-", "--", ":", "-."]
+_LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
+_MARKERS = "osD^vP"
+_WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
+
+
+def sweep_html(table: pd.DataFrame) -> str:
+    """The columns of `ocr_phases.analyse.sweep.sweep_table` that fit a page, as a sortable table."""
+    if table.empty:
+        return note_html("No cell of this sweep could be measured.")
+    columns = ["preset", "strategy", "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]
+    shown = table[[*columns, "inter_token_ms", "tokens_per_s"]].copy()
+    shown.insert(len(columns) + 1, "distance", table["inter_token_ms"] / table["step_floor_ms"])
+    if table["strategy"].nunique() == 1:
+        shown = shown.drop(columns="strategy")
+    shown = shown.dropna(axis="columns", how="all")
+    headings = {
+        "distance": ("over floor", ""),
+        "prefill_len": ("prompt", ""),
+        "tokens": ("output", ""),
+        "vision_share": ("vision", "%"),
+        "inter_token_ms": ("step", "ms"),
+    }
+    return table_html(shown, caption="Each cell, medians over the repeats", headings=headings)
+
+
+def failures_html(failures: pd.DataFrame) -> str:
+    """The cells that could not be measured, each with its reason; a sentence where there are none."""
+    if failures.empty:
+        return note_html("Every cell was measured.")
+    return table_html(failures[["cell", "reason"]], caption="What failed")
+
+
+def plot_prefill(table: pd.DataFrame) -> Figure:
+    """Prefill in ms against the prompt's tokens: a line a batch size through the medians of its cells."""
+    table = table.dropna(subset=["prefill_ms"])
+    if table.empty:
+        return sentence_figure("No cell has a prefill to draw.")
+    figure, axes = new_figure(3.9)
+    for number, (batch, rows) in enumerate(table.groupby("batch")):
+        colour, marker = _colour(number), _MARKERS[number % len(_MARKERS)]
+        axes.plot(
+            rows["prefill_len"], rows["prefill_ms"], marker, color=colour, alpha=0.35, markersize=5, mew=0
+        )
+        middle = rows.groupby("prefill_len")["prefill_ms"].median()
+        label = f"batch {batch}"
+        axes.plot(middle.index, middle, color=colour, marker=marker, markersize=5, linewidth=1.4, label=label)
+    _name_presets(axes, table, "prefill_len")
+    _from_zero(axes, table["prefill_ms"])
+    axes.set_xlim(left=0)
+    axes.set_xlabel("prompt tokens of a row")
+    axes.set_ylabel("prefill (ms)")
+    title_axes(axes, "Prefill over the length of the prompt")
+    figure.legend(loc="outside lower center", ncols=6, fontsize=9, frameon=False, labelcolor=INK)
+    return figure
+
+
+def plot_decode(curves: pd.DataFrame) -> Figure:
+    """Time of a decode step in ms against the cache: colours are strategies, line styles batch sizes."""
+    if curves.empty:
+        return sentence_figure("No cell has decode steps to draw.")
+    figure, axes = new_figure(4.2)
+    looks = _Looks(curves, "strategy", "batch")
+    for _, curve in curves.groupby(["preset", "strategy", "batch"], sort=False):
+        colour, style = looks.of(curve.iloc[0])
+        ends = curve["device_ms_p10"], curve["device_ms_p90"]
+        axes.fill_between(curve["cache_len"], *ends, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(curve["cache_len"], curve["device_ms"], color=colour, linestyle=style, linewidth=1.5)
+    _name_presets(axes, curves, "cache_len")
+    _from_zero(axes, curves["device_ms"])
+    axes.set_xlabel("KV cache length of a row (tokens)")
+    axes.set_ylabel("decode step (ms)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    title_axes(axes, "Decode step over the length of the cache")
+    looks.legend(figure)
+    return figure
+
+
+def plot_throughput(table: pd.DataFrame) -> Figure:
+    """Tokens/s of all rows against the batch size, a line a preset and strategy; faint: linear growth."""
+    table = table.dropna(subset=["tokens_per_s"])
+    if table.empty:
+        return sentence_figure("No cell has decode steps, so there is no throughput to draw.")
+    if table["batch"].nunique() == 1:
+        return sentence_figure("A single batch size was measured, so there is no scaling to draw.")
+    table = _longest(table)
+    figure, axes = new_figure(4.2)
+    looks = _Looks(table, "strategy", "preset")
+    for _, rows in table.groupby(["preset", "strategy"], sort=False):
+        rows = rows.sort_values("batch")
+        colour, style = looks.of(rows.iloc[0])
+        ideal = rows["tokens_per_s"].iloc[0] / rows["batch"].iloc[0] * rows["batch"]
+        if len(rows) > 1:
+            axes.plot(rows["batch"], ideal, color=FAINT, linewidth=1.2, zorder=1)
+        axes.plot(rows["batch"], rows["tokens_per_s"], "o", linestyle=style, color=colour, linewidth=1.5)
+    batches = sorted(set(table["batch"]))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(min(batches) / 1.3, max(batches) * 1.3)
+    _from_zero(axes, table["tokens_per_s"])
+    axes.set_xlabel("batch size (rows)")
+    axes.set_ylabel("decode, all rows (tokens/s)")
+    title_axes(axes, "Throughput over the batch size")
+    looks.legend(figure, "as fast for each row as the smallest batch")
+    return figure
+
+
+def plot_floors(table: pd.DataFrame) -> Figure:
+    """Prefill and decode step of each cell beside what the hardware allows, on logarithmic axes in ms."""
+    table = _longest(table.dropna(subset=["prefill_floor_ms"])).reset_index(drop=True)
+    if table.empty:
+        return sentence_figure("No floor is known: the device has neither ceilings nor a datasheet here.")
+    figure = Figure(figsize=(WIDTH, 1.6 + 0.3 * len(table)), layout="constrained", facecolor="white")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, title, measured, floor in (
+        (panels[0], "Prefill", "prefill_ms", "prefill_floor_ms"),
+        (panels[1], "Decode step", "inter_token_ms", "step_floor_ms"),
+    ):
+        style_axes(axes)
+        title_axes(axes, title)
+        _draw_floors(axes, table.dropna(subset=[measured, floor]), measured, floor)
+    panels[0].set_yticks(table.index, [_cell_name(row) for _, row in table.iterrows()])
+    panels[0].set_ylim(len(table) - 0.5, -0.5)
+    keys = panels[0].get_legend_handles_labels()
+    figure.legend(*keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return figure
+
+
+def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> None:
+    axes.set_xscale("log")
+    axes.set_xlabel("time (ms)")
+    if table.empty:
+        return
+    axes.hlines(table.index, table[floor], table[measured], color=FAINT, linewidth=3, zorder=1)
+    axes.plot(table[floor], table.index, "|", color=GREEN, markersize=13, mew=2.5, label="floor")
+    axes.plot(table[measured], table.index, "o", color=BLUE, markersize=6, label="measured")
+    for place, row in zip(table.index, table.to_dict("records"), strict=True):
+        axes.annotate(
+            times_text(row[measured] / row[floor]),
+            (row[measured], place),
+            (8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    axes.set_xlim(table[floor].min() / 1.6, table[measured].max() * 6)
+    _plain_log(axes.xaxis)
+
+
+def plot_vision_share(table: pd.DataFrame) -> Figure:
+    """What part of the prefill is vision, a bar a preset and batch size (median over its cells)."""
+    table = table.dropna(subset=["vision_share"])
+    if table.empty:
+        return sentence_figure("No cell has a prefill, so there is no share of it to draw.")
+    shares = table.groupby(["prefill_len", "preset", "batch"])["vision_share"].median().reset_index()
+    figure, axes = new_figure(1.3 + 0.34 * len(shares))
+    places = range(len(shares))
+    axes.barh(places, 100.0 * shares["vision_share"], color=BLUE, height=0.66)
+    axes.barh(
+        places, 100.0 * (1.0 - shares["vision_share"]), left=100.0 * shares["vision_share"], color=FAINT,
+        height=0.66,
+    )  # fmt: skip
+    for place, share in zip(places, shares["vision_share"], strict=True):
+        inside = share > 0.12
+        axes.annotate(
+            percent_text(share),
+            (100.0 * share, place),
+            (-5 if inside else 5, 0),
+            textcoords="offset points",
+            ha="right" if inside else "left",
+            va="center",
+            fontsize=9,
+            color="white" if inside else INK,
+        )
+    names = [
+        f"{row['preset']} ({row['prefill_len']:,} tokens), batch {row['batch']}"
+        for _, row in shares.iterrows()
+    ]
+    axes.set_yticks(list(places), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("part of the prefill (%)")
+    title_axes(axes, "Vision in the prefill")
+    keys = [Line2D([], [], color=BLUE, linewidth=7, label="SAM, CLIP and projector")]
+    keys.append(Line2D([], [], color=FAINT, linewidth=7, label="all else"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    return figure
+
+
+def _colour(number: int) -> str:
+    return RUN_COLOURS[number % len(RUN_COLOURS)]
+
+
+def _from_zero(axes: Axes, values: pd.Series) -> None:
+    """From zero, so that heights compare; a logarithmic axis where the values lie far apart."""
+    low, high = float(values.min()), float(values.max())
+    if low > 0 and high / low > _WIDE:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.6, high * 2.0)
+        _plain_log(axes.yaxis)
+    else:
+        axes.set_ylim(0, 1.22 * high)
+
+
+def _plain_log(axis: Axis) -> None:
+    """Plain numbers on a logarithmic axis, as many as it has room for."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _longest(table: pd.DataFrame) -> pd.DataFrame:
+    """Of cells that differ in their output length alone the longest: it says most about a rate."""
+    longest = table.groupby(["preset", "strategy", "batch"])["tokens"].transform("max")
+    return table[table["tokens"] == longest]
+
+
+def _cell_name(row: pd.Series) -> str:
+    return f"{row['preset']}, {row['strategy']}, batch {row['batch']}"
+
+
+def _name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:
+    """Each preset's name above where it begins on the horizontal axis."""
+    starts = table.groupby("preset")[column].min().sort_values()
+    for preset, start in starts.items():
+        axes.axvline(start, color=FAINT, linewidth=0.9, zorder=0)
+        axes.annotate(
+            str(preset),
+            (start, 1.0),
+            (3, -4),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
+            fontsize=9,
+            color=MUTED,
+        )
+
+
+class _Looks:
+    """How lines are told apart: colours for the values of one column, line styles for those of another.
+
+    Where the first column has a single value, the second gets the colours and every line is solid.
+    """
+
+    def __init__(self, table: pd.DataFrame, coloured: str, styled: str) -> None:
+        if table[coloured].nunique() == 1:
+            coloured, styled = styled, coloured
+        self.coloured, self.styled = coloured, styled
+        self.colours = list(dict.fromkeys(table[coloured]))
+        self.styles = list(dict.fromkeys(table[styled]))
+
+    def of(self, row: pd.Series) -> tuple[str, _Line]:
+        """Colour and style of the line that ``row`` belongs to."""
+        style = self.styles.index(row[self.styled])
+        return _colour(self.colours.index(row[self.coloured])), _LINES[style % len(_LINES)]
+
+    def legend(self, figure: Figure, faint: str = "") -> None:
+        """The keys under a figure; ``faint`` says what its light grey lines are."""
+        keys = [
+            Line2D([], [], color=_colour(number), linewidth=3, label=self._name(self.coloured, value))
+            for number, value in enumerate(self.colours)
+        ]
+        keys += [
+            Line2D([], [], color=INK, linewidth=1.4, linestyle=_LINES[number % len(_LINES)], label=name)
+            for number, name in enumerate(self._name(self.styled, value) for value in self.styles)
+            if len(self.styles) > 1
+        ]
+        if faint:
+            keys.append(Line2D([], [], color=FAINT, linewidth=1.4, label=faint))
+        figure.legend(
+            handles=keys, loc="outside lower center", ncols=6, fontsize=9, frameon=False, labelcolor=INK
+        )
+
+    @staticmethod
+    def _name(column: str, value: object) -> str:
+        return f"batch {value}" if column == "batch" else str(value)

@@ -1,0 +1,162 @@
+"""Chrome traces written by hand: a small one whose sums are known, and one as long as a short run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from example_run import make_run
+
+from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
+from ocr_phases.record import PhaseRun
+
+THREAD = 7
+
+
+class TraceWriter:
+    """Events of a Chrome trace as torch.profiler writes them; all times in microseconds."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
+            {"ph": "i", "cat": "Trace", "name": "Iteration Start", "ts": 5.0},
+        ]
+        self.spans: list[tuple[float, Identity]] = []
+        self.correlation = 0
+
+    def event(self, cat: str, name: str, start: float, end: float, **args: Any) -> None:
+        tid = 13 if cat in ("kernel", "gpu_memcpy") else THREAD
+        times = {"ts": 1e9 + start, "dur": end - start}
+        self.events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, **times, "args": args})
+
+    def stage(
+        self, phase: str, stage: str, start: float, end: float, view: str = "", step: int | None = None
+    ) -> None:
+        self.event("user_annotation", stage, start, end)
+        self.spans.append((start, (phase, stage, view, step)))
+
+    def operator(self, name: str, start: float, end: float, external: int = 0) -> None:
+        self.event("cpu_op", name, start, end, **{"External id": external})
+
+    def launch(
+        self,
+        start: float,
+        *kernels: tuple[str, float, float],
+        call: str = "cudaLaunchKernel",
+        cat: str = "kernel",
+    ) -> None:
+        """A call of 5 µs and the device's work behind it, all with one correlation id."""
+        self.correlation += 1
+        self.event("cuda_runtime", call, start, start + 5, correlation=self.correlation)
+        for name, begin, end in kernels:
+            self.event(cat, name, begin, end, correlation=self.correlation, stream=7)
+
+    def sync(self, start: float, end: float, call: str = "cudaStreamSynchronize") -> None:
+        self.correlation += 1
+        self.event("cuda_runtime", call, start, end, correlation=self.correlation)
+
+    def done(self) -> tuple[dict[str, Any], list[Identity]]:
+        self.spans.sort(key=lambda item: item[0])
+        return {"schemaVersion": 1, "traceEvents": self.events}, [span for _, span in self.spans]
+
+
+def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
+    """One prefill and two steps, which replay a graph; every sum is in `test_kernels`."""
+    trace = TraceWriter()
+    trace.stage("prefill", "prefill", 0, 2000)
+    trace.stage("prefill", "sam", 10, 300, view="global")
+    trace.launch(20, ("conv", 100, 200))
+    trace.launch(30, ("gelu", 180, 260))  # overlaps on another stream
+    trace.stage("prefill", "decoder", 400, 1200)
+    trace.operator("aten::scaled_dot_product_attention", 410, 450)
+    trace.launch(420, ("flash_fwd", 430, 530))
+    trace.event("user_annotation", KV_RANGE, 460, 500)
+    trace.operator("aten::cat", 465, 495)
+    trace.launch(470, ("CatArrayBatchedCopy", 540, 560))
+    trace.operator("aten::item", 600, 760)
+    trace.operator("aten::_local_scalar_dense", 605, 755)
+    trace.launch(
+        610, ("Memcpy DtoH (Device -> Pageable)", 630, 640), call="cudaMemcpyAsync", cat="gpu_memcpy"
+    )
+    trace.sync(620, 700)
+    trace.launch(800, ("gemm", 810, 910))
+    trace.stage("prefill", "sampling", 1300, 1400)
+    trace.launch(1310, ("argmax", 1350, 1360))
+    trace.event("cuda_runtime", "cudaEventRecord", 1380, 1382, correlation=900)
+    trace.event("gpu_user_annotation", "sam", 100, 260)
+    trace.stage("decode", "decode", 2100, 3500)
+    for step, start in enumerate((2200, 2700)):
+        trace.stage("decode", "decode_step", start, start + 400, step=step)
+        trace.launch(
+            start + 20,
+            ("triton_index_copy", start + 30, start + 40),
+            ("flash_decode", start + 40, start + 100),
+            ("gemv", start + 101, start + 200),
+            call="cudaGraphLaunch",
+        )
+        trace.stage("decode", "sampling", start + 300, start + 380, step=step)
+        trace.sync(start + 310, start + 350)
+    # A call that the trace lost leaves its operator.
+    trace.operator("aten::fill_", 2790, 2795, external=55)
+    trace.event("kernel", "fill", 2950, 2960, **{"correlation": 999, "External id": 55})
+    trace.launch(4100, ("outside", 4110, 4120))
+    return trace.done()
+
+
+def example_view(steps: int = 4) -> dict[str, Any]:
+    """The view of an eager run with crops: vision keeps the device busy, a step's launches do not."""
+    trace = TraceWriter()
+    clock = busy_until = 0.0
+
+    def work(
+        phase: str, stage: str, count: int, each: float, view: str = "", step: int | None = None
+    ) -> None:
+        nonlocal clock, busy_until
+        begin = clock
+        for number in range(count):
+            name = (
+                f"void at::native::{('gemm', 'elementwise', 'layer_norm', 'softmax')[number % 4]}_kernel<4>"
+            )
+            start = max(clock + 8, busy_until + 1)
+            if stage == "decoder" and number % 20 == 3:
+                trace.event("user_annotation", KV_RANGE, clock, clock + 6)
+            if stage == "decoder" and number % 20 == 5:
+                trace.operator("aten::scaled_dot_product_attention", clock, clock + 6)
+            trace.launch(clock, (name, start, start + each))
+            busy_until = start + each
+            clock += 18
+        if stage == "sampling":
+            trace.operator("aten::item", clock, clock + 60)
+            copy = ("Memcpy DtoH (Device -> Pageable)", busy_until + 2, busy_until + 4)
+            trace.launch(clock + 2, copy, call="cudaMemcpyAsync", cat="gpu_memcpy")
+            busy_until += 4
+            clock = max(clock + 60, busy_until + 10)
+            trace.sync(clock - 20, clock)
+        trace.stage(phase, stage, begin, clock, view, step)
+        clock += 4
+
+    begin = clock
+    for view in ("local", "global"):
+        work("prefill", "sam", 240, 100.0 if view == "local" else 78.0, view)
+        work("prefill", "clip", 160, 52.0, view)
+        work("prefill", "projector", 2, 40.0, view)
+    work("prefill", "vision_fusion", 30, 2.0)
+    work("prefill", "decoder", 500, 9.0)
+    work("prefill", "lm_head", 2, 60.0)
+    work("prefill", "sampling", 2, 2.0)
+    trace.stage("prefill", "prefill", begin - 1, clock)
+    clock = begin = clock + 100
+    for step in range(steps):
+        step_begin = clock
+        clock += 3
+        work("decode", "decoder", 160, 2.2, step=step)
+        work("decode", "lm_head", 2, 40.0, step=step)
+        work("decode", "sampling", 2, 2.0, step=step)
+        trace.stage("decode", "decode_step", step_begin, clock, step=step)
+        clock += 5
+    trace.stage("decode", "decode", begin - 1, clock)
+    return {"tool": "torch.profiler 2.11.0", **reduce_trace(*trace.done())}
+
+
+def with_kernels(run: PhaseRun | None = None, view: dict[str, Any] | None = None) -> PhaseRun:
+    return dataclasses.replace(run or make_run(cuda=True), kernels=view or example_view())

@@ -1,0 +1,132 @@
+"""A JupyterLab of its own and a browser on it: for the browser tests and the pictures in docs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[1]
+CHROMIUM = Path("/usr/bin/chromium")
+TOKEN = "tests-only"
+_START_S = 60.0
+
+# The page says "Idle" before its session is there, and running a cell then asks for a kernel.
+_READY = """() => {
+  const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
+  return session?.isReady && session.session?.kernel?.connectionStatus === 'connected'
+    && session.session.kernel.status === 'idle';
+}"""
+
+
+def missing() -> str | None:
+    """What a browser test lacks here, as the reason to skip it; None where all is there."""
+    if not CHROMIUM.exists():
+        return f"there is no {CHROMIUM}"
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed"
+    return None
+
+
+@contextlib.contextmanager
+def jupyter_lab(folder: Path) -> Iterator[str]:
+    """A server with the shipped notebooks and sample pages in ``folder``; yields its address."""
+    root = folder / "root"
+    shutil.copytree(REPOSITORY / "notebooks", root)
+    shutil.copytree(REPOSITORY / "data" / "pages", root / "pages")
+    config = folder / "jupyter_config_path" / "labconfig"
+    config.mkdir(parents=True)
+    quiet = {"fetchNews": "false", "checkForUpdates": False}
+    (config / "default_setting_overrides.json").write_text(
+        json.dumps({"@jupyterlab/apputils-extension:notification": quiet})
+    )
+    names = (
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "JUPYTERLAB_SETTINGS_DIR",
+        "JUPYTERLAB_WORKSPACES_DIR",
+        "IPYTHONDIR",
+    )
+    own = {name: str(folder / name.lower()) for name in names}
+    own |= {"JUPYTER_CONFIG_PATH": str(config.parent), "PYTHONPATH": str(REPOSITORY)}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.port": port,
+        "ServerApp.port_retries": 0,
+        "IdentityProvider.token": TOKEN,
+        "ServerApp.root_dir": root,
+        "ServerApp.terminals_enabled": False,
+        "LabApp.extension_manager": "readonly",
+        "LabApp.expose_app_in_browser": True,
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(server, address, folder / "server.log")
+        yield address
+    finally:
+        server.terminate()  # the server ends its kernels
+        server.wait(30)
+
+
+def _wait_for(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end and server.poll() is None:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError):
+            urllib.request.urlopen(f"{address}/api/status?token={TOKEN}", timeout=5).close()
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """A headless Chromium, as a playwright browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def open_notebook(page: Any, address: str, name: str = "explore.ipynb") -> None:
+    """Open a notebook in a fresh workspace and wait for its kernel."""
+    page.goto(f"{address}/doc/tree/{name}?token={TOKEN}&reset")
+    page.wait_for_function(_READY, timeout=60_000)
+
+
+def run_all(page: Any) -> None:
+    """Run every cell, to the end."""
+    page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
+
+
+def set_theme(page: Any, theme: str) -> None:
+    """``JupyterLab Light`` or ``JupyterLab Dark``."""
+    page.evaluate("(theme) => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+    light = str(theme.endswith("Light")).lower()
+    page.wait_for_selector(f"body[data-jp-theme-light={light}]", state="attached")
+
+
+def open_tab(page: Any, name: str) -> None:
+    """Bring a tab of the explorer to the front."""
+    page.click(f".opx-tabs .lm-TabBar-tab:has-text('{name}')")
+    page.wait_for_selector(f".opx-pane-{name.lower()}", state="visible")

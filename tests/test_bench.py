@@ -1,0 +1,333 @@
+"""The benchmark: every part on the smallest model, figures of known times, and the README's speed table."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import PAGES
+
+from ocr_phases.analyse.bench import (
+    TABLES,
+    batch_table,
+    bench_text,
+    closure_table,
+    failure_table,
+    load_bench,
+    mark_table,
+    prefill_table,
+    ratio_table,
+    strategy_table,
+)
+from ocr_phases.cli import main
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure import bench as measure
+from ocr_phases.measure.bench import PARTS, BenchSettings, run_bench
+
+ROOT = Path(__file__).parents[1]
+PAGE = PAGES / "slide.png"
+QUICK = BenchSettings(
+    presets=("tiny",), strategies=("eager", "cuda_graph"), batches=(1, 2), pairs=2, max_new_tokens=3
+)
+
+
+def example() -> dict[str, Any]:
+    """A benchmark with times that are easy to reckon with."""
+    drift = np.linspace(1.0, 2.0, 15)
+    steps = [[2.0, 2.0, 4.0], [2.0, 2.0, 4.0], [2.0, 2.0, 4.0]]
+    way = {"setup": None, "cache_len": [100, 104], "equal_tokens": 4, "tokens": 4, "step_ms": steps}
+    fast = {**way, "setup": {"compile_ms": 1500.0, "capture_ms": 500.0}, "equal_tokens": 3}
+    return {
+        "schema": 1,
+        "kind": "ocr_phases bench",
+        "device": {"name": "NVIDIA H200"},
+        "model": {"name": "dummy", "dtype": "bfloat16"},
+        "page": {"file": "a.png"},
+        "settings": {"presets": ["base", "gundam"], "pairs": 15, "max_new_tokens": 4},
+        "results": [
+            {
+                "part": "marks",
+                "preset": "base",
+                "clock": "CUDA event",
+                "mark_pair_us": [9.0, 10.0, 11.0],
+                "nvtx_range_us": [0.5] * 3,
+                "span_us": [12.0] * 3,
+            },
+            {
+                "part": "overhead",
+                "preset": "base",
+                "two_phase_ms": (90.0 * drift).tolist(),
+                "generate_ms": (100.0 * drift).tolist(),
+            },
+            {"part": "collectors", "preset": "base", "failed": "no room"},
+            {
+                "part": "closure",
+                "preset": "base",
+                "prefill_len": 282,
+                "prefill_ms": [100.0, 110.0, 120.0],
+                "stages_ms": {"sam": [89.0, 89.0, 89.0], "vision_fusion": [10.0, 20.0, 30.0]},
+            },
+            {
+                "part": "prefill",
+                "preset": "base",
+                "ways": {
+                    "eager": {"host_ms": [40.0] * 3, "device_ms": [38.0] * 3, "vision_ms": [20.0] * 3},
+                    "compiled": {"host_ms": [30.0] * 3, "device_ms": [28.0] * 3, "vision_ms": [10.0] * 3},
+                },
+                "ways_failed": {},
+            },
+            {
+                "part": "strategies",
+                "preset": "base",
+                "ways": {
+                    "eager": {
+                        **way,
+                        "decode_ms": [9.0, 12.0, 15.0],
+                        "floor_ms": 0.5,
+                        "floor_limit": "bandwidth",
+                        "busy_ms": 1.5,
+                    },
+                    "compiled": {**fast, "decode_ms": [3.0, 3.0, 3.0], "busy_failed": "no profiler"},
+                },
+                "ways_failed": {"cuda_graph": "not here"},
+            },
+            {
+                "part": "batches",
+                "preset": "base",
+                "ways": [
+                    {
+                        "strategy": "eager",
+                        "batch": 4,
+                        "steps": 10,
+                        "decode_ms": [100.0, 100.0, 200.0],
+                        "step_ms": [10.0] * 30,
+                        "prefill_ms": [50.0] * 3,
+                    }
+                ],
+                "ways_failed": [{"strategy": "eager", "batch": 16, "failed": "no room"}],
+            },
+        ],
+    }
+
+
+# -- measuring ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(golden_session: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    target = tmp_path_factory.mktemp("bench") / "bench.json"
+    seen: list[str] = []
+    bench = run_bench(
+        golden_session, PAGE, QUICK, target, progress=lambda result: seen.append(result["part"])
+    )
+    assert seen == list(PARTS)
+    assert load_bench(target) == json.loads(json.dumps(bench))
+    return bench
+
+
+def test_every_part_has_its_figures(measured: dict[str, Any]) -> None:
+    assert [result["part"] for result in measured["results"]] == list(PARTS)
+    assert not any("failed" in result for result in measured["results"])
+    ratios = ratio_table(measured)
+    assert ratios["pairs"].tolist() == [2, 2]
+    assert (ratios["ratio_low"] <= ratios["ratio_high"]).all()
+    assert len(mark_table(measured)) == 3
+    closure = closure_table(measured).iloc[0]
+    assert 0.5 < closure["closure"] <= 1.0
+    assert closure["prefill_len"] > 73
+    decode = strategy_table(measured).iloc[0]
+    assert (decode["strategy"], decode["equal_tokens"], decode["tokens"]) == ("eager", 3, 3)
+    assert batch_table(measured)["batch"].tolist() == [1, 2]
+    assert decode["distance"] > 1
+    assert prefill_table(measured)["vision"].tolist() == ["eager"]
+    assert "data" not in measured["page"] or measured["page"]["data"] is None
+
+
+def test_what_cannot_run_here_is_said_and_stops_nothing(measured: dict[str, Any]) -> None:
+    failures = failure_table(measured)
+    assert failures["way"].tolist() == ["cuda_graph", "cuda_graph, batch 1", "cuda_graph, batch 2"]
+    assert failures["reason"].str.contains("CUDA").all()
+
+
+def test_a_part_that_fails_leaves_the_others(
+    golden_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(bench: Any) -> dict[str, Any]:
+        raise RuntimeError("the device is gone\nfor good")
+
+    monkeypatch.setitem(measure._PARTS, "closure", broken)
+    settings = BenchSettings(parts=("marks", "closure"), presets=("tiny", "small"))
+    bench = run_bench(golden_session, PAGE, settings, tmp_path / "bench.json")
+    assert [(result["part"], result["preset"]) for result in bench["results"]] == [
+        ("marks", "tiny"),
+        ("closure", "tiny"),
+        ("closure", "small"),
+    ]
+    assert failure_table(bench)["reason"].tolist() == ["RuntimeError: the device is gone"] * 2
+    assert len(mark_table(bench)) == 3
+    assert load_bench(tmp_path / "bench.json")["results"] == bench["results"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"parts": ("speed",)}, "Unknown part 'speed'"),
+        ({"strategies": ("fast",)}, "Unknown strategy 'fast'"),
+        ({"presets": ("huge",)}, "huge"),
+        ({"pairs": 0}, "pairs is 0"),
+        ({"max_new_tokens": 1}, "at least 2 new tokens"),
+    ],
+)
+def test_what_no_benchmark_can_do_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(OcrPhasesError, match=message):
+        BenchSettings(**settings)
+
+
+# -- figures ------------------------------------------------------------------------------------------
+
+
+def test_figures_of_known_times() -> None:
+    bench = example()
+    ratio = ratio_table(bench).iloc[0]
+    assert (ratio["ratio"], ratio["ratio_low"], ratio["ratio_high"]) == pytest.approx((0.9, 0.9, 0.9))
+    assert (ratio["ours_ms"], ratio["theirs_ms"]) == pytest.approx((135.0, 150.0))
+    closure = closure_table(bench).iloc[0]
+    assert closure["closure"] == closure["closure_least"] == pytest.approx(89 / 90)
+    assert closure["fusion_share"] == pytest.approx(20 / 110)
+    prefill = prefill_table(bench).set_index("vision")
+    assert prefill.loc["compiled", "ratio"] == pytest.approx(0.75)
+    assert np.isnan(prefill.loc["eager", "ratio"])
+    decode = strategy_table(bench).set_index("strategy")
+    assert decode.loc["eager", "ms_per_token"] == pytest.approx(4.0)
+    assert decode.loc["eager", "distance"] == pytest.approx(8.0)
+    assert decode.loc["eager", "cache_len"] == 102
+    assert decode.loc["compiled", "setup_s"] == pytest.approx(2.0)
+    assert np.isnan(decode.loc["compiled", "distance"])
+    assert decode.loc["eager", "limit"] == "bandwidth"
+    assert decode.loc["eager", "busy_ms"] == 1.5
+    assert batch_table(bench)["tokens_per_s"].tolist() == pytest.approx([400.0])
+    marks = mark_table(bench).set_index("what")
+    assert marks.loc["a pair of marks (CUDA event)", "us"] == 10.0
+    failures = failure_table(bench)
+    assert failures["part"].tolist() == ["collectors", "strategies", "strategies", "batches"]
+    assert failures["way"].tolist() == ["", "compiled, kernel view", "cuda_graph", "eager, batch 16"]
+
+
+def test_the_text_has_every_table_and_only_tables_with_rows() -> None:
+    said = bench_text(example())
+    assert all(title in said for title in TABLES)
+    assert "nan" not in said.lower()
+    empty = {**example(), "results": []}
+    assert bench_text(empty).count("\n") == 0
+
+
+def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
+    for content, message in (
+        ("{", "no JSON"),
+        ("{}", "not what ocr-phases bench wrote"),
+        (json.dumps({**example(), "schema": 9}), "schema 9"),
+    ):
+        (tmp_path / "x.json").write_text(content)
+        with pytest.raises(OcrPhasesError, match=message):
+            load_bench(tmp_path / "x.json")
+    with pytest.raises(OcrPhasesError, match="cannot be read"):
+        load_bench(tmp_path / "none.json")
+
+
+# -- the verb -----------------------------------------------------------------------------------------
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new" / "bench.json"
+    command = ["bench", str(PAGE), "--parts", "marks,closure", "--presets", "tiny", "--pairs", "1"]
+    assert main([*command, "--device", "cpu", "--save", str(target)]) == 0
+    said = capsys.readouterr().out
+    assert "What the prefill's stages account for" in said
+    assert said.splitlines()[-1] == f"Wrote {target}"
+    assert load_bench(target)["settings"]["strategies"] == ["eager"]
+
+
+def test_bad_benchmarks_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new" / "bench.json"
+    for arguments, message in (
+        ([str(tmp_path / "none.png")], "There is no file"),
+        (["--parts", "speed"], "Unknown part"),
+        (["--presets", "huge"], "huge"),
+        (["--pairs", "0"], "pairs is 0"),
+    ):
+        assert main(["bench", *arguments, "--save", str(target)]) == 2
+        error = capsys.readouterr().err.strip()
+        assert message in error
+        assert len(error.splitlines()) == 1
+    assert not target.parent.exists()
+
+
+# -- the README's table -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_speed_table", ROOT / "docs" / "make_speed_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_has_the_table_of_data_runs(script: ModuleType) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = script.speed_table(script.find_benches(ROOT / "data" / "runs"))
+    assert script.with_table(text, table) == text, "run: python docs/make_speed_table.py"
+
+
+def test_the_speed_table_has_a_row_a_preset(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(example()))
+    (tmp_path / "run.json").write_text('{"schema": 1}')
+    benches = script.find_benches(tmp_path)
+    assert len(benches) == 1
+    lines = script.speed_table(benches).splitlines()
+    assert len(lines) == 4
+    assert len({line.count("|") for line in lines}) == 1
+    cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    expected = ["NVIDIA H200, `dummy` bfloat16", "base", "40.0 ms", "4.00 ms", "–", "1.00 ms", "0.500 ms"]
+    assert cells == [*expected, "0.90 (0.90 to 0.90)", "–", "98.9 %"]
+    assert [cell.strip() for cell in lines[3].strip("|").split("|")][2:] == ["–"] * 8
+
+
+def test_the_table_stands_between_the_markers(script: ModuleType) -> None:
+    text = f"a\n\n{script.BEGIN}\n{script.END}\n\nb"
+    filled = script.with_table(text, "| x |")
+    assert filled == f"a\n\n{script.BEGIN}\n\n| x |\n\n{script.END}\n\nb"
+    assert script.with_table(filled, "") == text
+    assert script.speed_table([]) == ""
+    changed = copy.deepcopy(example())
+    changed["results"] = []
+    assert script.speed_table([changed]).count("\n") == 3
+    with pytest.raises(SystemExit, match="no <!-- speed table"):
+        script.with_table("a", "b")
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="there is no CUDA device")
+def test_every_part_on_a_gpu(tmp_path: Path) -> None:
+    from ocr_phases import DeepSeekOCRSession
+
+    session = DeepSeekOCRSession.load("tiny", device="cuda")
+    settings = BenchSettings(
+        presets=("tiny",), strategies=("eager", "cuda_graph"), batches=(1, 2), pairs=2, max_new_tokens=9
+    )
+    bench = run_bench(session, PAGE, settings, tmp_path / "bench.json")
+    assert failure_table(bench).empty, failure_table(bench).to_string()
+    decode = strategy_table(bench).set_index("strategy")
+    assert (decode["busy_ms"] > 0).all()
+    assert mark_table(bench)["what"].str.contains("CUDA event").any()

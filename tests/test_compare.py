@@ -1,0 +1,260 @@
+"""Comparing records: intervals, verdicts, environments, the verb for CI, the notebook and its pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from example_run import make_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_report import Elements
+from test_summary import SHAPES
+
+from ocr_phases.analyse import bootstrap
+from ocr_phases.analyse.bootstrap import difference_and_ratio, median_interval, paired_ratio, resampled
+from ocr_phases.analyse.compare import (
+    COMPARE_COLUMNS,
+    compare_runs,
+    compare_verdict,
+    environment_table,
+    figures,
+    metrics_of,
+    run_labels,
+    same_tokens,
+    slower_than,
+    what_differs,
+)
+from ocr_phases.cli import main
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import PhaseRun
+from ocr_phases.show import compare as show
+from ocr_phases.show.html import figure_png
+
+
+def scaled(run: PhaseRun, factor: float, **only: str) -> PhaseRun:
+    """The record with all its times, or those of the spans named by ``only``, times ``factor``."""
+    spans = run.spans.copy()
+    rows = np.ones(len(spans), dtype=bool)
+    for column, value in only.items():
+        rows &= (spans[column] == value).to_numpy()
+    times = ["device_ms", "host_ms"]
+    spans.loc[rows, times] = spans.loc[rows, times] * factor
+    return dataclasses.replace(run, spans=spans)
+
+
+# -- intervals ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0.1, 1e3), min_size=2, max_size=9))
+@settings(max_examples=40, deadline=None)
+def test_an_interval_holds_its_median_and_stays_within_the_data(values: list[float]) -> None:
+    found = median_interval(np.array(values))
+    assert found == median_interval(np.array(values))
+    assert min(values) <= found.low <= found.value <= found.high <= max(values)
+
+
+def test_a_single_repeat_has_no_interval() -> None:
+    found = median_interval(np.array([3.0]))
+    assert found.value == 3.0
+    assert np.isnan([found.low, found.high]).all()
+
+
+def test_paired_ratios_ignore_a_drift_that_pairs_share() -> None:
+    drift = np.linspace(1.0, 3.0, 15)
+    found = paired_ratio(1.1 * drift, drift)
+    assert (found.value, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    with pytest.raises(OcrPhasesError, match="2 against 1"):
+        paired_ratio(np.ones(2), np.ones(1))
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    hits = 0
+    for seed in range(200):
+        found = median_interval(rng.normal(10.0, 1.0, 15), seed)
+        hits += found.low <= 10.0 <= found.high
+    assert 180 <= hits <= 199
+
+
+def test_repeats_are_drawn_whole_and_large_records_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = np.array([[1.0, 1.0, 1.0], [9.0, 9.0, 9.0]])
+    assert set(resampled(samples, 0.5, 0)) == {1.0, 5.0, 9.0}
+    samples = np.random.default_rng(0).normal(size=(7, 40))
+    whole = resampled(samples, 0.9, 0)
+    monkeypatch.setattr(bootstrap, "_CHUNK", 1_000)
+    assert np.array_equal(resampled(samples, 0.9, 0), whole)
+
+
+def test_a_shorter_repeat_and_a_zero_base() -> None:
+    base = np.array([[1.0, 2.0], [1.0, np.nan]])
+    difference, ratio = difference_and_ratio(base, 2 * base, 0.5)
+    assert (difference.value, ratio.value) == (1.0, 2.0)
+    difference, ratio = difference_and_ratio(np.zeros((3, 1)), np.ones((3, 1)), 0.5)
+    assert difference.value == 1.0
+    assert np.isnan(ratio.value)
+
+
+# -- comparing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_metrics_are_the_summarys(shape: str) -> None:
+    run = make_run(**SHAPES[shape])
+    summary = run.summary()
+    found = metrics_of(run)
+    for name, metric in found.items():
+        assert metric.samples.shape[0] == len(run.repeats)
+        if name in summary and name != "ttft_ms":
+            value = np.nanquantile(metric.samples, metric.quantile)
+            assert value == pytest.approx(summary[name]), name
+    assert ("prefill/sam/global" in found) == (summary["prefill_ms"] is not None)
+
+
+def test_a_change_is_found_where_it_is_and_nowhere_else() -> None:
+    base = make_run(repeats=5)
+    table = compare_runs([base, scaled(base, 1.5, phase="prefill", stage="sam")]).set_index("metric")
+    assert tuple(table.reset_index()[list(COMPARE_COLUMNS)].columns) == COMPARE_COLUMNS
+    for metric, row in table.iterrows():
+        changed = metric in ("vision_ms", "prefill/sam/global", "prefill/sam/local")
+        assert row["verdict"] == ("slower" if changed else "same"), metric
+    row = table.loc["prefill/sam/global"]
+    assert row["ratio"] == pytest.approx(1.5)
+    assert row["difference"] == pytest.approx(row["other"] - row["base"])
+    assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+
+
+def test_verdicts_know_which_way_is_better() -> None:
+    base = make_run(repeats=5)
+    slow = dataclasses.replace(
+        scaled(base, 2.0), memory={**base.memory, "peak_bytes": {"decode": [2_000_000_000] * 5}}
+    )
+    table = compare_runs([base, slow]).set_index("metric")["verdict"]
+    assert table["prefill_ms"] == table["tokens_per_s"] == "slower"
+    assert table["decode_peak_bytes"] == "more"
+    assert table["prefill_peak_bytes"] == "n/a"
+    table = compare_runs([slow, base]).set_index("metric")["verdict"]
+    assert table["prefill_ms"] == table["tokens_per_s"] == "faster"
+    assert table["decode_peak_bytes"] == "less"
+
+
+def test_what_only_one_has_and_single_repeats_have_no_verdict() -> None:
+    table = compare_runs([make_run(crops=False), make_run(repeats=1)]).set_index("metric")
+    assert table.loc["prefill/sam/local", "verdict"] == "n/a"
+    assert np.isnan(table.loc["prefill/sam/local", "base"])
+    assert table.loc["prefill_ms", "verdict"] == "n/a"
+    assert not figures(table.reset_index()).empty
+    with pytest.raises(OcrPhasesError, match="at least two records"):
+        compare_runs([make_run()])
+
+
+def test_limits() -> None:
+    base = make_run(repeats=5)
+    table = compare_runs([base, scaled(base, 1.2)])
+    assert set(slower_than(table, 10)["metric"]) == {"prefill_ms", "inter_token_ms"}
+    assert slower_than(table, 25).empty
+    assert slower_than(table, 10, ["tokens_per_s"])["metric"].tolist() == ["tokens_per_s"]
+    assert slower_than(compare_runs([scaled(base, 1.2), base]), 0).empty
+    with pytest.raises(OcrPhasesError, match=r"no metric speed: use prepare_ms"):
+        slower_than(table, 10, ["speed"])
+    with pytest.raises(OcrPhasesError, match="--repeats 3 or more"):
+        slower_than(compare_runs([make_run(repeats=1), base]), 10)
+    with pytest.raises(OcrPhasesError, match="prefill/sam/local is not in both"):
+        slower_than(compare_runs([make_run(crops=False), base]), 10, ["prefill/sam/local"])
+    with pytest.raises(OcrPhasesError, match="name a metric"):
+        slower_than(compare_runs([make_run(generate=True), make_run(generate=True)]).iloc[:0], 10)
+
+
+def test_environments_side_by_side() -> None:
+    then, now = make_run(), make_run(cuda=True)
+    assert what_differs(then, now) == ["device: Example CPU, 2 cores -> NVIDIA H200", "kind: cpu -> cuda"]
+    table = environment_table([then, now, then], ["a", "b", "c"]).set_index("name")
+    assert table.loc["dtype", ["a", "b", "c"]].tolist() == ["float32", "bfloat16", "float32"]
+    assert "torch" not in table.index
+    assert "torch" in set(environment_table([then, now], everything=True)["name"])
+    assert environment_table([then, make_run(seed=1)]).empty
+    assert same_tokens(then, make_run(seed=1))
+    assert not same_tokens(then, make_run(max_tokens=5))
+
+
+def test_labels_are_all_different() -> None:
+    runs = [make_run(), make_run(), make_run(cuda=True)]
+    assert run_labels(runs, ["a/x.json", "b/x.json", "y.json"]) == ["x (1)", "x (2)", "y"]
+    assert len(set(run_labels(runs))) == 3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("error")
+def test_every_shape_is_compared_and_drawn(shape: str) -> None:
+    runs = [make_run(), make_run(**SHAPES[shape])]
+    labels = run_labels(runs)
+    table = compare_runs(runs, labels)
+    said = compare_verdict(table, runs, labels)
+    assert said.endswith(".")
+    assert "nan" not in said
+    for figure in (
+        show.plot_ratios(figures(table)),
+        show.plot_prefill_stages(runs, labels),
+        show.plot_decode(runs, labels),
+    ):
+        assert figure_png(figure).startswith(b"\x89PNG")
+    elements = Elements(show.compare_html(table) + show.environment_html(environment_table(runs, labels)))
+    assert not elements.open
+    assert "nan" not in elements.said
+
+
+def test_nothing_to_show_is_said() -> None:
+    empty = pd.DataFrame(columns=list(COMPARE_COLUMNS))
+    assert "nothing in common" in show.compare_html(empty)
+    assert "are the same" in show.environment_html(environment_table([make_run(), make_run()]))
+
+
+# -- the verb -----------------------------------------------------------------------------------------
+
+
+def test_the_verb_writes_one_html_and_fails_above_a_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(repeats=5, page_name="<b>.png")
+    before = str(run.save(tmp_path / "before.json"))
+    after = str(scaled(run, 1.3, phase="prefill").save(tmp_path / "after<i>.json"))
+    out = tmp_path / "out"
+    assert main(["compare", before, after, "--out", str(out), "--fail-above", "10"]) == 1
+    said = capsys.readouterr().out
+    assert "after<i>: prefill_ms is worse by more than 10 %: ratio 1.300" in said
+    assert "inter_token_ms is worse" not in said
+    assert {path.name for path in out.iterdir()} == {"compare.html", "compare.ipynb"}
+    elements = Elements((out / "compare.html").read_text(encoding="utf-8"))
+    assert not elements.open
+    assert not elements.stray
+    assert not {"b", "i"} & elements.tags()
+    assert "prefill is 30\N{NO-BREAK SPACE}% slower" in elements.said
+    assert "Device, versions, model, page and request are the same." in elements.said
+    images = [attributes for tag, attributes in elements.found if tag == "img"]
+    assert len(images) == 1
+    drawings = [attributes for tag, attributes in elements.found if attributes.get("role") == "img"]
+    assert len(drawings) == 3
+    assert all(attributes["aria-label"] for attributes in drawings)
+    assert all((image["src"] or "").startswith("data:") and image["alt"] for image in images)
+
+
+def test_bad_comparisons_are_one_sentence_and_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = str(make_run(repeats=1).save(tmp_path / "run.json"))
+    (tmp_path / "bad.json").write_text("{}")
+    out = ["--out", str(tmp_path / "out")]
+    for arguments, message in (
+        ([record, str(tmp_path / "bad.json")], "no schema number"),
+        ([record, record, "--metric", "prefill_ms"], "give both"),
+        ([record, record, "--fail-above", "5"], "--repeats 3 or more"),
+        ([record, record, "--fail-above", "5", "--metric", "speed"], "no metric speed"),
+    ):
+        assert main(["compare", *arguments, *out]) == 2
+        error = capsys.readouterr().err.strip()
+        assert message in error
+        assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

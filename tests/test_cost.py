@@ -1,0 +1,314 @@
+"""The cost model against the real class: parameters exactly, FLOPs by torch's counter on the meta device."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from ocr_phases.analyse.cost import (
+    COST_COLUMNS,
+    PRESET_SIDES,
+    VisionCall,
+    decode_cost,
+    expected_experts,
+    kv_bytes_per_token,
+    logits_bytes,
+    parameters,
+    prefill_cost,
+    run_cost,
+    stage_cost,
+    training_cost,
+    vision_calls,
+)
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.checkpoint import PUBLISHED, native_config
+from ocr_phases.measure.families import NATIVE
+from ocr_phases.measure.page import PRESETS, image_token_count
+from ocr_phases.record import PhaseRun
+
+ROOT = Path(__file__).parents[1]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "full": PUBLISHED,
+    "tiny": json.loads((ROOT / "data/tiny/config.json").read_text()),
+    "golden": json.loads((ROOT / "tests/golden/checkpoint/config.json").read_text()),
+}
+PAGES = [("tiny", (1, 1)), ("small", (1, 1)), ("base", (1, 1)), ("large", (1, 1))]
+PAGES += [("gundam", grid) for grid in ((1, 1), (2, 1), (2, 3), (1, 9))]
+
+transformers = pytest.importorskip("transformers")
+if not hasattr(transformers, "UnlimitedOcrForConditionalGeneration"):
+    pytest.skip("needs the native class of transformers >= 5.20", allow_module_level=True)
+
+Counts = dict[str, int]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def built(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Any]:
+    """A config and the class it makes, without weights."""
+    config = CONFIGS[request.param]
+    with torch.device("meta"):
+        model = transformers.UnlimitedOcrForConditionalGeneration._from_config(
+            native_config(config), dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
+    # The one implementation that runs without looking at the routing, which the meta device has none of.
+    model.set_experts_implementation("batched_mm")
+    return config, model.eval()
+
+
+def count(model: Any, run: Any) -> Counts:
+    """FLOPs of each stage while ``run()`` runs, by module."""
+    with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter:
+        run()
+    top = type(model).__name__
+    found = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    return {stage: found.get(f"{top}.{path}", 0) for stage, path in NATIVE.modules.items()}
+
+
+def count_vision(model: Any, call: VisionCall) -> Counts:
+    """The same for the vision stages, called as the model calls them: the whole would look at the ids."""
+    stages = NATIVE.stages(model)
+    counted = {}
+
+    def through(stage: str, inputs: torch.Tensor) -> Any:
+        with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter:
+            output = stages[stage](inputs)
+        counted[stage] = counter.get_total_flops()
+        return output
+
+    pixels = torch.empty((call.images, 3, call.side, call.side), dtype=torch.bfloat16, device="meta")
+    seen = through("sam", pixels).last_hidden_state
+    read = through("clip", seen).last_hidden_state
+    through("projector", torch.cat([read[:, 1:], seen.flatten(2).transpose(1, 2)], dim=-1))
+    return counted
+
+
+def ours(table: pd.DataFrame) -> Counts:
+    return {str(stage): int(flops) for stage, flops in table.groupby("stage")["flops"].sum().items()}
+
+
+def agree(expected: Counts, computed: Counts) -> None:
+    for stage, flops in expected.items():
+        assert computed.get(stage, 0) == pytest.approx(flops, rel=0.01), stage
+
+
+def language_forward(model: Any, batch: int, length: int, cached: int = 0, **options: Any) -> None:
+    text = model.config.get_text_config()
+    cache = transformers.DynamicCache(config=text)
+    ready = {"full_attention": None, "reference_sliding_attention": None}
+    if cached:
+        shape = (batch, text.num_key_value_heads, cached, text.head_dim)
+        for layer in range(text.num_hidden_layers):
+            kept = torch.empty(shape, dtype=torch.bfloat16)
+            cache.update(kept, kept, layer)
+    ids = torch.zeros((batch, length), dtype=torch.int64)
+    model(input_ids=ids, attention_mask=ready, past_key_values=cache, use_cache=True, **options)
+
+
+def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) -> None:
+    config, model = built
+    table = parameters(config)
+    assert int(table["parameters"].sum()) == sum(p.numel() for p in model.parameters())
+    by_stage = table.groupby("stage")["parameters"].sum()
+    for stage, held in NATIVE.parameters(model).items():
+        assert stage == "total" or by_stage[stage] == held
+
+
+@pytest.mark.parametrize(("preset", "grid"), PAGES)
+def test_vision_flops_are_those_torch_counts(built: Any, preset: str, grid: tuple[int, int]) -> None:
+    config, model = built
+    calls = vision_calls(preset, [grid])
+    for call in calls:
+        table = prefill_cost(config, prompt_len=1, views=[call])
+        agree(count_vision(model, call), ours(table))
+    whole = ours(prefill_cost(config, prompt_len=1, views=calls))
+    each = [ours(prefill_cost(config, prompt_len=1, views=[call])) for call in calls]
+    assert whole["sam"] == sum(part["sam"] for part in each)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 91), (1, 912), (3, 282)])
+def test_prefill_flops_are_those_torch_counts(built: Any, batch: int, length: int) -> None:
+    config, model = built
+    for kept, logits_for in ((1, "last"), (0, "all")):
+        counted = count(model, lambda kept=kept: language_forward(model, batch, length, logits_to_keep=kept))
+        table = prefill_cost(config, prompt_len=length, batch=batch, logits_for=logits_for)
+        agree({stage: counted[stage] for stage in ("decoder", "lm_head")}, ours(table))
+
+
+@pytest.mark.parametrize(("batch", "cache_len"), [(1, 2), (1, 1000), (4, 1000), (1, 8192)])
+def test_decode_flops_are_those_torch_counts(built: Any, batch: int, cache_len: int) -> None:
+    config, model = built
+    counted = count(model, lambda: language_forward(model, batch, 1, cached=cache_len - 1))
+    table = decode_cost(config, cache_len=cache_len, batch=batch)
+    agree({stage: counted[stage] for stage in ("decoder", "lm_head")}, ours(table))
+
+
+def test_parts_of_the_decoder_are_those_torch_counts(built: Any) -> None:
+    """Attention, MLPs, router and experts one by one, by the modules of the layers."""
+    config, model = built
+    top = type(model).__name__
+    with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter:
+        language_forward(model, 1, 1, cached=999)
+    found = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    layers = range(model.config.get_text_config().num_hidden_layers)
+
+    def total(part: str) -> int:
+        return sum(found.get(f"{top}.model.language_model.layers.{layer}.{part}", 0) for layer in layers)
+
+    counted = {
+        "attention": total("self_attn"),
+        "router": total("mlp.gate"),
+        "experts": total("mlp.experts"),
+        "shared_experts": total("mlp.shared_experts"),
+        "dense_mlp": sum(total(f"mlp.{name}_proj") for name in ("gate", "up", "down")),
+    }
+    table = decode_cost(config, cache_len=1000).set_index("part")["flops"]
+    agree(counted, {str(part): int(flops) for part, flops in table.items()})
+
+
+def test_the_published_size_has_the_figures_of_the_design() -> None:
+    table = stage_cost(prefill_cost(PUBLISHED, prompt_len=282, views=[VisionCall("global", 1024)]))
+    giga = (table.set_index("stage")["flops"] / 1e9).round()
+    assert (giga["sam"], giga["clip"]) == (977, 162)
+    small = stage_cost(prefill_cost(PUBLISHED, prompt_len=1, views=[VisionCall("local", 640)]))
+    assert round(small[small["stage"] != "lm_head"]["flops"].iloc[:3].sum() / 1e9) == 388
+    step = decode_cost(PUBLISHED, cache_len=1000)
+    assert step["flops"].sum() / 1e9 == pytest.approx(1.21, abs=0.005)
+    assert step["weight_bytes"].sum() / 2e6 == pytest.approx(573, rel=0.005)
+    assert step["kv_bytes"].sum() == 1000 * kv_bytes_per_token(PUBLISHED) == 1000 * 61_440
+    assert logits_bytes(PUBLISHED, prompt_len=1000) == {"all": 517_120_000, "last": 517_120}
+
+
+def test_preset_sides_are_those_of_the_measuring_half() -> None:
+    sides = {name: (each.base_size, each.image_size if each.crops else 0) for name, each in PRESETS.items()}
+    assert sides == PRESET_SIDES
+
+
+@pytest.mark.parametrize(("preset", "grid"), PAGES)
+def test_projected_vision_tokens_are_the_image_tokens_without_breaks(
+    preset: str, grid: tuple[int, int]
+) -> None:
+    from ocr_phases.measure.page import image_break_count
+
+    table = prefill_cost(PUBLISHED, prompt_len=1, views=vision_calls(preset, [grid]))
+    tokens = table[table["stage"] == "projector"]["flops"].sum() / (2 * 2048 * 1280)
+    named = PRESETS[preset]
+    assert tokens == image_token_count(named, grid) - image_break_count(named, grid)
+
+
+@given(
+    experts=st.integers(1, 128),
+    share=st.floats(0.01, 1.0),
+    tokens=st.integers(1, 4096),
+    more=st.integers(0, 64),
+)
+def test_expected_experts_grow_from_top_k_to_all(experts: int, share: float, tokens: int, more: int) -> None:
+    top_k = max(1, int(share * experts))
+    reached = expected_experts(experts, top_k, tokens)
+    assert top_k - 1e-9 <= reached <= min(experts, top_k * tokens) + 1e-9
+    assert expected_experts(experts, top_k, tokens + more) >= reached - 1e-9
+    assert expected_experts(experts, top_k, 1) == pytest.approx(top_k)
+
+
+def test_expected_experts_are_those_of_random_draws() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = [len(torch.rand((16, 64), generator=generator).topk(6).indices.unique()) for _ in range(400)]
+    assert expected_experts(64, 6, 16) == pytest.approx(sum(draws) / len(draws), rel=0.01)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompt_len=st.integers(1, 8192),
+    batch=st.integers(1, 32),
+    sides=st.lists(st.sampled_from((512, 640, 1024, 1280)), max_size=3),
+    dtype_bytes=st.sampled_from((2, 4)),
+)
+def test_any_shape_gives_whole_counts_that_scale(
+    prompt_len: int, batch: int, sides: list[int], dtype_bytes: int
+) -> None:
+    views = [VisionCall("global", side, batch) for side in sides]
+    table = prefill_cost(PUBLISHED, prompt_len=prompt_len, views=views, batch=batch, dtype_bytes=dtype_bytes)
+    assert list(table.columns) == list(COST_COLUMNS)
+    assert (table.dtypes[list(COST_COLUMNS[4:])] == "int64").all()
+    assert (table[list(COST_COLUMNS[4:])] >= 0).all().all()
+    one = prefill_cost(
+        PUBLISHED,
+        prompt_len=prompt_len,
+        views=[VisionCall("global", side) for side in sides],
+        dtype_bytes=dtype_bytes,
+    )
+    assert table["flops"].sum() == batch * one["flops"].sum()
+    assert table["kv_bytes"].sum() == batch * one["kv_bytes"].sum()
+    assert table["weight_bytes"].sum() >= one["weight_bytes"].sum()
+    assert (table["weight_bytes"].max() <= 2.77e9 * dtype_bytes).all()
+
+
+def test_training_adds_logits_of_all_positions_and_the_loss() -> None:
+    views = [VisionCall("global", 1024)]
+    table = training_cost(PUBLISHED, prompt_len=8192, views=views).set_index("stage")
+    vocab = PUBLISHED["language_config"]["vocab_size"]
+    assert set(table["phase"]) == {"training"}
+    assert table.loc["lm_head", "flops"] == 2 * 8192 * 1280 * vocab
+    assert table.loc["loss", "flops"] == 4 * 8191 * vocab
+    assert table.loc["loss", "activation_bytes"] == 4 * vocab * (8192 + 2 * 8191)
+    assert table["kv_bytes"].sum() == 0
+
+
+@pytest.mark.parametrize("path", ["data/runs/h200-dummy-gundam.json", "tests/golden/run.json"])
+def test_a_record_says_what_it_cost(path: str) -> None:
+    run = PhaseRun.load(ROOT / path)
+    table = run_cost(run)
+    assert int(table[table["phase"] == "prefill"]["parameters"].sum()) == run.model["parameters"]["total"]
+    assert set(table["phase"]) == {"prefill", "decode"}
+    step = table[table["phase"] == "decode"]
+    middle = run.cache["lengths"][1 + (len(run.cache["lengths"]) - 1) // 2]
+    assert step["kv_bytes"].sum() == middle * run.cache["bytes_per_token"]
+    assert ("local" in set(table["view"])) == (run.request["preset"] == "gundam")
+
+
+@pytest.mark.parametrize("prompt", ["markdown", "<image>\n<image>\nBoth pages."])
+def test_several_pages_cost_what_their_cache_holds(tiny_session: Any, prompt: str) -> None:
+    """A batch of two rows, and one row of two pages."""
+    page = ROOT / "data/pages/receipt.png"
+    run = tiny_session.run_inference(
+        [page, page], prompt, preset="tiny", max_new_tokens=3, repeats=1, warmup=0, ceilings=False
+    )
+    table = run_cost(run)
+    prefill, step = (table[table["phase"] == phase] for phase in ("prefill", "decode"))
+    assert prefill["kv_bytes"].sum() == run.cache["bytes"][0]
+    assert step["kv_bytes"].sum() in run.cache["bytes"][1:]
+    one = prefill_cost(run.model["config"], prompt_len=1, views=[VisionCall("global", 512)], dtype_bytes=4)
+    assert ours(prefill)["sam"] == 2 * ours(one)["sam"]
+
+
+def test_the_vendors_head_runs_over_every_position() -> None:
+    run = PhaseRun.load(ROOT / "tests/golden/run.json")
+    vendor = dataclasses.replace(run, model={**run.model, "implementation": "vendor"})
+    heads = [
+        ours(run_cost(each, cache_len=None).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)
+    ]
+    assert heads[1] == heads[0] * run.request["prefill_len"]
+
+
+def test_what_is_unknown_is_said() -> None:
+    with pytest.raises(OcrPhasesError, match="type 'llama'"):
+        parameters({"model_type": "llama"})
+    cut = copy.deepcopy(PUBLISHED)
+    del cut["language_config"]["hidden_size"]
+    with pytest.raises(OcrPhasesError, match="hidden_size"):
+        decode_cost(cut, cache_len=10)
+    with pytest.raises(OcrPhasesError, match="cache len is 0"):
+        decode_cost(PUBLISHED, cache_len=0)
+    with pytest.raises(OcrPhasesError, match="logits_for"):
+        prefill_cost(PUBLISHED, prompt_len=1, logits_for="some")
+    with pytest.raises(OcrPhasesError, match="preset 'huge'"):
+        vision_calls("huge", [(1, 1)])

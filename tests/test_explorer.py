@@ -1,0 +1,509 @@
+"""The explorer without a browser: its panel, its tabs, a real run in its thread, and what may go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import html
+import json
+import re
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ET
+from concurrent.futures import Future
+from datetime import datetime, timezone
+from pathlib import Path
+
+import ipywidgets as widgets
+import nbformat
+import numpy as np
+import pytest
+from conftest import PAGES
+from example_run import make_run, page_image
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.measure.page import PRESETS, PROMPTS
+from ocr_phases.measure.strategies import STRATEGIES, VISIONS
+from ocr_phases.report.render import execute_notebook
+from ocr_phases.show.explorer import Explorer, form
+from ocr_phases.show.explorer.live import Live
+from ocr_phases.show.explorer.record_tab import make_report, read_record
+from ocr_phases.show.explorer.svg import Curve, curve_svg, page_svg
+
+# Of these shapes the figures are drawn too; of all others the tests of the plots do that.
+FIGURES_TOO = ({"cuda": True}, {"generate": True}, {"max_tokens": 1})
+
+
+def everything(widget: widgets.Widget) -> str:
+    """All HTML in a panel."""
+    own = widget.value if isinstance(widget, widgets.HTML) else ""
+    return own + "".join(everything(child) for child in getattr(widget, "children", ()))
+
+
+def upload(name: str, data: bytes) -> tuple[dict]:
+    """What a FileUpload holds once a file was chosen."""
+    when = datetime(2026, 11, 21, tzinfo=timezone.utc)
+    return (
+        {"name": name, "content": memoryview(data), "type": "", "size": len(data), "last_modified": when},
+    )
+
+
+def open_all(explorer: Explorer, *names: str) -> None:
+    """Open tabs one after the other, all of them unless named."""
+    for number, name in enumerate(explorer.panes):
+        if not names or name in names:
+            explorer.tabs.selected_index = number
+            assert explorer.messages.value == "", (name, explorer.messages.value)
+
+
+def sheet(explorer: Explorer) -> str:
+    return explorer.page_pane.children[0].value
+
+
+@pytest.fixture(scope="module")
+def run() -> PhaseRun:
+    return make_run()
+
+
+@pytest.fixture
+def explorer(run: PhaseRun) -> Explorer:
+    shown = Explorer(runs=[run])
+    open_all(shown, "Page", "Record")
+    return shown
+
+
+# -- building -----------------------------------------------------------------------------------------
+
+
+def test_an_empty_panel_offers_a_sample_and_no_record():
+    explorer = Explorer()
+    assert explorer.run is None
+    assert explorer.form.settings().page == str(PAGES / "receipt.png")
+    assert (explorer.run_button.disabled, explorer.stop_button.disabled) == (False, True)
+    open_all(explorer)
+
+
+def test_the_form_knows_the_names_of_the_measuring_half():
+    assert set(form.PRESETS) == set(PRESETS)
+    assert set(form.PROMPTS) == set(PROMPTS) - {"locate"}  # which wants words of one's own
+    assert (form.STRATEGIES, form.VISIONS) == (STRATEGIES, VISIONS)
+
+
+def test_settings_are_what_the_widgets_say():
+    explorer = Explorer(PAGES / "form.png", "models/DeepSeek-OCR")
+    explorer.form.prompt.known.value, explorer.form.prompt.own.value = "", " locate:Total "
+    explorer.form.preset.value = "gundam"
+    explorer.form.tokens.value = 77
+    settings = explorer.form.settings()
+    assert settings.page == str(PAGES / "form.png")
+    assert (settings.model, settings.prompt, settings.preset) == (
+        "models/DeepSeek-OCR",
+        "locate:Total",
+        "gundam",
+    )
+    assert (settings.max_new_tokens, settings.repeats, settings.warmup) == (77, 3, 1)
+
+
+def test_a_folder_offers_its_pages_and_an_upload_its_bytes():
+    explorer = Explorer(PAGES)
+    chooser = explorer.form.page
+    assert [name for name, _ in chooser.file.options] == sorted(path.name for path in PAGES.glob("*.png"))
+    assert explorer.form.settings().page == str(PAGES / "dense.png")
+    chooser.file.value = str(PAGES / "slide.png")
+    assert explorer.form.settings().page == str(PAGES / "slide.png")
+    assert "<img" in chooser.thumbnail.value
+    data = (PAGES / "paper.png").read_bytes()
+    chooser.source.value = "Upload"
+    chooser.upload.value = upload("mine.png", data)
+    settings = explorer.form.settings()
+    assert (settings.page, settings.page_name) == (data, "mine.png")
+
+
+def test_a_record_is_shown_where_torch_cannot_be_imported(run: PhaseRun, tmp_path: Path):
+    program = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+from ocr_phases.show.explorer import Explorer
+explorer = Explorer(record=sys.argv[1])
+for number in range(len(explorer.panes)):
+    explorer.tabs.selected_index = number
+explorer.page_pane.scrubber.value = 40
+assert explorer.messages.value == "", explorer.messages.value
+print(explorer.run.token_count, explorer.page_pane.region)
+explorer.run_button.click()
+print(explorer.messages.value)
+"""
+    command = [sys.executable, "-c", program, str(run.save(tmp_path / "run.json"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    figures, message = done.stdout.split("\n", 1)
+    assert figures == f"{run.token_count} {run.token_table['region'][40]}"
+    assert "ModuleNotFoundError" in message
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"repeats": 1},
+        {"cuda": True},
+        {"rows": 3},
+        {"embed": False},
+        {"return_text": False},
+        {"generate": True},
+        {"first_token": "redecode"},
+        {"max_tokens": 1},
+        {"text": "no region at all"},
+        {"memory": False, "crops": False},
+    ],
+    ids=str,
+)
+def test_every_shape_of_record_is_drawn(shape: dict):
+    run = make_run(**shape)
+    explorer = Explorer(runs=[run])
+    open_all(explorer, *(() if shape in FIGURES_TOO else ("Page", "Text", "Checks", "Record")))
+    pane = explorer.page_pane
+    pane.scrubber.value = pane.scrubber.max
+    assert explorer.messages.value == ""
+    assert pane.token == run.token_count - 1
+    if len(run.results) > 1:
+        pane.row.value = 2
+        assert explorer.messages.value == ""
+
+
+def test_what_a_model_or_a_file_name_says_stays_text():
+    attack = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+    text = f"<|ref|>{attack}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>{attack}</style><script>"
+    explorer = Explorer(runs=[make_run(text=text, page_name=f"{attack}.png"), make_run(text=text)])
+    open_all(explorer)
+    for token in range(0, explorer.page_pane.scrubber.max, 5):
+        explorer.page_pane.scrubber.value = token
+        shown = everything(explorer)
+        assert "<script" not in shown
+        assert "<img src=x" not in shown
+
+
+# -- the page and its scrubber -------------------------------------------------------------------------
+
+
+def test_the_scrubber_marks_the_region_being_written(explorer: Explorer, run: PhaseRun):
+    pane, table = explorer.page_pane, run.token_table
+    for token in range(0, run.token_count, 7):
+        pane.scrubber.value = token
+        region = int(table["region"][token])
+        assert pane.region == pane.list.value == region
+        assert f".opx-r{region} .opx-box{{fill-opacity" in sheet(explorer)
+        assert f".opx-b{region}{{visibility:visible}}" in sheet(explorer)
+        x = pane._curve.x(token)
+        assert f".opx-cursor{{transform:translateX({x:.1f}px)}}" in sheet(explorer)
+        shown = everything(pane)
+        assert f"<strong>Token {token + 1}</strong>" in shown
+        assert f"<mark>{html.escape(table['text'][token])}</mark>" in shown
+        assert f'data-region="{region}"' in shown
+
+
+def test_a_region_chosen_from_the_list_takes_the_scrubber_there(explorer: Explorer, run: PhaseRun):
+    pane = explorer.page_pane
+    for region in (3, 0, 4):
+        pane.list.value = region
+        assert pane.token == int(run.token_table.query("region == @region")["index"].iloc[0])
+        assert pane.region == region
+
+
+def test_the_list_holds_all_decode_time(explorer: Explorer, run: PhaseRun):
+    table = region_table(parse_grounding(run.text), run.token_table)
+    names = [name for name, _ in explorer.page_pane.list.options]
+    assert len(names) == len(table)
+    assert table["decode_ms"].sum() == pytest.approx(run.token_table["device_ms"].sum(), rel=1e-12)
+    for name, tokens in zip(names, table["tokens"], strict=True):
+        assert f"{tokens} tokens" in name
+
+
+def test_types_are_filtered_and_opacity_and_labels_set(explorer: Explorer):
+    pane = explorer.page_pane
+    assert [box.description for box in pane.types.children] == [
+        "title (1)",
+        "text (2)",
+        "image (1)",
+        "table (1)",
+    ]
+    assert "display:none" not in sheet(explorer).split(".opx-cursor")[0]
+    pane.types.children[1].value = False
+    assert ".opx-k1{display:none}" in sheet(explorer)
+    pane.types.children[1].value = True
+    assert ".opx-k1{display:none}" not in sheet(explorer)
+    pane.opacity.value = 0.4
+    assert ".opx-box{fill-opacity:0.40}" in sheet(explorer)
+    pane.labels.value = False
+    assert ".opx-tag{display:none}" in sheet(explorer)
+    pane.colour.value = "decode time"
+    assert re.search(r"\.opx-r1 \.opx-box\{fill:#[0-9a-f]{6};", sheet(explorer))
+
+
+def test_a_record_without_its_page_gets_an_empty_sheet():
+    explorer = Explorer(runs=[make_run(embed=False)])
+    open_all(explorer, "Page")
+    shown = everything(explorer.page_pane)
+    assert "not in this record" in shown
+    assert "<image" not in shown
+    assert "opx-r4" in shown
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_label_and_note_make_a_drawing_that_parses(label: str, text: str):
+    regions = parse_grounding(f"<|ref|>{label}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>{text}").regions
+    drawing = ET.fromstring(page_svg(page_image(60, 80), (60, 80), regions, {0: text}))
+    assert len(drawing.findall("g")) == len(regions)
+
+
+@given(st.lists(st.floats(0.01, 500), min_size=1, max_size=3_000))
+def test_a_curve_keeps_its_slowest_token_and_few_points(values: list[float]):
+    curve = Curve.of([values])
+    line = ET.fromstring(curve_svg(curve, [values], title="a < b")).find("polyline")
+    points = [tuple(map(float, point.split(","))) for point in line.get("points").split()]
+    assert len(points) <= 400
+    assert min(y for _, y in points) == pytest.approx(curve.y(max(values)), abs=0.06)
+    assert all(0 <= x <= curve.width and 0 <= y <= curve.height for x, y in points)
+
+
+# -- records ------------------------------------------------------------------------------------------
+
+
+def test_records_are_loaded_saved_and_carried_away(explorer: Explorer, run: PhaseRun, tmp_path: Path):
+    pane = explorer.record_pane
+    pane.target.value = str(tmp_path / "kept.json")
+    pane.save.click()
+    assert f"Saved as {tmp_path / 'kept.json'}" in explorer.messages.value
+    before = (tmp_path / "kept.json").read_bytes()
+    pane.save.click()
+    assert "exists already" in explorer.messages.value
+    assert (tmp_path / "kept.json").read_bytes() == before
+    pane.path.value = str(tmp_path / "kept.json")
+    pane.load.click()
+    assert len(explorer.runs) == 2
+    assert explorer.run is explorer.runs[1]
+    assert explorer.run.result == run.result
+    link = re.search(r'href="data:application/json;base64,([^"]+)"', everything(pane))
+    assert read_record(base64.b64decode(link.group(1)), "it").to_dict() == explorer.run.to_dict()
+    pane.upload.value = upload("up.json", before)
+    assert len(explorer.runs) == 3
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"{}", b'{"schema": 99}', b"\xff\xfe"])
+def test_a_file_that_is_no_record_is_told_and_changes_nothing(explorer: Explorer, tmp_path: Path, content):
+    before = everything(explorer.tabs)
+    path = tmp_path / "wrong.json"
+    if content is not None:
+        path.write_bytes(content)
+        explorer.record_pane.upload.value = upload("wrong.json", content)
+        assert 'role="alert"' in explorer.messages.value
+        assert "wrong.json" in explorer.messages.value
+    explorer.record_pane.path.value = str(path)
+    explorer.record_pane.load.click()
+    assert 'role="alert"' in explorer.messages.value
+    assert "OcrPhasesError" not in explorer.messages.value.split("<details>")[0]
+    assert everything(explorer.tabs) == before
+    assert len(explorer.runs) == 1
+    with pytest.raises(OcrPhasesError):
+        Explorer(record=path)
+
+
+def test_a_report_is_made_of_the_record_shown(run: PhaseRun, tmp_path: Path):
+    report = make_report(run, tmp_path / "made")
+    assert report.name == "report.html"
+    explorer = Explorer(runs=[run])
+    open_all(explorer, "Record")
+    explorer.record_pane._made(report)
+    frame = re.search(r'<iframe sandbox="allow-scripts" title="[^"]+" srcdoc="([^"]+)"', everything(explorer))
+    assert html.unescape(frame.group(1)) == report.read_text()
+
+
+def test_two_records_are_compared(run: PhaseRun):
+    other = make_run(seed=5, crops=False)
+    explorer = Explorer(runs=[run])
+    open_all(explorer, "Compare")
+    assert "one record so far" in everything(explorer.compare_pane)
+    explorer.add(other)
+    open_all(explorer, "Compare")
+    pane = explorer.compare_pane
+    assert (pane.first.value, pane.second.value) == (0, 1)
+    shown = everything(pane)
+    assert shown.count('class="op-svg"') == 4
+    assert "Both wrote the same tokens" in shown
+    ratio = other["prefill_ms"] / run["prefill_ms"]
+    assert f'data-value="{ratio!r}"' in shown
+    pane.first.value = 1
+    assert f'data-value="{ratio!r}"' not in everything(pane)
+    explorer.shown.value = 0
+    assert explorer.run is run
+
+
+# -- running ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(tiny_session) -> Explorer:
+    """A panel that already holds the model, and asks for little."""
+    explorer = Explorer(PAGES / "receipt.png")
+    explorer._measurer._session, explorer._measurer._loaded = tiny_session, ("tiny", "auto")
+    explorer.form.tokens.value, explorer.form.repeats.value, explorer.form.warmup.value = 12, 2, 0
+    return explorer
+
+
+def test_a_run_is_measured_in_its_thread_watched_and_shown(quick: Explorer, tiny_session):
+    seen = []
+    quick.live.stream.observe(lambda change: seen.append(change["new"]), "value")
+    threads = set()
+    on_tokens = quick.live.on_tokens
+
+    def watched(repeat, new):
+        threads.add(threading.current_thread().name)
+        assert quick.run_button.disabled
+        assert not quick.stop_button.disabled
+        on_tokens(repeat, new)
+
+    quick.live.on_tokens = watched
+    asyncio.run(quick.measure())
+    assert quick.messages.value == ""
+    assert quick.run.token_count == 12
+    assert quick.run.repeats == [0, 1]
+    assert quick.run.page["file"] == "receipt.png"
+    assert len(threads) == 1
+    assert threading.current_thread().name not in threads
+    assert any("title" in text for text in seen)
+    assert (quick.run_button.disabled, quick.stop_button.disabled) == (False, True)
+    assert quick.live.layout.display == "none"
+    first = quick.run
+    asyncio.run(quick.measure())
+    assert quick.runs[0] is first
+    assert len(quick.runs) == 2
+    assert quick._measurer._session is tiny_session
+
+
+@pytest.mark.parametrize(("in_repeat", "kept"), [(0, 0), (1, 1)])
+def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept: int):
+    quick.form.tokens.value = 60
+    calls = []
+    on_tokens = quick.live.on_tokens
+
+    def watched(repeat, new):
+        calls.append(repeat)
+        if repeat == in_repeat and calls.count(repeat) == 9:
+            quick.stop_button.click()
+        on_tokens(repeat, new)
+
+    quick.live.on_tokens = watched
+    asyncio.run(quick.measure())
+    assert calls.count(in_repeat) == 9
+    assert len(quick.runs) == kept
+    assert "Stopped" in quick.messages.value
+    if kept:
+        assert quick.run.repeats == [0]
+        assert "1 of 2 repeats" in quick.messages.value
+    assert (quick.run_button.disabled, quick.stop_button.disabled) == (False, True)
+    quick.live.on_tokens = on_tokens
+    asyncio.run(quick.measure())
+    assert len(quick.runs) == kept + 1
+
+
+def test_an_upload_keeps_its_name(quick: Explorer):
+    data = (PAGES / "slide.png").read_bytes()
+    chooser = quick.form.page
+    chooser.source.value = "Upload"
+    chooser.upload.value = upload("mine.png", data)
+    quick.form.tokens.value, quick.form.repeats.value = 2, 1
+    asyncio.run(quick.measure())
+    assert quick.run.page["file"] == "mine.png"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"path": "missing.png"}, "missing.png"),
+        ({"path": ""}, "No page was named"),
+        ({"source": "Upload"}, "No page was uploaded"),
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": "locate:"}, "locate"),
+        ({"tokens": 999_999}, "positions"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_run_is_said_in_a_sentence(quick: Explorer, run: PhaseRun, change: dict, says: str):
+    quick.add(run)
+    if "prompt" in change:
+        quick.form.prompt.known.value, quick.form.prompt.own.value = "", change["prompt"]
+    elif "tokens" in change:
+        quick.form.tokens.value = change["tokens"]
+    else:
+        name, value = next(iter(change.items()))
+        getattr(quick.form.page, name).value = value
+    asyncio.run(quick.measure())
+    sentence, _, rest = quick.messages.value.partition("<details>")
+    assert says in sentence
+    assert "Traceback (most recent call last)" in rest
+    assert quick.run is run
+    assert not quick.run_button.disabled
+
+
+def test_an_unknown_model_is_said_and_the_next_run_works(quick: Explorer):
+    quick.form.model.known.value, quick.form.model.own.value = "", "no/such folder"
+    asyncio.run(quick.measure())
+    assert "no/such folder" in quick.messages.value.partition("<details>")[0]
+    assert quick.runs == []
+
+
+def test_any_other_error_names_its_type(quick: Explorer, run: PhaseRun, monkeypatch: pytest.MonkeyPatch):
+    quick.add(run)
+
+    def fails(*_):
+        future: Future = Future()
+        future.set_exception(RuntimeError("<b>the device</b> went away\nand more"))
+        return future
+
+    monkeypatch.setattr(quick._measurer, "start", fails)
+    asyncio.run(quick.measure())
+    sentence = quick.messages.value.partition("<details>")[0]
+    assert "RuntimeError: &lt;b&gt;the device&lt;/b&gt; went away" in sentence
+    assert "and more" not in sentence
+    assert quick.run is run
+    assert not quick.run_button.disabled
+
+
+def test_live_shows_text_pace_and_progress_as_they_come():
+    live = Live()
+    live.begin(10, repeats=1, warmup=1)
+    live.doing("loading tiny")
+    live.refresh()
+    assert "loading tiny" in live.status.value
+    assert "value=" not in live.status.value  # how long loading takes is not known
+    live.reader(lambda token: f"<{token}>")
+    live.doing("")
+    for token in range(4):
+        live.on_tokens(-1, [[token]])
+    live.refresh()
+    assert "warm-up 1 of 1: 4 tokens" in live.status.value
+    assert "&lt;0&gt;&lt;1&gt;&lt;2&gt;&lt;3&gt;" in live.stream.value
+    assert len(ET.fromstring(live.curve.value).find("polyline").get("points").split()) == 3
+    live.progress(1, 2)
+    live.on_tokens(0, [[7]])
+    live.refresh()
+    assert "repeat 1 of 1: 1 tokens" in live.status.value
+    assert 'value="11"' in live.status.value
+    assert "&lt;0&gt;" not in live.stream.value
+    assert not np.isfinite(live._times[-1]).any()
+
+
+# -- the notebook -------------------------------------------------------------------------------------
+
+
+def test_the_notebook_runs_through_papermill(run: PhaseRun, tmp_path: Path):
+    record = run.save(tmp_path / "run.json")
+    done = execute_notebook("explore", {"record": str(record)}, tmp_path / "done.ipynb")
+    notebook = nbformat.read(done, as_version=4)
+    panel = next(cell for cell in notebook.cells if cell.id == "panel")
+    assert any("widget-view+json" in kind for kind in panel.outputs[0]["data"])
+    shown = json.dumps(notebook.cells[-1].outputs)
+    assert f"{run.token_count} tokens" in shown

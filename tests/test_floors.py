@@ -1,0 +1,294 @@
+"""Ceilings, datasheets, floors and how they are shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from example_run import make_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocr_phases import DeepSeekOCRSession
+from ocr_phases.analyse.datasheets import DATASHEETS, find_datasheet
+from ocr_phases.analyse.floors import (
+    DECODE_FLOOR_COLUMNS,
+    FLOOR_COLUMNS,
+    Ceilings,
+    ceilings_of,
+    ceilings_text,
+    decode_floor,
+    floor_sentence,
+    floor_table,
+    rate_text,
+    times_text,
+    why_no_floor,
+)
+from ocr_phases.analyse.summary import verdict
+from ocr_phases.cli import main
+from ocr_phases.measure.ceilings import measure_ceilings
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.floors_html import floors_html
+from ocr_phases.show.html import figure_png, measured_html
+from ocr_phases.show.plots import plot_token_latency
+from ocr_phases.show.roofline import plot_roofline
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "data/pages/receipt.png"
+H200 = {"bandwidth_bytes_per_s": 4.3e12, "matmul_flops_per_s": 7.9e14, "matmul_dtype": "bfloat16"}
+TINY = json.loads((ROOT / "data/tiny/config.json").read_text())
+
+
+def recorded(ceilings: dict[str, Any] | None = None, name: str = "gundam") -> PhaseRun:
+    run = PhaseRun.load(ROOT / f"data/runs/h200-dummy-{name}.json")
+    return dataclasses.replace(run, device={**run.device, "ceilings": ceilings})
+
+
+def example(**options: Any) -> PhaseRun:
+    """An invented record of the tiny model with ceilings of its own."""
+    run = make_run(**options)
+    cuda = run.device["kind"] == "cuda"
+    ceilings = {**H200, "matmul_dtype": "bfloat16" if cuda else "float32", "launch_us": 2.5}
+    return dataclasses.replace(
+        run,
+        device={**run.device, "ceilings": ceilings},
+        model={**run.model, "config": TINY},
+    )
+
+
+def test_the_floor_of_a_decode_step_is_its_bytes_over_the_bandwidth() -> None:
+    run = recorded(H200)
+    step = floor_table(run).set_index("stage").loc["decode_step"]
+    assert step["limit"] == "bandwidth" and step["source"] == "measured"
+    assert step["floor_ms"] == pytest.approx(step["bytes"] / 4.3e12 * 1e3)
+    assert step["floor_ms"] == pytest.approx(0.27, abs=0.015)
+    assert step["distance"] == pytest.approx(step["device_ms"] / step["floor_ms"])
+    assert step["mbu"] == pytest.approx(1 / step["distance"])
+    assert "memory bandwidth allows 0.281 ms, 31 times its floor" in floor_sentence(run)
+    assert floor_sentence(run) in verdict(run)
+
+
+def test_a_whole_is_the_sum_of_its_stages() -> None:
+    table = floor_table(recorded(H200))
+    assert list(table.columns) == list(FLOOR_COLUMNS)
+    for phase, whole in (("prefill", "prefill"), ("decode", "decode_step")):
+        rows = table[table["phase"] == phase]
+        total, parts = rows[rows["stage"] == whole].iloc[0], rows[rows["stage"] != whole]
+        assert total["floor_ms"] == pytest.approx(parts["floor_ms"].sum())
+        assert total["flops"] == parts["flops"].sum() and total["bytes"] == parts["bytes"].sum()
+    assert table["device_ms"].notna().all()
+    assert ((table["mfu"] > 0) & (table["mfu"] < 1) & (table["mbu"] < 1)).all()
+
+
+def test_the_floor_rises_with_the_cache_by_its_bytes() -> None:
+    run = recorded(H200)
+    floors = decode_floor(run)
+    assert list(floors.columns) == list(DECODE_FLOOR_COLUMNS)
+    assert floors["cache_len"].tolist() == run.cache["lengths"][1:]
+    rise = np.diff(floors["floor_ms"])
+    assert rise == pytest.approx(np.full(len(rise), 61_440 / 4.3e12 * 1e3))
+    middle = floors.iloc[(len(floors) - 1) // 2 + 1]
+    table = floor_table(run).set_index("stage")
+    assert abs(middle["floor_ms"] - table.loc["decode_step", "floor_ms"]) < 1e-4
+
+
+def test_a_record_without_ceilings_falls_back_to_the_datasheet() -> None:
+    run = recorded()
+    table = floor_table(run)
+    assert set(table["source"]) == {"datasheet"}
+    assert "by the NVIDIA H200 Tensor Core GPU datasheet" in floor_sentence(run)
+    assert "none were measured on this device" in floors_html(run) and ceilings_text(run) in measured_html(
+        run
+    )
+    other = recorded({**H200, "matmul_dtype": "float32"})  # taken for another run's dtype
+    assert set(floor_table(other)["source"]) == {"datasheet"}
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (PhaseRun.load(ROOT / "tests/golden/run.json"), "were not measured"),
+        (example(generate=True), "one-shot generate()"),
+        (make_run(cuda=True), "costs is not known"),
+    ],
+)
+def test_where_there_is_no_floor_it_is_said(run: PhaseRun, reason: str) -> None:
+    assert reason in (why_no_floor(run) or "")
+    assert floor_table(run).empty and list(floor_table(run).columns) == list(FLOOR_COLUMNS)
+    assert decode_floor(run).empty and floor_sentence(run) == ""
+    assert reason in floors_html(run)
+    assert figure_png(plot_roofline(run))
+    assert figure_png(plot_token_latency(run, decode_floor(run)["floor_ms"]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cuda": True},
+        {"crops": False, "rows": 4},
+        {"max_tokens": 1},
+        {"max_tokens": 2},
+        {"first_token": "redecode"},
+        {"repeats": 1},
+    ],
+)
+def test_every_shape_of_record_has_floors(options: dict[str, Any]) -> None:
+    run = example(**options)
+    table = floor_table(run)
+    assert (table["floor_ms"] > 0).all()
+    assert ("decode_step" in set(table["stage"])) == (options.get("max_tokens") != 1)
+    assert len(decode_floor(run)) == len(run.token_table["step"].dropna())
+    assert figure_png(plot_roofline(run)) and "time / floor" in floors_html(run)
+    assert figure_png(plot_token_latency(run, decode_floor(run)["floor_ms"]))
+    assert bool(floor_sentence(run)) == (options.get("max_tokens") != 1)
+
+
+def test_steps_that_show_no_stages_keep_their_whole() -> None:
+    """As a captured step leaves them."""
+    run = example(cuda=True)
+    inside = (run.spans["phase"] == "decode") & run.spans["stage"].isin(("decoder", "lm_head"))
+    table = floor_table(dataclasses.replace(run, spans=run.spans[~inside]))
+    step = table[table["phase"] == "decode"].set_index("stage")
+    assert np.isnan(step.loc["decoder", "device_ms"]) and step.loc["decode_step", "distance"] > 0
+
+
+def test_a_batch_reads_its_weights_once() -> None:
+    one, four = (floor_table(example(crops=False, rows=rows)).set_index("stage") for rows in (1, 4))
+    assert one.loc["decode_step", "bytes"] < four.loc["decode_step", "bytes"]
+    assert four.loc["decode_step", "bytes"] < 4 * one.loc["decode_step", "bytes"]
+    assert four.loc["decode_step", "flops"] == 4 * one.loc["decode_step", "flops"]
+
+
+@given(
+    flops=st.floats(0, 1e18),
+    count=st.floats(0, 1e13),
+    rate=st.floats(1e9, 1e16),
+    bandwidth=st.floats(1e9, 1e13),
+)
+def test_a_floor_is_the_larger_of_both(flops: float, count: float, rate: float, bandwidth: float) -> None:
+    ceilings = Ceilings(bandwidth, rate, "measured", "here")
+    floor = ceilings.floor_ms(flops, count)
+    assert floor >= flops / rate * 1e3 and floor >= count / bandwidth * 1e3
+    of = {"arithmetic": flops / rate, "bandwidth": count / bandwidth}
+    assert floor == pytest.approx(of[ceilings.limit(flops, count)] * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "H200 SXM"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80 GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40 GB"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("AMD EPYC", None),
+        (None, None),
+    ],
+)
+def test_a_datasheet_is_found_by_the_devices_name(device: str | None, name: str | None) -> None:
+    sheet = find_datasheet(device)
+    assert (sheet.name if sheet else None) == name
+
+
+def test_datasheets_give_dense_rates() -> None:
+    for sheet in DATASHEETS:
+        rates = sheet.flops_per_s
+        assert sheet.source and 1e11 < sheet.bandwidth_bytes_per_s < 1e13
+        assert rates["float32"] < rates["float16"] <= 2.5e15
+        if "tf32" in rates:
+            assert rates["float16"] / rates["tf32"] == pytest.approx(2.0, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ceilings_of_this_machine(dtype: torch.dtype) -> None:
+    before = torch.get_rng_state()
+    found = measure_ceilings("cpu", dtype)
+    assert found is not None and torch.equal(before, torch.get_rng_state())
+    for name in ("bandwidth_bytes_per_s", "matmul_flops_per_s", "launch_us"):
+        assert np.isfinite(found[name]) and found[name] > 0
+    assert found["matmul_dtype"] == str(dtype).removeprefix("torch.")
+    assert found["taken"]["copied_bytes"] and found["taken"]["matmul_size"] >= 512
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.cuda
+def test_ceilings_of_a_gpu_stay_below_its_datasheet() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    found = measure_ceilings("cuda", torch.bfloat16)
+    assert found is not None
+    sheet = find_datasheet(torch.cuda.get_device_name())
+    if sheet is None:
+        pytest.skip(f"no datasheet of {torch.cuda.get_device_name()}")
+    assert found["bandwidth_bytes_per_s"] < 1.05 * sheet.bandwidth_bytes_per_s
+    assert found["matmul_flops_per_s"] < 1.05 * sheet.flops_per_s["bfloat16"]
+
+
+def test_too_little_memory_for_ceilings_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr("ocr_phases.measure.ceilings._copy", full)
+    assert measure_ceilings("cpu", torch.float32) is None
+
+
+def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, torch.dtype]] = []
+    done: list[int] = []
+
+    def fake(device: str, dtype: torch.dtype) -> dict[str, Any]:
+        taken.append((device, dtype))
+        assert done[-1:] == [2]
+        return {**H200, "matmul_dtype": "float32"}
+
+    monkeypatch.setattr("ocr_phases.measure.session.measure_ceilings", fake)
+    session = DeepSeekOCRSession.load("tiny", device="cpu")
+    options = {"max_new_tokens": 2, "repeats": 1, "progress": lambda finished, total: done.append(finished)}
+    without = session.run_inference(PAGE, ceilings=False, **options)
+    assert without.device["ceilings"] is None and not taken
+    runs = [session.run_inference(PAGE, **options) for _ in range(2)]
+    assert taken == [("cpu", torch.float32)]
+    assert all(run.device["ceilings"]["bandwidth_bytes_per_s"] == 4.3e12 for run in runs)
+    assert ceilings_of(runs[0]) is not None
+    assert "4.3 TB/s and 790 TFLOP/s, measured on this device" in measured_html(runs[0])
+
+
+def test_the_command_line_can_leave_them_out(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    options = ["--max-new-tokens", "2", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
+    assert main(["profile", str(PAGE), "--no-ceilings", "--save", str(target), *options]) == 0
+    assert PhaseRun.load(target).device["ceilings"] is None
+    again = tmp_path / "again.json"
+    assert main(["profile", "--from", str(target), "--no-ceilings", "--save", str(again)]) == 0
+    assert PhaseRun.load(again).device["ceilings"] is None
+
+
+def test_figures_are_written_short() -> None:
+    assert [rate_text(value) for value in (4.3e12, 7.9e14, 31.5e9, 1e15, 12)] == [
+        "4.3 T",
+        "790 T",
+        "31.5 G",
+        "1 P",
+        "12 ",
+    ]
+    assert [times_text(value) for value in (1.44, 9.96, 1234.0, float("nan"))] == [
+        "1.4 times",
+        "10 times",
+        "1,234 times",
+        "n/a",
+    ]

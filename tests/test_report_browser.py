@@ -1,0 +1,179 @@
+"""Every kind of report as a person meets it: a file in Chromium, wide, narrow, dark and printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_run import make_run
+
+from ocr_phases.report.render import execute_notebook, render_html, report_page
+
+CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+GPU_RECORD = Path(__file__).parents[1] / "data" / "runs" / "h200-dummy-gundam.json"
+LARGEST = 3_000_000  # bytes
+SMALLEST_TYPE = 11.0  # CSS pixels, in text
+SMALLEST_FIGURE_TYPE = 9.0  # CSS pixels, in figures
+KINDS = ("page", "attacked", "record", "verify")
+
+pytestmark = pytest.mark.browser
+
+LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    if not CHROMIUM.exists():
+        pytest.skip("there is no /usr/bin/chromium")
+    if importlib.util.find_spec("playwright") is None:
+        pytest.skip("playwright is not installed")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=list(CHROMIUM_FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def reports(
+    chromium: Any,
+    plain_report: dict[str, Path],
+    attacked_report: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """The HTML file of each kind."""
+    folder = tmp_path_factory.mktemp("kinds")
+    record = str(make_run().save(folder / "measured.json"))
+    parameters = {"record": record, "output_dir": str(folder / "verify")}
+    verified = execute_notebook("verify", parameters, folder / "verify.ipynb")
+    return {
+        "page": plain_report["report.html"],
+        "attacked": attacked_report["report.html"],
+        "record": report_page(folder / "gpu", {"record": str(GPU_RECORD)})["report.html"],
+        "verify": render_html(verified, folder / "verify.html", show_code=True),
+    }
+
+
+@pytest.fixture
+def opened(chromium: Any, reports: dict[str, Path]) -> Iterator[Callable[..., Any]]:
+    """Opens a kind of report in a fresh context; at the end nothing was requested and nothing complained."""
+    pages: list[Any] = []
+    requests: list[str] = []
+    complaints: list[str] = []
+
+    def open_report(kind: str, *, width: int = 1400, scheme: str = "light") -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = context.new_page()
+        pages.append(page)
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (complaints.append("dialog"), dialog.dismiss()))
+        page.goto(reports[kind].as_uri())
+        page.wait_for_load_state()
+        return page
+
+    yield open_report
+    for page in pages:
+        page.context.close()
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+    assert sum(url.startswith("file:") for url in requests) == len(pages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_report_is_legible_and_accessible(
+    opened: Callable[..., Any], reports: dict[str, Path], kind: str, width: int, scheme: str
+) -> None:
+    page = opened(kind, width=width, scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    seen = page.evaluate(LOOK)
+    assert reports[kind].stat().st_size < LARGEST
+    assert seen["width"] <= width
+    assert seen["texts"] > 100
+    assert seen["faint"] == []
+    assert seen["smallest"] >= SMALLEST_TYPE
+    assert seen["figures"]
+    # Type in figures has 9 points or more; a point is a unit of the drawing.
+    assert min(seen["figures"]) * 9 >= SMALLEST_FIGURE_TYPE
+    assert seen["contrast"]["ink"] >= 4.5
+    assert seen["contrast"]["muted"] >= 4.5
+    assert seen["contrast"]["blue"] >= 3
+    assert seen["headings"][0] == 1
+    assert seen["headings"].count(1) == 1
+    steps = zip(seen["headings"], seen["headings"][1:], strict=False)
+    assert all(after - before <= 1 for before, after in steps)
+    assert (seen["mute"], seen["tables"], seen["repeatedIds"]) == (0, 0, 0)
+    assert (seen["language"], seen["mains"]) == ("en", 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_is_sorted_by_click_and_by_keyboard(opened: Callable[..., Any], kind: str) -> None:
+    page = opened(kind)
+    table = page.locator("table:has(thead button)").first
+    place = 1 if kind == "verify" else 4
+    cells = f"[...table.tBodies[0].rows].map((row) => row.cells[{place}])"
+    column = f"(table) => {cells}.map((cell) => cell.dataset.value ?? cell.textContent)"
+    before = table.evaluate(column)
+    ordered = sorted(before) if kind == "verify" else sorted(before, key=float)
+    assert ordered != before
+    heading, button = table.locator("th").nth(place), table.locator("thead button").nth(place)
+    button.click()
+    assert table.evaluate(column) == ordered
+    assert heading.get_attribute("aria-sort") == "ascending"
+    button.press("Enter")
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert table.evaluate(column) != ordered
+    button.press("Space")
+    assert heading.get_attribute("aria-sort") == "none"
+    assert table.evaluate(column) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_keyboard_gets_past_the_contents_and_to_each_section(opened: Callable[..., Any], kind: str) -> None:
+    page = opened(kind)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "report"
+    sections = page.locator("nav a")
+    assert sections.count() >= 4
+    sections.last.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.querySelector(':target').getBoundingClientRect().top") < 900
+    assert page.evaluate("window.scrollY") > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_report_prints_dark_on_white_and_unfolded(opened: Callable[..., Any], kind: str) -> None:
+    import pypdfium2
+
+    page = opened(kind, width=690, scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    seen = page.evaluate(LOOK)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.locator("nav").is_visible()
+    assert seen["faint"] == []
+    assert seen["width"] <= 690
+    assert seen["contrast"]["ink"] >= 4.5
+    document = pypdfium2.PdfDocument(io.BytesIO(page.pdf(format="A4")))
+    said = "".join(document[number].get_textpage().get_text_range() for number in range(len(document)))
+    assert "UnlimitedOcrForConditionalGeneration" in said  # stands in a part that a screen shows folded
+    assert "Skip to the report" not in said

@@ -1,0 +1,299 @@
+"""Decode strategies without a GPU: the static step run as it is, compiled, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from conftest import PAGES, SMALL_DUMMY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_phases import CASES, golden_inputs
+
+from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun, decode, decode_step, prefill
+from ocr_phases.analyse.checks import failed, run_checks
+from ocr_phases.analyse.summary import bytes_text, verdict
+from ocr_phases.cli import main
+from ocr_phases.measure import strategies
+from ocr_phases.measure.families import NATIVE, VENDOR
+from ocr_phases.measure.parity import _tie
+from ocr_phases.measure.phases import generate, redecode
+from ocr_phases.measure.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.static_decode import KEPT_STEPS, SLOT_MULTIPLE, StaticStep, kept_step, slots_for
+from ocr_phases.show.html import cards_html
+
+RECEIPT = PAGES / "receipt.png"
+
+
+@pytest.fixture(scope="module")
+def static(golden_session, golden_forward):
+    """The static step of a golden case, uncompiled: the very step that is captured on a GPU."""
+    made: dict[str, StaticStep] = {}
+
+    def of(case: str) -> StaticStep:
+        if case not in made:
+            rows, length = golden_inputs(golden_forward, case).input_ids.shape
+            made[case] = StaticStep(golden_session.model, rows, slots_for(length, 40), "eager")
+        return made[case]
+
+    return of
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile traces, but leaves the work to torch's own kernels: no minutes in a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+def padded_inputs(session):
+    """Two rows whose prompts differ in length, so that one is padded."""
+    inputs = session.prepare(
+        [RECEIPT, PAGES / "slide.png"],
+        preset="tiny",
+        prompt=["free", "<image>\n<|grounding|>A much longer prompt than the other row has."],
+    ).to("cpu", torch.float32)
+    assert inputs.position_ids is not None
+    return inputs
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_static_step_equals_eager_step_by_step(case, golden_session, golden_forward, static):
+    model, inputs, step = golden_session.model, golden_inputs(golden_forward, case), static(case)
+    eager = prefill(model, inputs)
+    for _ in range(2):  # the second time over a cache that holds the first one's entries
+        mine = prefill(model, inputs, cache=step.fresh_cache())
+        for _ in range(6):
+            decode_step(model, mine, step=step)
+            if len(eager.ids[0]) < len(mine.ids[0]):
+                decode_step(model, eager)
+        torch.testing.assert_close(mine.logits, eager.logits, atol=1e-4, rtol=0)
+        assert (mine.ids, mine.length, mine.lengths) == (eager.ids, eager.length, eager.lengths)
+        assert torch.equal(mine.attention_mask, eager.attention_mask)
+        assert int(step.cache.get_seq_length()) == mine.length
+
+
+@pytest.mark.parametrize("first_token", ["prefill", "redecode"])
+def test_padded_rows_keep_their_positions(first_token, golden_session):
+    inputs = padded_inputs(golden_session)
+    rows, length = inputs.input_ids.shape
+    step = StaticStep(golden_session.model, rows, slots_for(length, 20), "eager")
+    eager = generate(golden_session.model, inputs, 16, first_token=first_token)
+    mine = generate(golden_session.model, inputs, 16, first_token=first_token, step=step)
+    assert mine.ids == eager.ids
+    assert torch.equal(mine.position_ids, eager.position_ids)
+    assert torch.equal(mine.attention_mask, eager.attention_mask)
+    torch.testing.assert_close(mine.logits, eager.logits, atol=1e-4, rtol=0)
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    case=st.sampled_from(["base", "batch"]),
+    tokens=st.integers(1, 24),
+    every=st.integers(1, 9),
+    end=st.integers(0, 23),
+    first_token=st.sampled_from(["prefill", "redecode"]),
+    infer=st.sampled_from(
+        [{}, {"no_repeat_ngram_size": 2}, {"temperature": 1.5}, {"top_p": 0.8, "do_sample": True}]
+    ),
+    seed=st.integers(0, 3),
+)
+def test_every_way_to_decode_equals_eager(
+    case, tokens, every, end, first_token, infer, seed, golden_session, golden_forward, static
+):
+    model, inputs = golden_session.model, golden_inputs(golden_forward, case)
+    sampling = SamplingSettings.from_infer(infer)
+    free = generate(model, inputs, 24, sampler=Sampler(sampling, seed)).ids[0]
+    options = {"first_token": first_token, "eos_ids": [free[end]], "pad_id": 2}
+    eager = generate(model, inputs, tokens, sampler=Sampler(sampling, seed), **options)
+    mine = generate(
+        model,
+        inputs,
+        tokens,
+        sampler=Sampler(sampling, seed),
+        step=static(case),
+        eos_check_every=every,
+        **options,
+    )
+    assert mine.ids == eager.ids
+    assert mine.reads - 1 <= -(-(len(mine.lengths) - 1) // every)
+
+
+def test_a_state_may_be_changed_between_steps(golden_session, golden_forward, static):
+    model, inputs, step = golden_session.model, golden_inputs(golden_forward, "base"), static("base")
+    states = [prefill(model, inputs), prefill(model, inputs, cache=step.fresh_cache())]
+    for state, runner in zip(states, (None, step), strict=True):
+        decode_step(model, state, step=runner)
+        state.token = torch.tensor([123])
+        decode_step(model, state, step=runner)
+        decode_step(model, state, step=runner)
+    assert states[0].ids == states[1].ids
+    redecode(states[1])
+    decode(model, states[1], 3, step=step)
+    assert states[1].length == states[0].length + 2
+
+
+def test_broken_rules_of_a_static_cache_are_errors(golden_session, golden_forward, static):
+    model, inputs, step = golden_session.model, golden_inputs(golden_forward, "base"), static("base")
+    with pytest.raises(OcrPhasesError, match="another KV cache"):
+        decode(model, prefill(model, inputs), 4, step=step)
+
+    state = prefill(model, inputs, cache=step.fresh_cache())
+    with pytest.raises(OcrPhasesError, match=f"full with {step.slots} entries"):
+        decode(model, state, step.slots, step=step)
+
+    state = prefill(model, inputs, cache=step.fresh_cache())
+    step.cache.layers[-1].cumulative_length.sub_(1)
+    with pytest.raises(OcrPhasesError, match="must grow by one a step"):
+        decode(model, state, 4, step=step)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000))
+def test_slots_have_room_and_little_more(prompt_len, new):
+    slots = slots_for(prompt_len, new)
+    assert 0 <= slots - prompt_len - new < SLOT_MULTIPLE
+    assert slots % SLOT_MULTIPLE == 0
+
+
+def test_the_last_used_steps_are_kept(golden_session):
+    kept: dict = {}
+    first, reused = kept_step(kept, golden_session.model, 1, 64, "eager")
+    assert not reused
+    assert kept_step(kept, golden_session.model, 1, 64, "eager") == (first, True)
+    for rows in range(2, KEPT_STEPS + 1):
+        assert not kept_step(kept, golden_session.model, rows, 64, "eager")[1]
+    assert kept_step(kept, golden_session.model, 1, 64, "eager")[0] is first
+    kept_step(kept, golden_session.model, 1, 128, "eager")
+    assert [key[1:] for key in kept] == [(3, 64), (4, 64), (1, 64), (1, 128)]
+    assert first.setup.capacity_bytes == 64 * 2 * 3 * 2 * 40 * 4
+
+
+# -- compiled -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    strategies._missing_compiler("cpu") is not None, reason="torch.compile finds no C++ compiler here"
+)
+def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
+    options = {"max_new_tokens": 40, "repeats": 1, "warmup": 0}
+    eager = tiny_session.run_inference(RECEIPT, **options)
+    run = tiny_session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
+    assert run.results == eager.results
+    setup = run.model["strategy_setup"]
+    assert setup["compile_ms"] > 0
+    assert (setup["slots"], setup["capture_ms"], setup["reused"]) == (192, None, False)
+    assert run.model["decode_experts"] == "batched_mm"
+    assert run.cache["capacity_bytes"] == setup["capacity_bytes"] == 192 * run.cache["bytes_per_token"]
+    assert run.cache["lengths"] == eager.cache["lengths"]
+    assert run.request["eos_check_every"] == 16
+    stages = run.spans.groupby("phase")["stage"].unique()
+    assert set(stages["decode"]) == {"decode", "decode_step", "sampling"}
+    assert set(stages["prefill"]) == set(eager.spans.loc[eager.spans["phase"] == "prefill", "stage"].unique())
+
+    loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
+    checks = {check.name: check for check in run_checks(loaded)}
+    assert not failed(checks.values())
+    for name in ("parity", "cache_growth", "cache_linear", "attention_mask", "host_waits"):
+        assert checks[name].verdict == "pass"
+    assert checks["mask_handed_over"].measured.startswith("compiled steps do not call the model")
+
+    room = bytes_text(setup["capacity_bytes"]).replace(" ", "\xa0")
+    assert f"room for {room}" in cards_html(loaded)
+    assert "set up once before: compiling the decode step" in verdict(loaded)
+    again = tiny_session.run_inference(
+        PAGES / "slide.png", strategy="compiled", infer={"no_repeat_ngram_size": 3}, **options
+    )
+    plain = tiny_session.run_inference(PAGES / "slide.png", infer={"no_repeat_ngram_size": 3}, **options)
+    assert again.results == plain.results
+    assert again.model["strategy_setup"] == {**setup, "reused": True}
+
+
+def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
+    session = DeepSeekOCRSession.load(SMALL_DUMMY, device="cpu")
+    options = {"max_new_tokens": 4, "repeats": 1, "warmup": 0}
+    plain = session.run_inference(RECEIPT, preset="tiny", **options)
+    runs = [
+        session.run_inference(RECEIPT, preset=preset, vision="compiled", **options)
+        for preset in ("tiny", "small", "tiny")
+    ]
+    assert runs[0].results == plain.results
+    assert plain.model["vision_setup"] is None
+    assert [run.model["vision"] for run in runs] == ["compiled"] * 3
+    first, other, again = (run.model["vision_setup"]["compile_ms"] for run in runs)
+    assert first == again != other
+    # The stages are timed around the compiled encoders, and the encoders are themselves again afterwards.
+    assert runs[0].stage_ms("sam").tolist() and runs[0].stage_ms("clip").tolist()
+    vision = session.family.stages(session.model)
+    assert "forward" not in vars(vision["sam"])
+    assert "forward" not in vars(vision["clip"])
+    inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
+    with session.workshop._vision.installed():
+        compiled = session.run_prefill(inputs).logits
+    torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
+
+
+def test_what_cannot_be_compiled_is_one_sentence():
+    def breaks(value):
+        torch._dynamo.graph_break()
+        return value + 1
+
+    compiled = strategies.compiled_apart(breaks)
+    with pytest.raises(OcrPhasesError, match="torch.compile failed here") as caught:
+        strategies.first_call_ms("cpu", compiled, torch.ones(1))
+    assert "\n" not in str(caught.value)
+
+
+def test_many_shapes_do_not_crowd_each_other_out(traced):
+    for size in range(1, 2 * torch._dynamo.config.recompile_limit):
+        assert strategies.compiled_apart(lambda value: value * 2)(torch.ones(size)).sum() == 2 * size
+
+
+# -- refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "cuda_graph"}, "'cuda_graph' needs a CUDA device, this is cpu"),
+        ({"strategy": "compiled", "autocast": True}, "drop autocast"),
+        ({"vision": "compiled", "autocast": True}, "drop autocast"),
+        ({"vision": "magic"}, "Unknown vision 'magic'"),
+        ({"strategy": "compiled", "generate": True}, r"generate\(\) decodes in its own way"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence(options, message, tiny_session):
+    with pytest.raises(OcrPhasesError, match=message) as caught:
+        tiny_session.run_inference(RECEIPT, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_vendor_class_and_missing_compilers_are_refused(monkeypatch):
+    check = partial(strategies.check_strategy, vision="eager", autocast=False, device="cpu", family=NATIVE)
+    check("eager")
+    with pytest.raises(OcrPhasesError, match="vendor class runs only eagerly"):
+        check("compiled", family=VENDOR)
+    with pytest.raises(OcrPhasesError, match="vendor class runs only eagerly"):
+        check("eager", vision="compiled", family=replace(VENDOR))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(OcrPhasesError, match="no-such-compiler is not here"):
+        check("compiled")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(OcrPhasesError, match="needs triton"):
+        check("compiled", device="cuda")
+
+
+def test_the_command_line_hands_strategies_on(capsys):
+    assert main(["profile", str(RECEIPT), "--device", "cpu", "--strategy", "cuda_graph"]) == 2
+    assert "needs a CUDA device" in capsys.readouterr().err
+    assert main(["profile", str(RECEIPT), "--device", "cpu", "--vision", "magic"]) == 2
+    assert "Unknown vision" in capsys.readouterr().err
+    assert main(["profile", str(RECEIPT), "--device", "cpu", "--eos-check-every", "0"]) == 2
+    assert "eos_check_every is 0" in capsys.readouterr().err
+
+
+def test_a_tie_needs_both_tokens_near_the_best():
+    scores = torch.tensor([4.0, 4.0, 3.0])
+    assert _tie(scores, 0, 1)[0]
+    assert not _tie(scores, 0, 2)[0]
+    assert not _tie(scores, 2, 0)[0]

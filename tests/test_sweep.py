@@ -1,0 +1,278 @@
+"""A sweep: its cells, what is measured again and what is not, its tables, pictures, notebook and verb."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conftest import PAGES
+from example_run import make_run
+from test_report import Elements
+
+from ocr_phases.analyse.sweep import (
+    CURVE_COLUMNS,
+    FAILURE_COLUMNS,
+    SWEEP_COLUMNS,
+    decode_curves,
+    load_sweep,
+    sweep_table,
+    sweep_verdict,
+)
+from ocr_phases.cli import main
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.sweep import Cell, Outcome, make_cells, run_sweep
+from ocr_phases.record import PhaseRun
+from ocr_phases.report.render import execute_notebook, render_html
+from ocr_phases.show import sweep as show
+from ocr_phases.show.html import figure_png
+
+PAGE = PAGES / "slide.png"
+TINY = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
+CELLS = make_cells(["tiny"], ["eager"], [1, 2], [3])
+QUICK: dict[str, Any] = {"repeats": 1, "warmup": 0}
+
+
+def records() -> dict[str, PhaseRun]:
+    """Records as a sweep over two presets, two strategies, two batch sizes and two lengths leaves them."""
+    runs = {}
+    for crops in (False, True):
+        for strategy in ("eager", "cuda_graph"):
+            for rows in (1, 4):
+                for tokens in (5, 60):
+                    run = make_run(crops=crops, rows=rows, max_tokens=tokens, cuda=strategy != "eager")
+                    model = {**run.model, "strategy": strategy, "config": TINY}
+                    run = dataclasses.replace(run, model=model)
+                    runs[f"{crops}-{strategy}-{rows}-{tokens}"] = run
+    return runs
+
+
+def failures(*reasons: str) -> pd.DataFrame:
+    rows = [(f"cell{number}", "base", "eager", 1, 9, reason) for number, reason in enumerate(reasons)]
+    return pd.DataFrame(rows, columns=list(FAILURE_COLUMNS))
+
+
+# -- measuring ----------------------------------------------------------------------------------------
+
+
+def test_cells_are_every_combination_once() -> None:
+    cells = make_cells(["tiny", "base"], ["eager"], [1, 2, 1], [8])
+    assert [cell.name for cell in cells] == [
+        "tiny-eager-b1-n8",
+        "tiny-eager-b2-n8",
+        "base-eager-b1-n8",
+        "base-eager-b2-n8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ((["huge"], ["eager"], [1], [8]), "huge"),
+        ((["tiny"], ["fast"], [1], [8]), "Unknown strategy 'fast'"),
+        ((["tiny"], ["eager"], [0], [8]), "0 is no batch size"),
+        ((["tiny"], ["eager"], [1], [-1]), "-1 is no number of new tokens"),
+        ((["tiny"], [], [1], [8]), "at least one"),
+    ],
+)
+def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(OcrPhasesError, match=message):
+        make_cells(*lists)
+
+
+def states(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.state for outcome in outcomes]
+
+
+def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path: Path) -> None:
+    seen: list[Outcome] = []
+    first = run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK, progress=seen.append)
+    assert states(first) == ["measured", "measured"]
+    assert seen == first
+    runs = load_sweep(tmp_path).runs
+    assert [len(run.results) for run in runs.values()] == [1, 2]
+    assert {run.token_count for run in runs.values()} == {3}
+    assert all(run.request["ignore_eos"] for run in runs.values())
+    assert [run.page_image() is None for run in runs.values()] == [False, True]
+    wider = make_cells(["tiny"], ["eager"], [1, 2], [3, 2])
+    again = {o.cell.name: o.state for o in run_sweep(tiny_session, PAGE, wider, tmp_path, **QUICK)}
+    assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "kept"
+    assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "measured"
+    # Another request, another version and a file that is no record: each is measured again.
+    assert states(run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, repeats=2, warmup=0)) == ["measured"]
+    old = PhaseRun.load(tmp_path / "runs" / "tiny-eager-b2-n3.json")
+    dataclasses.replace(old, versions={**old.versions, "torch": "1.0"}).save(
+        tmp_path / "runs" / "tiny-eager-b2-n3.json"
+    )
+    (tmp_path / "runs" / "tiny-eager-b1-n3.json").write_text("{")
+    assert states(run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)) == ["measured", "measured"]
+
+
+def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path: Path) -> None:
+    run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, **QUICK)
+    before = (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes()
+    with pytest.raises(OcrPhasesError, match="sweep of another page"):
+        run_sweep(tiny_session, PAGES / "form.png", CELLS, tmp_path, **QUICK)
+    with pytest.raises(OcrPhasesError, match="sweep of another model"):
+        run_sweep(golden_session, PAGE, CELLS, tmp_path, **QUICK)
+    assert (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes() == before
+
+
+def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
+    tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [Cell("tiny", "eager", 1, 99_999), *make_cells(["tiny"], ["eager"], [1, 2], [2])]
+    real = tiny_session.run_inference
+
+    def limited(pages: list[Any], *args: Any, **options: Any) -> PhaseRun:
+        if len(pages) > 1:
+            raise torch.OutOfMemoryError("no room\nfor this")
+        return real(pages, *args, **options)
+
+    monkeypatch.setattr(tiny_session, "run_inference", limited)
+    outcomes = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
+    assert states(outcomes) == ["failed", "measured", "failed"]
+    assert "4096 positions" in outcomes[0].reason
+    assert outcomes[2].reason == "OutOfMemoryError: no room"
+    kept = load_sweep(tmp_path)
+    assert list(kept.runs) == ["tiny-eager-b1-n2"]
+    assert dict(zip(kept.failures["cell"], kept.failures["reason"], strict=True)) == {
+        outcome.cell.name: outcome.reason for outcome in outcomes if outcome.state == "failed"
+    }
+    assert kept.failures["max_new_tokens"].tolist() == [99_999, 2]
+    # Known to fail: not tried again, until asked to or until something changes.
+    monkeypatch.undo()
+    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["failed", "kept", "failed"]
+    retried = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK, retry_failed=True)
+    assert states(retried) == ["failed", "kept", "measured"]
+    assert list(load_sweep(tmp_path).failures["cell"]) == ["tiny-eager-b1-n99999"]
+
+
+# -- tables and pictures ------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_row_a_record() -> None:
+    runs = records()
+    table = sweep_table(runs)
+    assert tuple(table.columns) == SWEEP_COLUMNS
+    assert len(table) == len(runs)
+    assert table["prefill_len"].is_monotonic_increasing
+    for _, row in table.iterrows():
+        run = runs[row["cell"]]
+        assert row["prefill_ms"] == pytest.approx(run["prefill_ms"])
+        assert row["inter_token_ms"] == pytest.approx(run["inter_token_ms"])
+        assert row["batch"] == len(run.results)
+        assert 0 < row["vision_share"] < 1
+        # The H200 has a datasheet, the example CPU has not.
+        assert (row["step_floor_ms"] < row["inter_token_ms"]) == (row["strategy"] == "cuda_graph")
+    said = sweep_verdict(table, failures("a", "b"))
+    assert "gundam, 912 prompt tokens" in said
+    assert said.endswith("2 cells could not be measured.")
+
+
+def test_curves_are_the_longest_outputs_in_few_points() -> None:
+    runs = records()
+    curves = decode_curves(runs)
+    assert tuple(curves.columns) == CURVE_COLUMNS
+    assert all(cell.endswith("-60") for cell in curves["cell"])
+    sizes = curves.groupby("cell").size()
+    assert len(sizes) == 8
+    assert (sizes == 24).all()
+    for cell, curve in curves.groupby("cell"):
+        assert curve["cache_len"].is_monotonic_increasing
+        steps = runs[str(cell)].stage_ms("decode_step")
+        assert curve["device_ms"].between(steps.min(), steps.max()).all()
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {},
+        records(),
+        {"one": make_run(max_tokens=1)},
+        {"two": make_run(max_tokens=2, repeats=1, memory=False)},
+        {"whole": make_run(generate=True)},
+    ],
+    ids=["none", "many", "one token", "one step", "generate"],
+)
+@pytest.mark.filterwarnings("error")
+def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
+    table, curves = sweep_table(runs), decode_curves(runs)
+    for figure in (
+        show.plot_prefill(table),
+        show.plot_vision_share(table),
+        show.plot_decode(curves),
+        show.plot_throughput(table),
+        show.plot_floors(table),
+    ):
+        assert figure_png(figure).startswith(b"\x89PNG")
+    elements = Elements(show.sweep_html(table) + show.failures_html(failures("<b>why")))
+    assert not elements.open
+    assert "b" not in elements.tags()
+    assert "nan" not in elements.said + sweep_verdict(table, failures())
+
+
+def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OcrPhasesError, match="holds no records"):
+        load_sweep(tmp_path)
+    (tmp_path / "x.failed.json").write_text("{}")
+    with pytest.raises(OcrPhasesError, match="remove it and sweep again"):
+        load_sweep(tmp_path)
+
+
+# -- the verb and the notebook ------------------------------------------------------------------------
+
+
+def test_the_verb_measures_shows_and_takes_up_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists = ["--presets", "tiny", "--batch", "1,2", "--max-new-tokens", "3,9999", "--device", "cpu"]
+    command = ["sweep", str(PAGE), *lists, "--repeats", "1", "--warmup", "0", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "measured tiny-eager-b2-n3" in said
+    assert "tiny-eager-b1-n9999 failed: " in said
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"runs", "sweep.ipynb", "sweep.html"}
+    elements = Elements((tmp_path / "out" / "sweep.html").read_text(encoding="utf-8"))
+    assert not elements.open
+    assert "2 cells could not be measured." in elements.said
+    assert "4096 positions" in elements.said
+    assert sum(tag == "img" or attributes.get("role") == "img" for tag, attributes in elements.found) == 6
+    assert "over floor" in elements.said
+    assert main(["sweep", "--records", str(tmp_path / "out"), "--out", str(tmp_path / "shown")]) == 0
+    assert "Wrote" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "shown").iterdir()} == {"sweep.ipynb", "sweep.html"}
+
+
+def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    for arguments, message in (
+        ([], "one of the two"),
+        ([str(PAGE), "--records", str(tmp_path)], "one of the two"),
+        ([str(tmp_path / "none.png")], "There is no file"),
+        ([str(PAGE), "--strategies", "fast"], "Unknown strategy"),
+        (["--records", str(tmp_path)], "holds no records"),
+    ):
+        assert main(["sweep", *arguments, *out]) == 2
+        error = capsys.readouterr().err.strip()
+        assert message in error
+        assert len(error.splitlines()) == 1
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match="2"):
+        main(["sweep", str(PAGE), "--batch", "1,x", *out])
+    assert "no list of whole numbers" in capsys.readouterr().err
+
+
+def test_the_notebook_measures_by_itself(tmp_path: Path) -> None:
+    parameters = {"presets": ["tiny"], "batches": [1], "lengths": [2], "device": "cpu", **QUICK}
+    notebook = execute_notebook(
+        "sweep_report", {**parameters, "output_dir": str(tmp_path / "out")}, tmp_path / "sweep.ipynb"
+    )
+    document = render_html(notebook, tmp_path / "sweep.html").read_text(encoding="utf-8")
+    assert "Every cell was measured." in Elements(document).said
+    kept = json.loads((tmp_path / "out" / "runs" / "tiny-eager-b1-n2.json").read_text())
+    assert kept["request"]["max_new_tokens"] == 2
