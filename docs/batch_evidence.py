@@ -4,7 +4,7 @@ python docs/batch_evidence.py pages PAGES --count 500     # draws pages; every 2
 python docs/batch_evidence.py steady PAGES OUT            # a whole batch beside the bare measuring loop
 python docs/batch_evidence.py faults PAGES-bad OUT --compare STEADY_OUT    # the same, with everything killed
 python docs/batch_evidence.py cold PAGES                  # what a cold start costs, what a warm model saves
-python docs/batch_evidence.py gpus PAGES OUT --workers 2  # one device against several
+python docs/batch_evidence.py gpus --workers 2 PAGES OUT -- BATCH OPTIONS    # one device against several
 python docs/batch_evidence.py report OUT                  # what a report costs in a warm kernel
 python docs/batch_evidence.py scheduler                   # what a waiting page costs a dask scheduler
 python docs/batch_evidence.py million EVIDENCE.json...    # what 1,000,000 pages need, from these figures
@@ -340,7 +340,7 @@ def gpus(pages: Path, out: Path, workers: int, options: list[str]) -> dict[str, 
         # From when every worker is past its first page (its set-up) to when the first has none left.
         begin = max(own[0]["started"] + own[0]["seconds"] for own in by_worker.values())
         end = min(own[-1]["started"] + own[-1]["seconds"] for own in by_worker.values())
-        inside = [a for a in attempts if begin <= a["started"] + a["seconds"] <= end]
+        inside = [a for a in attempts if begin < a["started"] + a["seconds"] <= end]
         steps = []
         for entry, status in all_statuses(folder):
             if status["state"] == "done" and begin <= status["attempts"][-1]["started"] <= end:

@@ -34,7 +34,8 @@ PAGE_SUFFIXES = frozenset(
 )
 LIST_SUFFIXES = (".csv", ".jsonl")
 
-_INTEGERS = ("max_new_tokens", "repeats", "warmup", "seed")
+_INTEGERS = ("max_new_tokens", "repeats", "warmup", "seed", "eos_check_every")
+_SWITCHES = ("embed_page", "ceilings")
 _WORDS = {"true": True, "false": False}
 
 
@@ -145,7 +146,7 @@ def _setting(where: str, name: str, value: Any) -> Any:
             return int(text)
         except ValueError as error:
             raise OcrPhasesError(f"{where}: {name} is {text!r}, it must be a whole number.") from error
-    if name == "embed_page":
+    if name in _SWITCHES:
         if text.lower() not in _WORDS:
             raise OcrPhasesError(f"{where}: {name} is {text!r}, it must be true or false.")
         return _WORDS[text.lower()]
