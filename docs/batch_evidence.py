@@ -337,10 +337,11 @@ def gpus(pages: Path, out: Path, workers: int, options: list[str]) -> dict[str, 
         by_worker: dict[str, list[dict[str, Any]]] = {}
         for attempt in attempts:
             by_worker.setdefault(attempt["worker"], []).append(attempt)
-        # From when every worker is past its first page (its set-up) to when the first has none left.
-        begin = max(own[0]["started"] + own[0]["seconds"] for own in by_worker.values())
-        end = min(own[-1]["started"] + own[-1]["seconds"] for own in by_worker.values())
-        inside = [a for a in attempts if begin < a["started"] + a["seconds"] <= end]
+        # Each worker from the end of its first page, which set it up, to the end of its last.
+        rates = [(len(own) - 1) / (_end(own[-1]) - _end(own[0])) for own in by_worker.values()]
+        # A page's own times count while all workers are at it.
+        begin = max(_end(own[0]) for own in by_worker.values())
+        end = min(_end(own[-1]) for own in by_worker.values())
         steps = []
         for entry, status in all_statuses(folder):
             if status["state"] == "done" and begin <= status["attempts"][-1]["started"] <= end:
@@ -350,7 +351,7 @@ def gpus(pages: Path, out: Path, workers: int, options: list[str]) -> dict[str, 
             "exit_code": code,
             "pages": len(attempts),
             "workers_seen": len(by_worker),
-            "pages_per_min": len(inside) / (end - begin) * 60,
+            "pages_per_min": sum(rates) * 60,
             "median_decode_step_ms": statistics.median(steps),
             "seconds_a_page": statistics.median(a["seconds"] for a in attempts[workers:]),
         }
@@ -363,6 +364,10 @@ def gpus(pages: Path, out: Path, workers: int, options: list[str]) -> dict[str, 
         alone[1]["median_decode_step_ms"] / alone[0]["median_decode_step_ms"] - 1
     )
     return found
+
+
+def _end(attempt: dict[str, Any]) -> float:
+    return attempt["started"] + attempt["seconds"]
 
 
 def million(evidence: list[Path], pages: int = 1_000_000) -> dict[str, Any]:

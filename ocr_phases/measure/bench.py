@@ -146,9 +146,10 @@ def _marks(bench: _Bench) -> dict[str, Any]:
     """
     device = bench.session.device
     cuda = torch.device(device).type == "cuda"
+    stream = torch.cuda.current_stream() if cuda else None
 
     def event() -> None:
-        torch.cuda.Event(enable_timing=True).record()
+        torch.cuda.Event(enable_timing=True).record(stream)
 
     def mark_pair() -> None:
         if cuda:
