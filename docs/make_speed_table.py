@@ -71,7 +71,8 @@ def speed_rows(bench: Mapping[str, Any]) -> list[list[str]]:
                 NONE if closed.empty else f"{100.0 * closed.iloc[0]:.1f} %",
             ]
         )
-    return [[NONE if cell == "n/a" else cell for cell in row] for row in rows]
+    shown = [[NONE if cell == "n/a" else cell for cell in row] for row in rows]
+    return [row for row in shown if set(row[2:]) != {NONE}]  # a benchmark may be of other parts alone
 
 
 def speed_table(benches: list[dict[str, Any]]) -> str:

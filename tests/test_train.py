@@ -308,15 +308,17 @@ def test_a_finished_run_can_be_extended_or_started_from(vocabulary: Path, tmp_pa
     run = training(toy_config(budget={"steps": 1}), tmp_path / "run", vocabulary)
     run.run(float("inf"))
     assert run.schedule.ended
-    run.schedule.extend(minutes=1.0)
+    run.schedule.extend(minutes=1.0, peak=0.5)
     assert 0 < run.schedule.progress.fraction < 1
+    full = run.config["optimiser"]["warm_steps"] * run.schedule.rate()  # the first step of its warming up
+    assert full <= 0.5
     run.run(float("inf"), max_steps=1)
     assert run.schedule.progress.step == 2
 
     checkpoint = run.export()
     fresh = training(toy_config(), tmp_path / "fresh", vocabulary)
     state.start_from(fresh.modules["model"], checkpoint)
-    fresh.schedule.extend(minutes=2.0)
+    fresh.schedule.extend(minutes=2.0, peak=0.5)
     assert fresh.schedule.progress.fraction == 0.5
     weights = run.modules["model"].lm_head.weight
     assert torch.equal(fresh.modules["model"].lm_head.weight, weights.bfloat16().float())

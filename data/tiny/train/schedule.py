@@ -21,6 +21,7 @@ class Progress:
     fraction: float = 0.0
     stage: int = 0
     warm_from: int = 0
+    peak: float = 1.0
 
 
 class Schedule:
@@ -41,14 +42,15 @@ class Schedule:
         """Reach the end of the budget at this moment of `time.perf_counter`."""
         self._deadline = deadline
 
-    def extend(self, minutes: float) -> None:
-        """Go on for so much longer than was planned: the rate rises again and decays anew.
+    def extend(self, minutes: float, peak: float) -> None:
+        """Go on for so much longer than was planned: the rate rises again, to ``peak`` of the full one.
 
         A run that has no past of its own (started from a checkpoint) goes on in the last stage.
         """
         progress = self.progress
         progress.stage = len(self.config["stages"]) - 1
         progress.warm_from = progress.step
+        progress.peak = peak
         past = progress.seconds or 60 * minutes
         progress.fraction = past / (past + 60 * minutes)
         self._per_second = (1 - progress.fraction) / (60 * minutes)
@@ -94,7 +96,7 @@ class Schedule:
         warm = min(1.0, (progress.step - progress.warm_from + 1) / settings["warm_steps"])
         start = settings["decay_from"]
         left = 1.0 if progress.fraction < start else (1 - progress.fraction) / (1 - start)
-        return warm * max(settings["last_rate"], left)
+        return progress.peak * warm * max(settings["last_rate"], left)
 
     def plan(self, number: int) -> tuple[Bucket, dict[str, Any], int]:
         """Batch ``number``: its bucket, its stage and how many of its chunks are fresh."""

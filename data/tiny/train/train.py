@@ -242,6 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--finish", action="store_true", help="fit the rest of the run into this call")
     parser.add_argument("--extend", type=float, metavar="MINUTES", help="go on beyond the budget")
     parser.add_argument(
+        "--rate", type=float, default=0.15, help="of an extension, at its highest; 1 is the config's"
+    )
+    parser.add_argument(
         "--weights", type=Path, metavar="CHECKPOINT", help="weights of a new run; needs --extend"
     )
     parser.add_argument("--export", action="store_true", help="write the checkpoint though the run goes on")
@@ -269,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.weights:
         state.start_from(training.modules["model"], args.weights)
     if args.extend:
-        training.schedule.extend(args.extend)
+        training.schedule.extend(args.extend, args.rate)
     deadline = start + 60 * args.minutes
     if args.finish:
         training.schedule.finish_by(deadline)
