@@ -69,10 +69,12 @@ class DaskPool:
         self.counted = (0.0, 0)
 
     def submit(self, request: Mapping[str, Any], timeout: float | None) -> Future[Outcome]:
+        """As in `Pool`; raises `OcrPhasesError` where the scheduler was lost."""
         self._check()
         return self.executor.submit(run_on_worker, dict(request), timeout, self.command)
 
     def room(self) -> int:
+        """As in `Pool`."""
         return max(2, 2 * self.workers())
 
     def workers(self) -> int:
@@ -85,6 +87,7 @@ class DaskPool:
         return count
 
     def close(self) -> None:
+        """As in `Pool`."""
         self.client.close()
         if self.cluster is not None:
             self.cluster.close()

@@ -43,12 +43,15 @@ class LocalPool:
         self.children: list[Child] = []
 
     def submit(self, request: Request, timeout: float | None) -> Future[Outcome]:
+        """As in `Pool`."""
         return self.threads.submit(self._run, request, timeout)
 
     def room(self) -> int:
+        """As in `Pool`."""
         return 2 * self.workers
 
     def close(self) -> None:
+        """As in `Pool`."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for child in self.children:
             child.kill()
