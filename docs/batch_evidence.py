@@ -416,7 +416,7 @@ def as_markdown(evidence: list[Path]) -> str:
         rows += [
             ("killed on the way", "; ".join(run["killed"])),
             ("accounted for", f"{run['accounted_for']} of {run['pages']}"),
-            ("measured, failed", f"{run['done']}, {run['failed']} ({run['failures']})"),
+            ("measured, failed", f"{run['done']}, {run['failed']} ({', '.join(run['failures'])})"),
             ("records that differ in more than timings", f"{len(run['different'])} of {run['compared']}"),
         ]
     if run := known.get("report"):

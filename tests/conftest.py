@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from example_run import ATTACK, make_run, report_of
 from safetensors.torch import load_file
 
 from ocr_phases import DeepSeekOCRSession
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
 
 GOLDEN = Path(__file__).parent / "golden"
 PAGES = Path(__file__).parents[1] / "data" / "pages"
