@@ -293,12 +293,11 @@ def test_the_speed_table_has_a_row_a_preset(script: ModuleType, tmp_path: Path) 
     benches = script.find_benches(tmp_path)
     assert len(benches) == 1
     lines = script.speed_table(benches).splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 3  # the preset without figures has none
     assert len({line.count("|") for line in lines}) == 1
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     expected = ["NVIDIA H200, `dummy` bfloat16", "base", "40.0 ms", "4.00 ms", "–", "1.00 ms", "0.500 ms"]
     assert cells == [*expected, "0.90 (0.90 to 0.90)", "–", "98.9 %"]
-    assert [cell.strip() for cell in lines[3].strip("|").split("|")][2:] == ["–"] * 8
 
 
 def test_the_table_stands_between_the_markers(script: ModuleType) -> None:
@@ -309,7 +308,7 @@ def test_the_table_stands_between_the_markers(script: ModuleType) -> None:
     assert script.speed_table([]) == ""
     changed = copy.deepcopy(example())
     changed["results"] = []
-    assert script.speed_table([changed]).count("\n") == 3
+    assert script.speed_table([changed]) == ""
     with pytest.raises(SystemExit, match="no <!-- speed table"):
         script.with_table("a", "b")
 

@@ -74,7 +74,11 @@ def test_every_shape_has_every_check(shape: str) -> None:
     assert not elements.stray
 
 
-@pytest.mark.parametrize("path", [*RUNS.glob("h200*.json"), GOLDEN / "run.json"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [RUNS / "h200-dummy-base.json", RUNS / "h200-dummy-gundam.json", GOLDEN / "run.json"],
+    ids=lambda path: path.stem,
+)
 def test_records_from_before_the_checklist_say_so(path: Any) -> None:
     run = PhaseRun.load(path)
     checks = {check.name: check for check in run_checks(dataclasses.replace(run, checks=[]))}

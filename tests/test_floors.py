@@ -69,7 +69,7 @@ def test_the_floor_of_a_decode_step_is_its_bytes_over_the_bandwidth() -> None:
     assert step["floor_ms"] == pytest.approx(0.27, abs=0.015)
     assert step["distance"] == pytest.approx(step["device_ms"] / step["floor_ms"])
     assert step["mbu"] == pytest.approx(1 / step["distance"])
-    assert "memory bandwidth allows 0.281 ms, 31 times its floor" in floor_sentence(run)
+    assert "memory bandwidth allows 0.282 ms, 31 times its floor" in floor_sentence(run)
     assert floor_sentence(run) in verdict(run)
 
 
