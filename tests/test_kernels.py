@@ -149,11 +149,17 @@ def test_the_cache_and_attention_are_told_by_range_operator_or_name() -> None:
 
 
 def test_attention_in_a_graph_is_not_available_rather_than_wrong() -> None:
-    """Also where a kernel's name seems to say it; RoPE's halves are concatenated there, not the cache."""
-    run = with_kernels(view=reduce_trace(*mini_trace()))
-    decode = analyse.kv_cache_share(run).query("phase == 'decode'")
-    assert list(decode["part"]) == ["kv_update"]
-    assert list(decode["kernels"]) == [1.0]
+    """What is concatenated in a graph are the halves of RoPE, not the cache."""
+    trace = TraceWriter()
+    trace.stage("decode", "decode", 0, 1000)
+    trace.stage("decode", "decode_step", 10, 900, step=0)
+    names = ("CatArrayBatchedCopy", "index_elementwise_kernel<index_copy_kernel_impl>", "gemv", "softmax")
+    kernels = [(name, 100 + 10 * place, 110 + 10 * place) for place, name in enumerate(names)]
+    trace.launch(20, *kernels, call="cudaGraphLaunch")
+    run = with_kernels(view=reduce_trace(*trace.done()))
+    parts = analyse.kv_cache_share(run)
+    assert parts[["part", "by", "kernels"]].values.tolist() == [["kv_update", "name", 1.0]]
+    assert parts["of_busy"].tolist() == [pytest.approx(1 / 4)]
     check = {check.name: check for check in run_checks(run)}["expected_cache_update"]
     assert (check.verdict, "captured graph" in check.measured) == ("n/a", True)
     words = "Attention in decode is n/a"
