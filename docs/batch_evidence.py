@@ -454,7 +454,7 @@ def report(out: Path, count: int = 20) -> dict[str, Any]:
     """What rendering a report takes in a warm kernel and in a fresh one, and its size."""
     import tempfile
 
-    from ocr_phases.report.kernels import WarmKernel
+    from ocr_phases.report.jupyter_kernels import WarmKernel
     from ocr_phases.report.render import report_page
 
     records = [

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocr_phases import DeepSeekOCRSession
+from ocr_phases.analyse.cost import masked_flops, run_cost, stage_cost
 from ocr_phases.analyse.datasheets import DATASHEETS, find_datasheet
 from ocr_phases.analyse.floors import (
     DECODE_FLOOR_COLUMNS,
@@ -83,6 +84,21 @@ def test_a_whole_is_the_sum_of_its_stages() -> None:
         assert total["flops"] == parts["flops"].sum() and total["bytes"] == parts["bytes"].sum()
     assert table["device_ms"].notna().all()
     assert ((table["mfu"] > 0) & (table["mfu"] < 1) & (table["mbu"] < 1)).all()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_floor_has_only_the_pairs_that_the_causal_mask_lets_through(rows: int) -> None:
+    run = example(crops=False, rows=rows)
+    floors = floor_table(run).set_index(["phase", "stage", "view"])["flops"]
+    cost = stage_cost(run_cost(run)).set_index(["phase", "stage", "view"])["flops"]
+    length, text = run.request["prefill_len"], TINY["text_config"]
+    channels = rows * text["num_hidden_layers"] * text["hidden_size"]
+    seen = sum(4 * keys * channels for keys in range(1, length + 1))
+    spared = 4 * length * length * channels - seen
+    assert spared == masked_flops(TINY, prompt_len=length, batch=rows) > 0
+    assert cost["prefill", "decoder", ""] - floors["prefill", "decoder", ""] == spared
+    others = [key for key in cost.index if key != ("prefill", "decoder", "") and key in floors.index]
+    assert (cost[others] == floors[others]).all() and len(others) > 3
 
 
 def test_the_floor_rises_with_the_cache_by_its_bytes() -> None:

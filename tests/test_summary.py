@@ -17,6 +17,7 @@ from ocr_phases.analyse.summary import (
     ms_text,
     percent_text,
     repeat_table,
+    stage_ms,
     stage_table,
     step_table,
     verdict,
@@ -68,6 +69,21 @@ def test_stage_table_sums_calls_of_one_repeat_and_takes_the_median_over_repeats(
     assert row["calls"] == run.token_count - 1
     assert row["device_ms"] == pytest.approx(steps.median())
     assert row["device_ms_p90"] == pytest.approx(steps.quantile(0.9))
+
+
+def test_a_stages_time_is_of_a_repeat_and_in_decode_of_a_step() -> None:
+    run = make_run()
+    times, spans = stage_ms(run), run.spans
+    for (phase, stage, view), ms in times.items():
+        rows = spans[(spans["phase"] == phase) & (spans["stage"] == stage) & (spans["view"] == view)]
+        assert ms == pytest.approx(rows["device_ms"].median())  # one call in a repeat or a step
+    assert times["decode", "decode_step", ""] == run["inter_token_ms"]
+    assert ("decode", "decode", "") not in times
+    first = stage_ms(run, steps=[0, 1])
+    steps = spans[(spans["stage"] == "lm_head") & spans["step"].isin([0, 1])]
+    assert first["decode", "lm_head", ""] == steps["device_ms"].median()
+    assert first["prefill", "sam", "local"] == times["prefill", "sam", "local"]
+    assert not [key for key in stage_ms(run, steps=[]) if key[0] == "decode"]
 
 
 def test_stage_table_tells_the_views_apart() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.report import render
-from ocr_phases.report.kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import WarmKernel
 from ocr_phases.report.render import execute_notebook
 
 NOTEBOOK = """\

@@ -314,13 +314,12 @@ def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> Found:
     mine = table[(table["phase"] == phase) & table["part"].isin(parts)]
     if mine.empty:
         return "n/a", "the profiler saw no such kernel"
+    if set(mine["part"]) != set(parts):
+        return "n/a", "the kernels of attention cannot be told in a captured graph"
     shares = zip(mine["part"], mine["of_busy"], strict=True)
     each = [f"{str(part).replace('_', ' ')} {percent_text(share)}" for part, share in shares]
-    guessed = ", told by name" if (mine["by"] == "name").any() else ""
     share = float(mine["of_busy"].sum())
-    return _in_range(
-        share, 0.05, 0.10, f"{percent_text(share)} of the GPU's work ({', '.join(each)}{guessed})"
-    )
+    return _in_range(share, 0.05, 0.10, f"{percent_text(share)} of the GPU's work ({', '.join(each)})")
 
 
 _EXPECTED: dict[str, Callable[[PhaseRun], Found]] = {

@@ -1,7 +1,8 @@
 """What a forward costs: parameters, FLOPs and bytes of every stage, from a config and an input shape alone.
 
 FLOPs are those of matrix products, convolutions and attention, two a multiply-add, as
-``torch.utils.flop_counter.FlopCounterMode`` counts them (causal attention over all pairs of positions);
+``torch.utils.flop_counter.FlopCounterMode`` counts them (causal attention over all pairs of positions:
+`masked_flops` are those of the pairs that its mask leaves out);
 elementwise work is not counted. Bytes are the least that must move: each weight and each cache entry once.
 ``activation_bytes`` are the tensors that enter and leave each of the counted products, with everything
 between them fused; they can stay on the chip, so a floor (`ocr_phases.analyse.floors`) leaves them out.
@@ -71,7 +72,7 @@ def vision_calls(preset: str, grids: Sequence[Sequence[int]]) -> list[VisionCall
 
 @dataclass(frozen=True)
 class Work:
-    """Parameters held, FLOPs done and elements of activations moved; adds up and multiplies."""
+    """Parameters held, FLOPs done and activations moved (elements, not bytes); adds up and multiplies."""
 
     parameters: float = 0
     flops: float = 0
@@ -218,6 +219,18 @@ def logits_bytes(
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
     one = batch * read_architecture(config).text.vocab * dtype_bytes
     return {"all": prompt_len * one, "last": one}
+
+
+def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:
+    """FLOPs of the prefill's decoder on pairs of positions that the causal mask hides.
+
+    Of T x T pairs T(T+1)/2 are seen, so T(T-1)/2 are not, at 4 FLOPs a channel of all heads and layer. They
+    are in `prefill_cost`, and a causal kernel need not do them.
+    """
+    _check(prompt_len=prompt_len, batch=batch)
+    text = read_architecture(config).text
+    hidden_pairs = batch * prompt_len * (prompt_len - 1) // 2
+    return 4 * hidden_pairs * text.heads * text.head_width * text.layers
 
 
 def kv_bytes_per_token(config: dict[str, Any], *, batch: int = 1, dtype_bytes: int = 2) -> int:

@@ -2,9 +2,10 @@
 
 A stage can be no faster than its arithmetic at the device's best rate, nor than its bytes at the best
 bandwidth: its floor is the larger of the two (Williams, Waterman and Patterson 2009, the roofline model). The
-bytes are the weights, once, and the KV cache; activations can stay on the chip. Stages follow one another, so
-the floor of a whole is the sum of its stages'. MFU (Chowdhery et al. 2022, arXiv:2204.02311) is FLOPs
-over time and best rate, MBU the same of bytes and bandwidth.
+bytes are the weights, once, and the KV cache; activations can stay on the chip. Causal attention counts only
+the pairs of positions that its mask lets through (`masked_flops` less than the cost tables). Stages follow
+one another, so the floor of a whole is the sum of its stages'. MFU (Chowdhery et al. 2022, arXiv:2204.02311)
+is FLOPs over time and best rate, MBU the same of bytes and bandwidth.
 
 Ceilings come from the record (`ocr_phases.measure.ceilings`), else from a datasheet
 (`ocr_phases.analyse.datasheets`); without either there is no floor.
@@ -12,15 +13,14 @@ Ceilings come from the record (`ocr_phases.measure.ceilings`), else from a datas
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.cost import decode_cost, run_cost, run_shape, stage_cost
+from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.summary import bytes_text, ms_text, step_table
+from ocr_phases.analyse.summary import bytes_text, ms_text, stage_ms, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
@@ -102,16 +102,19 @@ def why_no_floor(run: PhaseRun) -> str | None:
 def floor_table(run: PhaseRun) -> pd.DataFrame:
     """One row a stage and view of the prefill and of a decode step, columns `FLOOR_COLUMNS`.
 
-    ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` and ``bytes`` are
-    int64, ``intensity`` FLOPs a byte, times ms: ``device_ms`` the median over repeats (of a decode step: over
-    all steps), ``floor_ms`` at the cache length in the middle of the run. ``limit`` is ``arithmetic`` or
-    ``bandwidth``, ``distance`` measured over floor, ``mfu`` and ``mbu`` shares of one, ``source`` that of the
-    ceilings. Empty where `why_no_floor` says so. A stage that was not timed has NaN.
+    ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` (without
+    `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms`` the median
+    over repeats (of a decode step: over all steps), ``floor_ms`` at the cache length in the middle of the
+    run. ``limit`` is ``arithmetic`` or ``bandwidth``, ``distance`` measured over floor, ``mfu`` and ``mbu``
+    shares of one, ``source`` that of the ceilings. Empty where `why_no_floor` says so. A stage that was not
+    timed has NaN.
     """
     ceilings, costs = ceilings_of(run), _costs(run)
     if why_no_floor(run) is not None or ceilings is None or costs is None:
         return pd.DataFrame(columns=list(FLOOR_COLUMNS))
-    rows, measured = [], _measured(run)
+    # A stage too short for the clock says nothing.
+    measured = {place: ms for place, ms in stage_ms(run).items() if ms > 0}
+    rows = []
     for phase, stages in costs.groupby("phase", sort=False):
         whole, floors = (str(phase), _WHOLES[str(phase)], ""), 0.0
         for stage, view, flops, count in stages[["stage", "view", *_WORK]].itertuples(index=False, name=None):
@@ -220,14 +223,18 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def _costs(run: PhaseRun) -> pd.DataFrame | None:
-    """Cost by phase, stage and view with ``bytes``; None for a model whose cost is unknown.
+    """Least cost by phase, stage and view with ``bytes``; None for a model whose cost is unknown.
 
     Stages without arithmetic are left out: their bytes are a few kilobytes.
     """
     try:
-        table = _with_bytes(run_cost(run))
+        table, shape = _with_bytes(run_cost(run)), run_shape(run)
     except OcrPhasesError:
         return None
+    prefill = (table["phase"] == "prefill") & (table["stage"] == "decoder")
+    table.loc[prefill, "flops"] -= masked_flops(
+        run.model["config"], prompt_len=shape["prompt_len"], batch=shape["batch"]
+    )
     return table[table["flops"] > 0]
 
 
@@ -258,14 +265,3 @@ def _floor_row(
         count / seconds / ceilings.bandwidth_bytes_per_s,
         ceilings.source,
     )
-
-
-def _measured(run: PhaseRun) -> dict[Hashable, float]:
-    """Median ms by phase, stage and view: of the prefill's sums over repeats, of decode over all steps."""
-    spans = run.spans
-    keys = ["phase", "stage", "view"]
-    sums = spans[spans["phase"] == "prefill"].groupby([*keys, "repeat"])["device_ms"].sum()
-    steps = spans[spans["phase"] == "decode"].groupby(keys)["device_ms"].median()
-    times = {**sums.groupby(keys).median().to_dict(), **steps.to_dict()}
-    # A stage too short for the clock says nothing.
-    return {place: ms for place, ms in times.items() if ms > 0}

@@ -5,7 +5,8 @@ How long the device worked, for whom and in which kernels comes from a run of it
 slows the host down: busy time over wall time is therefore a figure of the undisturbed run. Idle gaps and the
 host's waits were seen under the profiler and are longer there; their kind and number are not.
 
-Figures of the decode are for one step (one token a row), all others for one run of the phase.
+Figures of the decode are for one step (one token a row), wall times of the same steps as the profiled ones;
+all others are for one run of the phase.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.summary import ms_text, percent_text, stage_name
+from ocr_phases.analyse.summary import STAGE_KEYS, ms_text, percent_text, stage_ms, stage_name
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
 
@@ -48,6 +49,7 @@ VERDICT_COLUMNS = (
     "idle_after_sync",
     "queue_ms",
     "floor_ms",
+    "of_floor",
     "mfu",
     "mbu",
     "reason",
@@ -58,7 +60,10 @@ GAP_CAUSES = ("host sync", "launch", "device")
 DEVICE_BOUND = 0.7
 #: From this share of the idle time on that follows the host's waits, they and not the launches are to blame.
 _SYNC_BOUND = 0.5
-_STEP_STAGES = ("decode_step", "decoder", "lm_head", "sampling")
+#: From this share of its floor's rate on that the device reaches while it works, the floor's limit bounds it.
+FLOOR_BOUND = 0.5
+#: From this share of the prefill on, both under the profiler, one operator's waits are worth a word.
+_CLEAR_WAIT = 0.05
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|std::")
 
 
@@ -71,7 +76,8 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     """One row a stage, columns `KERNEL_COLUMNS`; a stage includes what lies inside it.
 
     ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median of
-    the timed repeats on the device's clock (missing where they have no such stage); ``idle_share`` what is
+    the timed repeats on the device's clock, in decode over the profiled steps (missing where they have no
+    such stage, and for the loop around the steps, which the profiled run cuts short); ``idle_share`` what is
     left of it. ``launches`` are the host's calls that put work on the device: one for a whole CUDA graph.
     ``profiled_ms`` is the host's time in the stage under the profiler.
     """
@@ -80,8 +86,9 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     counts = ["kernels", "copies", "launches", "busy_ms"]
     table[counts] = table[counts].div(per_step, axis=0)
     table["profiled_ms"] = table["host_ms"] / per_step
-    keys = table[["phase", "stage", "view"]].itertuples(index=False, name=None)
-    table["wall_ms"] = [_wall_ms(run, *key) for key in keys]
+    walls = stage_ms(run, steps=_table(run, "decode_steps")["step"].tolist())
+    keys = table[[*STAGE_KEYS]].itertuples(index=False, name=None)
+    table["wall_ms"] = [walls.get(key, math.nan) for key in keys]
     table["idle_share"] = (1.0 - table["busy_ms"] / table["wall_ms"]).clip(lower=0.0)
     return table[list(KERNEL_COLUMNS)]
 
@@ -126,7 +133,8 @@ def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
 
     ``of_busy`` is of the device's work in the prefill or in one decode step, ``of_wall`` of its wall time.
     ``by`` says how the kernels were told: by the ``range`` around the cache's update or by the attention
-    ``operator`` that launched them (sure), or by ``name`` within a CUDA graph (best effort).
+    ``operator`` that launched them (sure), or by ``name`` within a CUDA graph (best effort). Attention within
+    a graph cannot be told and has no row.
     """
     table = _table(run, "parts")
     whole = kernel_table(run).set_index(["phase", "stage", "view"])
@@ -153,31 +161,35 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
 
 
 def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataFrame:
-    """What bounds each stage, columns `VERDICT_COLUMNS`, with the numbers behind it and a sentence.
+    """What bounds each stage of prefill and decode, columns `VERDICT_COLUMNS`, with numbers and a sentence.
 
     The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another that was
     launched in time. Where both together are less than `DEVICE_BOUND` of ``wall_ms``, a stage is
-    ``host-sync-bound`` if most of its idle time follows a wait of the host (``idle_after_sync``), else
-    ``launch-bound``. Any other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of;
-    ``floors`` is `floor_table`'s (``phase``, ``stage``, ``view``, ``floor_ms``, ``limit``, ``mfu``, ``mbu``).
-    Without a floor it is ``device-bound``.
+    ``host-sync-bound`` if at least half of its idle time (wall less busy) follows a wait of the host
+    (``idle_after_sync``; gaps were seen under the profiler, so it is cut at 1), else ``launch-bound``. Any
+    other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of, where the floor is at
+    least `FLOOR_BOUND` of the busy time (``of_floor``); ``floors`` is `floor_table`'s (``phase``, ``stage``,
+    ``view``, ``floor_ms``, ``limit``, ``mfu``, ``mbu``). Farther from its floor, or without one, it is
+    ``device-bound``. ``prepare`` is the host's own work and has no verdict.
     """
     table = kernel_table(run).dropna(subset=["wall_ms"])
-    table = table[(table["kernels"] + table["copies"] > 0) & (table["wall_ms"] > 0)]
+    table = table[(table["phase"] != "prepare") & (table["busy_ms"] > 0) & (table["wall_ms"] > 0)]
     gaps = idle_gaps(run)
-    known = {} if floors is None else floors.set_index(["phase", "stage", "view"]).to_dict("index")
+    known = {} if floors is None else floors.set_index([*STAGE_KEYS]).to_dict("index")
     rows = []
     for row in table.to_dict("records"):
         key = (row["phase"], row["stage"], row["view"])
         idle = _idle_ms(gaps, *key)
-        after_sync = idle.get("host sync", 0.0) / idle.sum() if len(idle) else math.nan
+        waiting = row["wall_ms"] - row["busy_ms"]
+        after_sync = min(1.0, idle.get("host sync", 0.0) / waiting) if waiting > 0 else math.nan
         queue_ms = idle.get("device", 0.0)
         floor: Mapping[Any, Any] = known.get(key, {})
-        verdict = _verdict(row, after_sync, queue_ms, floor.get("limit"))
-        reason = _reason(row, verdict, after_sync, floor)
+        floor_ms, mfu, mbu = (floor.get(name, math.nan) for name in ("floor_ms", "mfu", "mbu"))
+        of_floor = floor_ms / row["busy_ms"]
+        verdict = _verdict(row, after_sync, queue_ms, of_floor, floor.get("limit"))
+        reason = _reason(row, verdict, after_sync, of_floor, floor)
         times = (row["busy_ms"], row["wall_ms"], after_sync, queue_ms)
-        against = [floor.get(name, math.nan) for name in ("floor_ms", "mfu", "mbu")]
-        rows.append((*key, verdict, *times, *against, reason))
+        rows.append((*key, verdict, *times, floor_ms, of_floor, mfu, mbu, reason))
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
@@ -190,10 +202,14 @@ def kernel_sentence(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
     table = stage_verdict(run, floors)
     parts = []
     for phase, unit in (("prefill", ""), ("decode", " a step")):
-        row = table[(table["phase"] == phase) & (table["stage"] == _whole(phase))]
-        if len(row):
-            verdict, busy, wall = row.iloc[0][["verdict", "busy_ms", "wall_ms"]]
-            parts.append(f"{phase} is {verdict}: the GPU works {of_text(busy, wall)}{unit}")
+        for row in table[(table["phase"] == phase) & (table["stage"] == _whole(phase))].to_dict("records"):
+            works = of_text(row["busy_ms"], row["wall_ms"])
+            parts.append(f"{phase} is {row['verdict']}: the GPU works {works}{unit}{_at_floor(row)}")
+            if phase == "prefill":
+                parts += _waits(run)
+            elif row["verdict"] == "launch-bound" and run.model.get("strategy") == "eager":
+                busy = ms_text(row["busy_ms"])
+                parts.append(f"captured in a graph it would take about that {busy} at best")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
@@ -247,24 +263,23 @@ def _per_step(run: PhaseRun, table: pd.DataFrame, *columns: str) -> None:
         table.loc[decode, column] /= _steps(run)
 
 
-def _wall_ms(run: PhaseRun, phase: str, stage: str, view: str) -> float:
-    """Median over repeats of a stage's time in ms, in decode over the steps of all repeats; NaN for none."""
-    spans = run.spans
-    rows = spans[(spans["phase"] == phase) & (spans["stage"] == stage) & (spans["view"] == view)]
-    if rows.empty:
-        return math.nan
-    if phase == "decode" and stage in _STEP_STAGES:
-        return float(rows["device_ms"].median())
-    sums = rows.groupby("repeat")["device_ms"].sum()
-    if phase == "decode":
-        steps = spans[spans["stage"] == "decode_step"].groupby("repeat").size()
-        sums = (sums / steps).dropna()
-    return float(sums.median())
-
-
 def _whole(phase: str) -> str:
     """The row that stands for a phase: in decode the step, because the loop around it is cut short."""
     return "decode_step" if phase == "decode" else phase
+
+
+def _waits(run: PhaseRun) -> list[str]:
+    """The operator that waits longest in the prefill, as a clause; none where that is little of it."""
+    table, waits = kernel_table(run), host_syncs(run)
+    whole = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
+    waits = waits[(waits["phase"] == "prefill") & (waits["operator"] != "")]
+    each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
+    return [
+        f"in it the host waits {count:,.0f} times for the GPU in {operator} of {stage_name(stage)}, "
+        f"{ms_text(ms)} under the profiler"
+        for (stage, operator), count, ms in each.itertuples(name=None)
+        if ms >= _CLEAR_WAIT * whole
+    ]
 
 
 def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series:
@@ -277,13 +292,26 @@ def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series
     return mine.groupby("cause")["idle_ms"].sum()
 
 
-def _verdict(row: Mapping[Any, Any], after_sync: float, queue_ms: float, limit: str | None) -> str:
+def _verdict(
+    row: Mapping[Any, Any], after_sync: float, queue_ms: float, of_floor: float, limit: str | None
+) -> str:
     if row["busy_ms"] + queue_ms < DEVICE_BOUND * row["wall_ms"]:
         return "host-sync-bound" if after_sync >= _SYNC_BOUND else "launch-bound"
-    return {"arithmetic": "compute-bound", "bandwidth": "bandwidth-bound"}.get(str(limit), "device-bound")
+    if of_floor >= FLOOR_BOUND:
+        return "compute-bound" if limit == "arithmetic" else "bandwidth-bound"
+    return "device-bound"
 
 
-def _reason(row: Mapping[Any, Any], verdict: str, after_sync: float, floor: Mapping[Any, Any]) -> str:
+def _at_floor(row: Mapping[Any, Any]) -> str:
+    """What is between a device-bound stage and its floor; empty for any other and without a floor."""
+    if row["verdict"] != "device-bound" or math.isnan(row["of_floor"]):
+        return ""
+    return f", and its kernels reach {percent_text(row['of_floor'])} of the floor"
+
+
+def _reason(
+    row: Mapping[Any, Any], verdict: str, after_sync: float, of_floor: float, floor: Mapping[Any, Any]
+) -> str:
     name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
     text = f"{name}: the GPU works {of_text(row['busy_ms'], row['wall_ms'])}"
     if verdict == "launch-bound":
@@ -291,6 +319,7 @@ def _reason(row: Mapping[Any, Any], verdict: str, after_sync: float, floor: Mapp
         text += f"; {launches:,.0f} launches, one every {row['wall_ms'] / launches * 1e3:.1f} µs"
     elif verdict == "host-sync-bound":
         text += f"; {percent_text(after_sync)} of its idle time follows a wait of the host"
+    text += _at_floor({"verdict": verdict, "of_floor": of_floor})
     if not floor:
         return text
     allows = "arithmetic" if floor["limit"] == "arithmetic" else "memory bandwidth"

@@ -7,6 +7,7 @@ batch, or of a one-shot ``generate`` run that has no phases to tell apart.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,9 @@ PHASES = ("prepare", "prefill", "decode", "generate")
 OUTLIER_DEVIATIONS = 5.0
 OUTLIER_FACTOR = 1.5
 
+STAGE_KEYS = ("phase", "stage", "view")
 STAGE_COLUMNS = (
-    "phase",
-    "stage",
-    "view",
+    *STAGE_KEYS,
     "calls",
     "device_ms",
     "device_ms_p10",
@@ -104,6 +104,21 @@ def stage_name(stage: str) -> str:
     return _STAGE_NAMES.get(stage, stage.replace("_", " "))
 
 
+def stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
+    """Median time of each stage on the device clock in ms, by phase, stage and view.
+
+    Over repeats of the sum over one repeat's calls; of decode's stages over the steps of all repeats, or over
+    ``steps`` of them. The loop around the steps has none.
+    """
+    decode = run.spans[(run.spans["phase"] == "decode") & run.spans["step"].notna()]
+    if steps is not None:
+        decode = decode[decode["step"].isin(steps)]
+    each_step = decode.groupby([*STAGE_KEYS])["device_ms"].median()
+    sums = _repeat_sums(run).median(axis=1)
+    sums = sums[sums.index.get_level_values("phase") != "decode"]
+    return {**sums.to_dict(), **each_step.to_dict()}
+
+
 def stage_table(run: PhaseRun) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
@@ -112,16 +127,25 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
     repeats). In decode ``decoder``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     rows = []
-    for key, spans in run.spans.groupby(["phase", "stage", "view"], sort=False):
+    sums, host = _repeat_sums(run), _repeat_sums(run, "host_ms").median(axis=1)
+    for key, spans in run.spans.groupby([*STAGE_KEYS], sort=False):
         phase, stage, view = map(str, key)
-        per_repeat = spans.groupby("repeat")
-        sums = per_repeat[["device_ms", "host_ms"]].sum().reindex(run.repeats, fill_value=0.0)
-        calls = per_repeat.size().reindex(run.repeats, fill_value=0)
-        device = sums["device_ms"].to_numpy(dtype=np.float64)
+        calls = spans.groupby("repeat").size().reindex(run.repeats, fill_value=0)
+        device = sums.loc[(phase, stage, view), :].to_numpy(dtype=np.float64)
         whole = _sums(run, phase, phase)
         share = float(np.median(device / whole)) if whole.all() else math.nan
         low, middle, high = np.quantile(device, (0.1, 0.5, 0.9))
-        row = (phase, stage, view, int(calls.median()), middle, low, high, sums["host_ms"].median(), share)
+        row = (
+            phase,
+            stage,
+            view,
+            int(calls.median()),
+            middle,
+            low,
+            high,
+            host.loc[(phase, stage, view)],
+            share,
+        )
         start = spans["host_start_ms"].min()
         rows.append(((PHASES.index(phase), stage != phase, start, -middle), row))
     rows.sort(key=lambda row: row[0])
@@ -380,6 +404,15 @@ def _digits(value: float) -> str:
     text = f"{value:.{min(decimals, 3)}f}"
     # 9.996 rounds up to 10.00: one digit too many.
     return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
+
+
+def _repeat_sums(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
+    """Sum of each stage's calls in one repeat, ms: a row a phase, stage and view, a column a repeat.
+
+    Zero where a repeat lacks the stage.
+    """
+    sums = run.spans.groupby([*STAGE_KEYS, "repeat"])[clock].sum().unstack("repeat")
+    return sums.reindex(columns=run.repeats).fillna(0.0)
 
 
 def _sums(run: PhaseRun, phase: str, stage: str, clock: str = "device_ms") -> np.ndarray:

@@ -25,7 +25,7 @@ from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import RECORD
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import output_folder
-from ocr_phases.report.kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import WarmKernel
 
 Request = Mapping[str, Any]
 Handler = Callable[[Request, Callable[[], None]], Outcome]

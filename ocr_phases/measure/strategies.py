@@ -92,7 +92,7 @@ def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[...
 
 def first_call_ms(
     device: torch.device | str, function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> tuple:
+) -> tuple[Any, float]:
     """What ``function`` gives and the milliseconds it took, the device's work included.
 
     Raises `OcrPhasesError` where it is compiled and the compiler fails.

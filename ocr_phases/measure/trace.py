@@ -28,11 +28,9 @@ _CALLS = ("cuda_runtime", "cuda_driver")
 _SYNC = re.compile(r"^(cuda|cu)(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy$")
 _GRAPH_LAUNCH = re.compile(r"^(cuda|cu)GraphLaunch")
 _ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
-# A replayed graph has no operators: its kernels can only be told by their names.
-_NAMED_PARTS = (
-    ("kv_update", re.compile(r"index_copy|index_put|CatArrayBatchedCopy")),
-    ("attention", re.compile(r"flash|fmha|attention|sdpa", re.IGNORECASE)),
-)
+# A replayed graph has no operators: its kernels can only be told by their names. index_copy_ writes the
+# static cache and nothing else; attention over it is the plain formula, whose products look like any other's.
+_GRAPH_KV_UPDATE = re.compile(r"index_copy")
 _TOP = 12
 _NAME_LENGTH = 240
 
@@ -117,7 +115,7 @@ def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def idle_gaps(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:
+def gaps_between(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:
     """Where nothing runs, in order: place of the interval that ends the gap, the gap's start and its end.
 
     The lengths of all gaps and `busy_ms` add up to the time from the first start to the last end.
@@ -282,7 +280,7 @@ def _gaps(ranges: Sequence[Range], work: Sequence[Work], syncs: Sequence[Event])
     for one in work:
         phases[ranges[one.place].phase].append(one)
     for inside in phases.values():
-        for place, start, end in idle_gaps([_interval(one) for one in inside]):
+        for place, start, end in gaps_between([_interval(one) for one in inside]):
             ended_by = inside[place]
             edge = GAP_EDGES_US[bisect_left(GAP_EDGES_US, round((end - start) * 1e3, 3)) - 1]
             key = (*ranges[ended_by.place].key, _cause(ended_by, start, end, returns), edge)
@@ -307,7 +305,10 @@ def _cause(ended_by: Work, start: float, end: float, sync_returns: Sequence[floa
 def _parts(
     events: Sequence[Event], ranges: Sequence[Range], work: Sequence[Work], operators: Sequence[Event]
 ) -> dict[str, list]:
-    """KV cache update and attention within the language model; ``by`` says how its kernels were told."""
+    """KV cache update and attention within the language model; ``by`` says how their kernels were told.
+
+    Attention within a replayed graph cannot be told, so it has no row.
+    """
     updates = Nesting([one for one in events if one.category == "user_annotation" and one.name == KV_RANGE])
     attention = Nesting([one for one in operators if one.name == _ATTENTION_OPERATOR])
     found: dict[Key, list[Work]] = defaultdict(list)
@@ -315,9 +316,8 @@ def _parts(
         phase, stage, _ = ranges[one.place].key
         time = one.launched.start
         if _GRAPH_LAUNCH.match(one.launched.name):
-            named = next((part for part, pattern in _NAMED_PARTS if pattern.search(one.event.name)), None)
-            if named is not None:
-                found[phase, named, "name"].append(one)
+            if _GRAPH_KV_UPDATE.search(one.event.name):
+                found[phase, "kv_update", "name"].append(one)
         elif updates.innermost(time) >= 0:
             found[phase, "kv_update", "range"].append(one)
         elif stage == "decoder" and attention.innermost(time) >= 0:

@@ -16,7 +16,7 @@ from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.kernels import WarmKernel, fresh_kernel
+from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
 from ocr_phases.show.html import fragments_css
 

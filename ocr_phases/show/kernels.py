@@ -38,7 +38,7 @@ def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
     Prefill above, one decode step below. Raises `OcrPhasesError` without a kernel view.
     """
     table = stage_verdict(run, floors)
-    tables = {phase: _rows(table, phase) for phase in _UNITS}
+    tables = {phase: table[table["phase"] == phase].reset_index(drop=True) for phase in _UNITS}
     tables = {phase: rows for phase, rows in tables.items() if len(rows)}
     if not tables:
         return sentence_figure("The profiler saw no kernel in the stages of this run.")
@@ -69,11 +69,6 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
     keys = [Patch(color=colour, label=_CAUSE_NAMES[cause]) for cause, colour in _CAUSE_COLOURS.items()]
     figure.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
-
-
-def _rows(table: pd.DataFrame, phase: str) -> pd.DataFrame:
-    """A phase's stages, the whole first; the decode loop around the step says nothing more."""
-    return table[(table["phase"] == phase) & (table["stage"] != "decode")].reset_index(drop=True)
 
 
 def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:

@@ -50,9 +50,8 @@ def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
     table = kernel_table(run).merge(
         stage_verdict(run, floors)[["phase", "stage", "view", "verdict"]], on=["phase", "stage", "view"]
     )
-    table = table[table["stage"] != "decode"].copy()  # the loop, which the step stands for
     table["works"] = (table["busy_ms"] / table["wall_ms"]).clip(upper=1.0)
-    whole = table["stage"].isin(("prepare", "prefill", "decode_step"))
+    whole = table["stage"].isin(("prefill", "decode_step"))
     table["stage"] = table["stage"].map(stage_name).mask(table["stage"] == table["phase"], "whole phase")
     columns = ["phase", "stage", "view", "kernels", "launches", "busy_ms", "wall_ms", "works", "verdict"]
     if not table["view"].any():
@@ -78,8 +77,12 @@ def kernel_details_html(run: PhaseRun) -> str:
 
 def _shares(run: PhaseRun) -> str:
     table = kv_cache_share(run)
+    caption = "The share of each phase in it."
+    stepped = (kernel_table(run)["stage"] == "decode_step").any()
+    if stepped and "attention" not in set(table.loc[table["phase"] == "decode", "part"]):
+        caption += " Attention in decode is n/a: within a captured graph its kernels cannot be told."
     table = table.assign(part=table["part"].map(_PARTS))
-    return table_html(table, caption="The share of each phase in it", headings=_HEADINGS)
+    return table_html(table, caption=caption, headings=_HEADINGS)
 
 
 def _waits(run: PhaseRun) -> tuple[str, str]:
