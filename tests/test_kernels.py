@@ -280,7 +280,7 @@ def test_verdicts_with_and_without_floors() -> None:
         sentence = analyse.kernel_sentence(busy, floors)
         assert f"decode is {word}" in sentence
         for text in (found["reason"], sentence):
-            assert ("its kernels reach 9.0 % of the floor" in text) == (word == "device-bound")
+            assert ("its kernels reach 9.0 % of what the hardware allows" in text) == (word == "device-bound")
     bare = analyse.stage_verdict(busy).set_index("stage").loc["decode_step"]
     assert bare["verdict"] == "device-bound"
 

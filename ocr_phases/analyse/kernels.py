@@ -306,7 +306,7 @@ def _at_floor(row: Mapping[Any, Any]) -> str:
     """What is between a device-bound stage and its floor; empty for any other and without a floor."""
     if row["verdict"] != "device-bound" or math.isnan(row["of_floor"]):
         return ""
-    return f", and its kernels reach {percent_text(row['of_floor'])} of the floor"
+    return f", and its kernels reach {percent_text(row['of_floor'])} of what the hardware allows"
 
 
 def _reason(
