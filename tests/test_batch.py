@@ -26,6 +26,7 @@ from ocr_phases.batch.child import Child
 from ocr_phases.batch.cluster import DaskPool, worker_environments
 from ocr_phases.batch.command import Progress
 from ocr_phases.batch.driver import Counts, measure_pages
+from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job, make_jobs
 from ocr_phases.batch.manifest import find_pages
 from ocr_phases.batch.pool import LocalPool
@@ -35,6 +36,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
+TWO_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
 SETTINGS = {"model": "tiny", "preset": None, "max_new_tokens": 8}
 QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
 
@@ -168,8 +170,49 @@ def test_pages_that_all_fail_alike_from_the_start_stop_the_batch(tmp_path, monke
     pages = make_pages(tmp_path / "in", *["raise"] * 5)
     with pytest.raises(OcrPhasesError, match="first 3 pages failed alike: ValueError"):
         measure(pages, tmp_path / "out", retries=0)
-    pages = make_pages(tmp_path / "in", "ok", *["raise"] * 5)
-    assert measure(pages, tmp_path / "out", retries=0).failed == 5
+    pages = make_pages(tmp_path / "in", "ok", *["raise", "raise", "bad"] * 2)
+    assert measure(pages, tmp_path / "out", retries=0).failed == 6
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_worker_that_fails_page_after_page_stops_the_batch(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "GIVE_UP_AFTER", 3)
+    pages, out = make_pages(tmp_path / "in", "ok", "raise", "kill", "raise", "ok"), tmp_path / "out"
+    if kept:
+        with pytest.raises(OcrPhasesError):
+            measure(pages, out)
+    with pytest.raises(OcrPhasesError, match="3 pages one after another failed .*ValueError.* goes on"):
+        measure(pages, out)
+    assert len(list(read_listing(out))) >= 4  # what is finished can be shown
+    assert not list(out.glob(".*"))
+
+
+def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path):
+    make_pages(tmp_path / "in", "ok")
+    out = tmp_path / "out"
+    out.mkdir()
+    (job,) = jobs(tmp_path / "in")
+    other = Job.from_dict({**job.as_dict(), "versions": {**job.versions, "torch": "0.1"}, "id": ""})
+    pool = LocalPool()
+    try:
+        with pytest.raises(OcrPhasesError, match=r"torch .* instead of 0\.1"):
+            measure_pages([other], out, pool)
+    finally:
+        pool.close()
+    assert not statuses(out)
+
+
+def test_a_page_of_any_file_name_is_measured_and_shown(tmp_path):
+    pages, out = tmp_path / "in", tmp_path / "out"
+    pages.mkdir()
+    (pages / os.fsdecode(b"caf\xe9.png")).write_text("ok")
+    assert measure(pages, out).done == 1
+    assert build_index(out).pages["page"].tolist() == ["caf?.png"]
+    assert measure(pages, out).kept == 1
+    page = {"file": os.fsdecode(b"caf\xe9.png")}
+    run = PhaseRun.load(GOLDEN / "run.json")
+    run.pages[0] |= page
+    assert PhaseRun.load(run.save(tmp_path / "run.json")).page["file"] == "caf?.png"
 
 
 def test_a_full_disk_ends_the_batch_and_keeps_what_is_finished(tmp_path):
@@ -351,6 +394,32 @@ def test_a_child_is_warm_and_replaced_when_it_dies(tmp_path):
     assert all(outcome.rss_bytes > 0 for outcome in outcomes if outcome.failure is None)
 
 
+def test_a_child_that_died_between_two_pages_costs_no_attempt(tmp_path):
+    requests = [
+        {"job": job.as_dict(), "folder": str(tmp_path / "out" / job.folder)}
+        for job in jobs(make_pages(tmp_path / "in", "ok", "ok"))
+    ]
+    child = Child(command=STUB)
+    try:
+        first = child.run(requests[0], 30.0)
+        assert child.process is not None
+        child.process.kill()
+        child.process.wait()
+        second = child.run(requests[1], 30.0)
+    finally:
+        child.stop()
+    assert (first.failure, second.failure) == (None, None)
+    assert first.worker != second.worker
+    assert first.slot == second.slot
+
+
+def test_an_answer_that_is_cut_short_is_a_death():
+    child = Child(command=[sys.executable, "-c", "print('{\"ready\": tr', flush=True); input()"])
+    outcome = child.run({"job": {}}, 30.0)
+    assert outcome.failure == "died"
+    assert "cut short" in outcome.reason
+
+
 def test_a_worker_that_cannot_start_says_why(tmp_path):
     child = Child(command=[sys.executable, "-c", "import no_such_module_here"])
     outcome = child.run({"job": {}})
@@ -449,7 +518,7 @@ def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
     ("gpus", "workers", "device", "expected"),
     [
         ("", None, "auto", [{}]),
-        ("0,1,3", None, "auto", [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in "013"]),
+        ("0,1,3", None, "auto", [{"CUDA_VISIBLE_DEVICES": gpu, **TWO_THREADS} for gpu in "013"]),
         ("0,1", 1, "cuda", [{"CUDA_VISIBLE_DEVICES": "0"}]),
         ("0,1", None, "cuda:1", [{}]),
         ("0,1", None, "cpu", [{}]),
@@ -460,6 +529,7 @@ def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
 )
 def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr("ocr_phases.batch.cluster._cores", lambda: 6)
     if isinstance(expected, str):
         with pytest.raises(OcrPhasesError, match=expected):
             worker_environments(workers, device)
@@ -470,7 +540,15 @@ def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, mo
 def test_workers_on_a_cpu_share_its_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("ocr_phases.batch.cluster._cores", lambda: 9)
-    assert worker_environments(4, "auto") == [{"OMP_NUM_THREADS": "2"}] * 4
+    assert worker_environments(4, "auto") == [TWO_THREADS] * 4
+
+
+def test_a_machine_that_does_not_say_which_gpus_it_has_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").touch(0o755)  # no program that could run
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OcrPhasesError, match="set CUDA_VISIBLE_DEVICES"):
+        worker_environments(None, "auto")
 
 
 def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
@@ -501,3 +579,49 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
     monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 0.5)
     with pytest.raises(OcrPhasesError, match="does not answer"):
         DaskPool("tcp://127.0.0.1:1")
+
+
+def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path):
+    pytest.importorskip("distributed")
+    pages, out = make_pages(tmp_path / "in", *["ok"] * 3, "sleep", "ok"), tmp_path / "out"
+    out.mkdir()
+    pool = DaskPool(environments=[TWO_THREADS], command=STUB)
+
+    def lose_scheduler(counts: Counts) -> None:
+        if counts.done == 3:
+            pool.cluster.sync(pool.cluster.scheduler.close)
+
+    try:
+        with pytest.raises(OcrPhasesError, match="scheduler was lost"):
+            measure_pages(jobs(pages), out, pool, progress=lose_scheduler)
+    finally:
+        pool.close()
+    assert len(statuses(out)) == 3
+
+
+def test_the_workers_of_a_named_scheduler_let_go_of_their_model_at_the_end(tmp_path):
+    pytest.importorskip("distributed")
+    pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
+    out.mkdir()
+    first = DaskPool(environments=[TWO_THREADS], command=STUB)
+    try:
+        (dask_worker,) = first.client.run(os.getpid).values()
+        second = DaskPool(first.cluster.scheduler_address, command=STUB)
+        try:
+            assert measure_pages(jobs(pages), out, second).done == 1
+            (status,) = statuses(out).values()
+            host, _, child = status["attempts"][0]["worker"].rpartition(":")
+            assert Path(f"/proc/{child}").exists() and int(child) != dask_worker
+        finally:
+            second.close()
+        wait_for(lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in status_of(child))
+        assert Path(f"/proc/{dask_worker}").exists()
+    finally:
+        first.close()
+
+
+def status_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import subprocess
 import sys
@@ -166,6 +167,18 @@ def test_a_long_table_is_cut_and_says_so(batch, monkeypatch):
     monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 2)
     text = html_of(build_index(batch))
     assert "The first 2 of 7 rows" in text
+
+
+def test_what_is_cut_from_a_long_table_is_what_matters_least(batch, monkeypatch):
+    monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 5)
+    index = build_index(batch)
+    index.pages.loc[index.pages["page"] != "c.pdf#2", "warnings"] = ""
+    text = html_of(index)
+    body = text[text.index('id="Pages"') : text.index('id="Distributions"')]
+    measured = index.pages[index.pages["status"] == "done"].set_index("page")["decode_ms"]
+    slowest = measured.drop("c.pdf#2").idxmax()
+    assert body.index("damaged.png") < body.index("c.pdf#2") < body.index(html.escape(slowest, quote=False))
+    assert body.count("/run.json") == 2
 
 
 def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):

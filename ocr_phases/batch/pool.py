@@ -41,6 +41,7 @@ class LocalPool:
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
         self.own = threading.local()
         self.children: list[Child] = []
+        self.closed = False
 
     def submit(self, request: Request, timeout: float | None) -> Future[Outcome]:
         """As in `Pool`."""
@@ -52,6 +53,7 @@ class LocalPool:
 
     def close(self) -> None:
         """As in `Pool`."""
+        self.closed = True
         self.threads.shutdown(wait=False, cancel_futures=True)
         for child in self.children:
             child.kill()
@@ -63,4 +65,6 @@ class LocalPool:
         if not hasattr(self.own, "child"):
             self.own.child = Child(self.environment, self.command)
             self.children.append(self.own.child)
+            if self.closed:  # while it was being made
+                self.own.child.kill()
         return self.own.child.run(request, timeout)
