@@ -167,8 +167,8 @@ def test_a_model_that_cannot_be_loaded_stops_the_batch_at_once(tmp_path, capsys)
 
 def test_pages_that_all_fail_alike_from_the_start_stop_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "GIVE_UP_AFTER", 3)
-    pages = make_pages(tmp_path / "in", *["raise"] * 5)
-    with pytest.raises(OcrPhasesError, match="first 3 pages failed alike: ValueError"):
+    pages = make_pages(tmp_path / "in", *["memory"] * 5)
+    with pytest.raises(OcrPhasesError, match="first 3 pages failed alike: The host is out of memory"):
         measure(pages, tmp_path / "out", retries=0)
     pages = make_pages(tmp_path / "in", "ok", *["raise", "raise", "bad"] * 2)
     assert measure(pages, tmp_path / "out", retries=0).failed == 6
@@ -581,10 +581,11 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
         DaskPool("tcp://127.0.0.1:1")
 
 
-def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path):
+def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     pages, out = make_pages(tmp_path / "in", *["ok"] * 3, "sleep", "ok"), tmp_path / "out"
     out.mkdir()
+    monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 2)  # so long it waits for a new one
     pool = DaskPool(environments=[TWO_THREADS], command=STUB)
 
     def lose_scheduler(counts: Counts) -> None:
