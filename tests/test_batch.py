@@ -585,6 +585,8 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
 
 def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
+    import dask
+
     pages, out = make_pages(tmp_path / "in", *["ok"] * 60), tmp_path / "out"
     out.mkdir()
     monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 2)  # so long it waits for a new one
@@ -598,7 +600,8 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
         with pytest.raises(OcrPhasesError, match="scheduler was lost"):
             measure_pages(jobs(pages), out, pool, progress=lose_scheduler)
     finally:
-        pool.close()
+        with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+            pool.close()
     assert 3 <= len(statuses(out)) < 60
     cancelled: Future[Outcome] = Future()  # as dask leaves the pages that were with it
     cancelled.cancel()
