@@ -272,6 +272,21 @@ def test_a_second_driver_on_the_same_folder_is_refused(tmp_path, capsys):
     assert "is being written into" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_gives_a_warning_and_not_a_second_driver(code, tmp_path, monkeypatch):
+    def no_lock(handle: int, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", no_lock)
+    if code == errno.EIO:
+        with pytest.raises(OcrPhasesError, match="cannot be locked"), only_writer(tmp_path):
+            pass
+        return
+    with pytest.warns(UserWarning, match="without locks"), only_writer(tmp_path):
+        (tmp_path / "written").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["written"]
+
+
 def test_a_worker_ends_with_its_driver_in_the_middle_of_a_page(tmp_path):
     make_pages(tmp_path / "in", "sleep")
     process = start_driver(tmp_path)
@@ -502,9 +517,10 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
 
 
 def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
-    clock = iter((0.0, 60.0, 90.0))
+    clock = iter((-20.0, 0.0, 60.0, 90.0))
     monkeypatch.setattr("ocr_phases.batch.command.time.monotonic", lambda: next(clock))
     progress = Progress("measured", 1000)
+    progress.show(pages=300, failed=0, worked=0, note=", waiting for a worker")  # the clock starts after it
     progress.show(pages=400, failed=3, worked=100)  # 300 of them were there
     progress.show(pages=1000, failed=3, worked=700)
     progress.end()

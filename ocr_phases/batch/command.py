@@ -95,7 +95,8 @@ def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, An
         progress = Progress("measured", total)
 
         def show(counts: Counts) -> None:
-            progress.show(counts.pages, counts.failed, counts.done + counts.failed)
+            waiting = "" if pool.workers() else ", waiting for a worker"
+            progress.show(counts.pages, counts.failed, counts.done + counts.failed, waiting)
 
         try:
             return measure_pages(
@@ -139,7 +140,7 @@ class Progress:
         self.shown = self.began if not self.terminal else 0.0
         self.line = ""
 
-    def show(self, pages: int, failed: int, worked: int) -> None:
+    def show(self, pages: int, failed: int, worked: int, note: str = "") -> None:
         """``pages`` of all are through, ``worked`` of them by this command: these make the rate."""
         now = time.monotonic()
         if not worked:  # pages that are kept are looked through first
@@ -149,6 +150,7 @@ class Progress:
         self.line = (
             f"{pages:,} of {self.total:,} pages {self.verb}, {failed:,} failed, {rate * 60:,.1f} pages/min"
             + (f", {_duration(left)} left" if left else "")
+            + note
         )
         if now - self.shown >= (_LINE_SECONDS if self.terminal else _LOG_SECONDS):
             self.shown = now

@@ -22,6 +22,9 @@ class Pool(Protocol):
     def room(self) -> int:
         """How many pages should be handed out at most: every worker busy, and one page waiting for each."""
 
+    def workers(self) -> int:
+        """How many workers there are now."""
+
     def close(self) -> None:
         """Kill what is running and free everything."""
 
@@ -35,7 +38,7 @@ class LocalPool:
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
-        self.workers = workers
+        self.count = workers
         self.environment = environment
         self.command = command
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
@@ -49,7 +52,11 @@ class LocalPool:
 
     def room(self) -> int:
         """As in `Pool`."""
-        return 2 * self.workers
+        return 2 * self.count
+
+    def workers(self) -> int:
+        """As in `Pool`."""
+        return self.count
 
     def close(self) -> None:
         """As in `Pool`."""
