@@ -23,6 +23,7 @@ from ocr_phases.errors import OcrPhasesError
 
 _CONNECT_SECONDS = 30
 _COUNT_SECONDS = 5.0
+_LOST = "The scheduler was lost. What is finished is kept: the same command goes on from here."
 
 _children: dict[tuple[str, ...], Child] = {}
 _one_page_at_a_time = threading.Lock()
@@ -96,7 +97,10 @@ class DaskPool:
         when, count = self.counted
         if time.monotonic() - when > _COUNT_SECONDS:
             self._check()
-            count = len(self.client.nthreads())
+            try:
+                count = len(self.client.nthreads())
+            except (OSError, TimeoutError) as error:
+                raise OcrPhasesError(_LOST) from error
             self.counted = (time.monotonic(), count)
         return count
 
@@ -111,9 +115,7 @@ class DaskPool:
 
     def _check(self) -> None:
         if self.client.status != "running":
-            raise OcrPhasesError(
-                "The scheduler was lost. What is finished is kept: the same command goes on from here."
-            )
+            raise OcrPhasesError(_LOST)
 
 
 def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
