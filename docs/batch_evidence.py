@@ -4,7 +4,7 @@ python docs/batch_evidence.py pages PAGES --count 500     # draws pages; every 2
 python docs/batch_evidence.py steady PAGES OUT            # a whole batch beside the bare measuring loop
 python docs/batch_evidence.py faults PAGES-bad OUT --compare STEADY_OUT    # the same, with everything killed
 python docs/batch_evidence.py cold PAGES                  # what a cold start costs, what a warm model saves
-python docs/batch_evidence.py gpus --workers 2 PAGES OUT -- BATCH OPTIONS    # one device against several
+python docs/batch_evidence.py gpus PAGES OUT --workers 2 --options 'BATCH OPTIONS'    # one against more
 python docs/batch_evidence.py report OUT                  # what a report costs in a warm kernel
 python docs/batch_evidence.py scheduler                   # what a waiting page costs a dask scheduler
 python docs/batch_evidence.py million EVIDENCE.json...    # what 1,000,000 pages need, from these figures

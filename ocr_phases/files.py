@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,8 @@ except ImportError:  # Windows has no such locks
 
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def output_folder(folder: str | Path) -> Path:
@@ -37,7 +41,8 @@ def output_folder(folder: str | Path) -> Path:
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold ``folder`` for one writer of several files; `OcrPhasesError` while another process holds it.
 
-    The lock goes with the process, so one that was killed leaves the folder free.
+    The lock goes with the process, so one that was killed leaves the folder free. A file system that knows
+    no locks gives a warning instead: then one writer is for the user to see to.
     """
     if fcntl is None:
         yield
@@ -65,8 +70,15 @@ def _locked(handle: int, path: Path) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # A file that its last holder removed between the opening and the locking locks nothing.
         return os.fstat(handle).st_ino == path.stat().st_ino
-    except OSError:
+    except (BlockingIOError, FileNotFoundError):
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise OcrPhasesError(f"{path} cannot be locked ({error.strerror or error}).") from error
+        warnings.warn(
+            f"{path.parent} is on a file system without locks: write there once at a time.", stacklevel=2
+        )
+        return True
 
 
 def write_atomic(path: str | Path, data: bytes) -> Path:

@@ -277,7 +277,8 @@ class PhaseRun:
     def save(self, path: str | Path) -> Path:
         """Write the record as JSON, atomically; `OcrPhasesError` where the file cannot be written."""
         text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return write_atomic(path, text.encode() + b"\n")
+        # A file name need not be UTF-8, and what was measured is not lost for it.
+        return write_atomic(path, text.encode("utf-8", "replace") + b"\n")
 
     @classmethod
     def load(cls, path: str | Path) -> PhaseRun:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from ocr_phases.batch.child import Child
 from ocr_phases.batch.cluster import DaskPool, worker_environments
 from ocr_phases.batch.command import Progress
 from ocr_phases.batch.driver import Counts, measure_pages
+from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job, make_jobs
 from ocr_phases.batch.manifest import find_pages
+from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import LISTING, finished, read_listing, read_status
 from ocr_phases.cli import main
@@ -35,6 +38,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
+TWO_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
 SETTINGS = {"model": "tiny", "preset": None, "max_new_tokens": 8}
 QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
 
@@ -165,11 +169,52 @@ def test_a_model_that_cannot_be_loaded_stops_the_batch_at_once(tmp_path, capsys)
 
 def test_pages_that_all_fail_alike_from_the_start_stop_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "GIVE_UP_AFTER", 3)
-    pages = make_pages(tmp_path / "in", *["raise"] * 5)
-    with pytest.raises(OcrPhasesError, match="first 3 pages failed alike: ValueError"):
+    pages = make_pages(tmp_path / "in", *["memory"] * 5)
+    with pytest.raises(OcrPhasesError, match="first 3 pages failed alike: The host is out of memory"):
         measure(pages, tmp_path / "out", retries=0)
-    pages = make_pages(tmp_path / "in", "ok", *["raise"] * 5)
-    assert measure(pages, tmp_path / "out", retries=0).failed == 5
+    pages = make_pages(tmp_path / "in", "ok", *["raise", "raise", "bad"] * 2)
+    assert measure(pages, tmp_path / "out", retries=0).failed == 6
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_worker_that_fails_page_after_page_stops_the_batch(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "GIVE_UP_AFTER", 3)
+    pages, out = make_pages(tmp_path / "in", "ok", "raise", "kill", "raise", "ok"), tmp_path / "out"
+    if kept:
+        with pytest.raises(OcrPhasesError):
+            measure(pages, out)
+    with pytest.raises(OcrPhasesError, match="3 pages one after another failed .*ValueError.* goes on"):
+        measure(pages, out)
+    assert len(list(read_listing(out))) >= 4  # what is finished can be shown
+    assert not list(out.glob(".*"))
+
+
+def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path):
+    make_pages(tmp_path / "in", "ok")
+    out = tmp_path / "out"
+    out.mkdir()
+    (job,) = jobs(tmp_path / "in")
+    other = Job.from_dict({**job.as_dict(), "versions": {**job.versions, "torch": "0.1"}, "id": ""})
+    pool = LocalPool()
+    try:
+        with pytest.raises(OcrPhasesError, match=r"torch .* instead of 0\.1"):
+            measure_pages([other], out, pool)
+    finally:
+        pool.close()
+    assert not statuses(out)
+
+
+def test_a_page_of_any_file_name_is_measured_and_shown(tmp_path):
+    pages, out = tmp_path / "in", tmp_path / "out"
+    pages.mkdir()
+    (pages / os.fsdecode(b"caf\xe9.png")).write_text("ok")
+    assert measure(pages, out).done == 1
+    assert build_index(out).pages["page"].tolist() == ["caf?.png"]
+    assert measure(pages, out).kept == 1
+    page = {"file": os.fsdecode(b"caf\xe9.png")}
+    run = PhaseRun.load(GOLDEN / "run.json")
+    run.pages[0] |= page
+    assert PhaseRun.load(run.save(tmp_path / "run.json")).page["file"] == "caf?.png"
 
 
 def test_a_full_disk_ends_the_batch_and_keeps_what_is_finished(tmp_path):
@@ -225,6 +270,21 @@ def test_a_second_driver_on_the_same_folder_is_refused(tmp_path, capsys):
     with only_writer(tmp_path):
         assert main(["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]) == 2
     assert "is being written into" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_gives_a_warning_and_not_a_second_driver(code, tmp_path, monkeypatch):
+    def no_lock(handle: int, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", no_lock)
+    if code == errno.EIO:
+        with pytest.raises(OcrPhasesError, match="cannot be locked"), only_writer(tmp_path):
+            pass
+        return
+    with pytest.warns(UserWarning, match="without locks"), only_writer(tmp_path):
+        (tmp_path / "written").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["written"]
 
 
 def test_a_worker_ends_with_its_driver_in_the_middle_of_a_page(tmp_path):
@@ -351,6 +411,32 @@ def test_a_child_is_warm_and_replaced_when_it_dies(tmp_path):
     assert all(outcome.rss_bytes > 0 for outcome in outcomes if outcome.failure is None)
 
 
+def test_a_child_that_died_between_two_pages_costs_no_attempt(tmp_path):
+    requests = [
+        {"job": job.as_dict(), "folder": str(tmp_path / "out" / job.folder)}
+        for job in jobs(make_pages(tmp_path / "in", "ok", "ok"))
+    ]
+    child = Child(command=STUB)
+    try:
+        first = child.run(requests[0], 30.0)
+        assert child.process is not None
+        child.process.kill()
+        child.process.wait()
+        second = child.run(requests[1], 30.0)
+    finally:
+        child.stop()
+    assert (first.failure, second.failure) == (None, None)
+    assert first.worker != second.worker
+    assert first.slot == second.slot
+
+
+def test_an_answer_that_is_cut_short_is_a_death():
+    child = Child(command=[sys.executable, "-c", "print('{\"ready\": tr', flush=True); input()"])
+    outcome = child.run({"job": {}}, 30.0)
+    assert outcome.failure == "died"
+    assert "cut short" in outcome.reason
+
+
 def test_a_worker_that_cannot_start_says_why(tmp_path):
     child = Child(command=[sys.executable, "-c", "import no_such_module_here"])
     outcome = child.run({"job": {}})
@@ -431,9 +517,10 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
 
 
 def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
-    clock = iter((0.0, 60.0, 90.0))
+    clock = iter((-20.0, 0.0, 60.0, 90.0))
     monkeypatch.setattr("ocr_phases.batch.command.time.monotonic", lambda: next(clock))
     progress = Progress("measured", 1000)
+    progress.show(pages=300, failed=0, worked=0, note=", waiting for a worker")  # the clock starts after it
     progress.show(pages=400, failed=3, worked=100)  # 300 of them were there
     progress.show(pages=1000, failed=3, worked=700)
     progress.end()
@@ -449,7 +536,7 @@ def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
     ("gpus", "workers", "device", "expected"),
     [
         ("", None, "auto", [{}]),
-        ("0,1,3", None, "auto", [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in "013"]),
+        ("0,1,3", None, "auto", [{"CUDA_VISIBLE_DEVICES": gpu, **TWO_THREADS} for gpu in "013"]),
         ("0,1", 1, "cuda", [{"CUDA_VISIBLE_DEVICES": "0"}]),
         ("0,1", None, "cuda:1", [{}]),
         ("0,1", None, "cpu", [{}]),
@@ -460,6 +547,7 @@ def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
 )
 def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr("ocr_phases.batch.cluster._cores", lambda: 6)
     if isinstance(expected, str):
         with pytest.raises(OcrPhasesError, match=expected):
             worker_environments(workers, device)
@@ -470,7 +558,15 @@ def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, mo
 def test_workers_on_a_cpu_share_its_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("ocr_phases.batch.cluster._cores", lambda: 9)
-    assert worker_environments(4, "auto") == [{"OMP_NUM_THREADS": "2"}] * 4
+    assert worker_environments(4, "auto") == [TWO_THREADS] * 4
+
+
+def test_a_machine_that_does_not_say_which_gpus_it_has_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").touch(0o755)  # no program that could run
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OcrPhasesError, match="set CUDA_VISIBLE_DEVICES"):
+        worker_environments(None, "auto")
 
 
 def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
@@ -501,3 +597,57 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
     monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 0.5)
     with pytest.raises(OcrPhasesError, match="does not answer"):
         DaskPool("tcp://127.0.0.1:1")
+
+
+def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path, monkeypatch):
+    pytest.importorskip("distributed")
+    import dask
+
+    pages, out = make_pages(tmp_path / "in", *["ok"] * 60), tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 2)  # so long it waits for a new one
+    pool = DaskPool(environments=[TWO_THREADS], command=STUB)
+
+    def lose_scheduler(counts: Counts) -> None:
+        if counts.done >= 3 and pool.cluster.scheduler.status.name == "running":
+            pool.cluster.sync(pool.cluster.scheduler.close)
+
+    try:
+        with pytest.raises(OcrPhasesError, match="scheduler was lost"):
+            measure_pages(jobs(pages), out, pool, progress=lose_scheduler)
+    finally:
+        with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+            pool.close()
+    assert 3 <= len(statuses(out)) < 60
+    cancelled: Future[Outcome] = Future()  # as dask leaves the pages that were with it
+    cancelled.cancel()
+    with pytest.raises(OcrPhasesError, match="scheduler was lost"):
+        driver._result(cancelled)
+
+
+def test_the_workers_of_a_named_scheduler_let_go_of_their_model_at_the_end(tmp_path):
+    pytest.importorskip("distributed")
+    pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
+    out.mkdir()
+    first = DaskPool(environments=[TWO_THREADS], command=STUB)
+    try:
+        (dask_worker,) = first.client.run(os.getpid).values()
+        second = DaskPool(first.cluster.scheduler_address, command=STUB)
+        try:
+            assert measure_pages(jobs(pages), out, second).done == 1
+            (status,) = statuses(out).values()
+            host, _, child = status["attempts"][0]["worker"].rpartition(":")
+            assert Path(f"/proc/{child}").exists() and int(child) != dask_worker
+        finally:
+            second.close()
+        wait_for(lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in status_of(child))
+        assert Path(f"/proc/{dask_worker}").exists()
+    finally:
+        first.close()
+
+
+def status_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ""

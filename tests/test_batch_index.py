@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from ocr_phases.batch import index as batch_index
 from ocr_phases.batch import tables
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.job import Job
+from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import Listing, write_status
+from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.show.distributions import plot_distributions
 from ocr_phases.show.index_page import index_html
@@ -168,6 +172,18 @@ def test_a_long_table_is_cut_and_says_so(batch, monkeypatch):
     assert "The first 2 of 7 rows" in text
 
 
+def test_what_is_cut_from_a_long_table_is_what_matters_least(batch, monkeypatch):
+    monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 5)
+    index = build_index(batch)
+    index.pages.loc[index.pages["page"] != "c.pdf#2", "warnings"] = ""
+    text = html_of(index)
+    body = text[text.index('id="Pages"') : text.index('id="Distributions"')]
+    measured = index.pages[index.pages["status"] == "done"].set_index("page")["decode_ms"]
+    slowest = measured.drop("c.pdf#2").idxmax()
+    assert body.index("damaged.png") < body.index("c.pdf#2") < body.index(html.escape(slowest, quote=False))
+    assert body.count("/run.json") == 2
+
+
 def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
     with Listing(tmp_path) as listing:
         job = Job("a.png", "/in/a.png", None, {"model": "tiny", "preset": None}, {}, None)
@@ -193,6 +209,48 @@ def test_distributions_have_a_panel_a_figure_with_its_median():
         "Tokens: 6",
         "Vision in the prefill: none",
     ]
+
+
+class Renderer:
+    """A pool that renders nothing: the second try of every page goes well, save c.pdf's."""
+
+    def __init__(self, *options: Any) -> None:
+        self.tries: dict[str, int] = {}
+
+    def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
+        assert request["mode"] == "render"
+        folder = request["folder"]
+        self.tries[folder] = self.tries.get(folder, 0) + 1
+        failed = self.tries[folder] == 1 or "c-2-" in folder
+        future: Future[Outcome] = Future()
+        future.set_result(Outcome("report", "The notebook failed.") if failed else Outcome())
+        return future
+
+    def room(self) -> int:
+        return 2
+
+    def close(self) -> None:
+        pass
+
+
+def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, capsys):
+    make_batch(tmp_path)
+    monkeypatch.setattr("ocr_phases.batch.pool.LocalPool", Renderer)
+    assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1
+    assert "3 reports: 2 rendered, 1 failed" in capsys.readouterr().out
+    pages = build_index(tmp_path).pages.set_index("page")
+    assert pages.loc["c.pdf#2", ["report", "reason"]].tolist() == [False, "The notebook failed."]
+    assert pages.loc[EVIL, "report"]
+    assert (tmp_path / "index.html").exists()
+    assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1  # it is tried again
+    assert "1 reports: 0 rendered, 1 failed" in capsys.readouterr().out
+
+
+def test_reports_alone_need_a_batch_and_a_batch_needs_pages(tmp_path, capsys):
+    for options, message in ((["--render", "only"], "run the batch"), ([], "Name the pages")):
+        assert main(["batch", "--out", str(tmp_path / "none"), *options]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 def test_the_index_is_built_where_torch_cannot_be_imported(tmp_path):

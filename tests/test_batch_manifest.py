@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,37 @@ def test_a_folder_gives_all_pages_below_it_in_order(folder):
 
 def test_files_globs_and_pages_of_a_pdf(folder):
     assert names(folder / "a.png", folder / "sub/doc.pdf#2") == ["a.png", "doc.pdf#2"]
-    assert names(folder / "s*") == ["b.JPG", "doc.pdf#1", "doc.pdf#2", "doc.pdf#3"]
-    assert names(folder / "**" / "*.JPG") == ["b.JPG"]
+    assert names(folder / "s*") == ["sub/b.JPG", *(f"sub/doc.pdf#{number}" for number in (1, 2, 3))]
+    assert names(folder / "**" / "*.JPG") == ["sub/b.JPG"]
+    assert names(folder / "sub" / "*.JPG") == ["b.JPG"]
     assert names(folder / "notes.txt") == ["notes.txt"]  # named, so taken: its measurement refuses it
+
+
+def test_a_batch_takes_no_page_from_its_own_results(folder, monkeypatch):
+    before = names(folder)
+    results = folder / "out" / "pages"
+    picture = results / "3f" / "a-3f" / "result_with_boxes.png"
+    picture.parent.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(picture)
+    monkeypatch.chdir(folder)
+    for argument, expected in ((".", before), ("**/*.png", ["a.png"]), (str(folder), before)):
+        assert [page.name for page in find_pages([argument], KNOWN, Path("out/pages"))] == expected
+    for argument in ("out", "out/pages/3f", "out/**/*.png"):
+        with pytest.raises(OcrPhasesError, match="names no page"):
+            list(find_pages([argument], KNOWN, Path("out/pages")))
+    assert len(list(find_pages([str(picture)], KNOWN, Path("out/pages")))) == 1  # named, so taken
+
+
+def test_a_folder_that_cannot_be_read_is_refused_and_not_left_out(folder, monkeypatch):
+    def closed(path: object) -> object:
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(OcrPhasesError, match="sub cannot be read .Permission denied"):
+        names(folder)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])

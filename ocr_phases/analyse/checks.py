@@ -49,7 +49,7 @@ Found = tuple[str, str]  # verdict and what was measured
 
 
 def run_checks(run: PhaseRun) -> list[Check]:
-    """Every check of a record, the rules first, then the seeds' expectations; any shape and age of record."""
+    """Every check of any record, whatever its shape and age: the rules, then the published expectations."""
     return run_rules(run) + [_check(name, text, _EXPECTED[name](run)) for name, text in EXPECTATIONS.items()]
 
 
@@ -237,7 +237,7 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
 }
 
 
-# -- the seeds' expectations: notes, never more -------------------------------------------------------
+# -- the published expectations: notes, never more ---------------------------------------------------
 
 
 def _in_range(value: float | None, low: float, high: float, text: str) -> Found:

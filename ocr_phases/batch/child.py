@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import os
+import platform
 import queue
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,9 @@ WORKER_COMMAND = (sys.executable, "-m", "ocr_phases.batch.worker")
 START_SECONDS = 900.0
 
 _STDERR_LINES = 12
+_SHOWN = 80  # characters of an answer that cannot be read
+
+_numbers = itertools.count()
 
 
 class Child:
@@ -41,6 +47,7 @@ class Child:
         self.environment = {**_environment(), **(environment or {})}
         self.process: subprocess.Popen[str] | None = None
         self.killed = False
+        self.slot = f"{platform.node()}:{os.getpid()}-{next(_numbers)}"
 
     def run(self, request: Mapping[str, Any], timeout: float | None = None) -> Outcome:
         """Do one page, within ``timeout`` seconds from when the model is loaded; never raises for a page.
@@ -48,17 +55,19 @@ class Child:
         A worker that dies, takes too long or reports an unexpected error is replaced at the next page.
         """
         began = time.time()
+        if self.process is not None and self.process.poll() is not None:
+            self.stop()  # it died since its last page, which is none of this one's attempts
         if self.process is None:
             self._start()
         try:
             answer = self._ask(request, timeout)
         except TimeoutError as error:
             self.stop()
-            return Outcome("timeout", str(error), seconds=time.time() - began, started=began)
+            return Outcome("timeout", str(error), time.time() - began, started=began, slot=self.slot)
         if answer is None:
             reason = self._why_dead()
-            return Outcome("died", reason, seconds=time.time() - began, started=began)
-        outcome = Outcome(**answer)
+            return Outcome("died", reason, time.time() - began, started=began, slot=self.slot)
+        outcome = replace(Outcome(**answer), slot=self.slot)
         if outcome.failure == "error":
             self.stop()
         return outcome
@@ -126,7 +135,15 @@ class Child:
             line = self.answers.get(timeout=seconds)
         except queue.Empty as error:
             raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.") from error
-        return None if line is None else json.loads(line)
+        if line is None:
+            return None
+        try:
+            return json.loads(line)
+        except ValueError:  # it died in the middle of a line, or is not to be understood any more
+            assert self.process is not None
+            self.process.kill()
+            self.errors.append(f"its answer was cut short: {line[:_SHOWN]!r}")
+            return None
 
     def _why_dead(self) -> str:
         assert self.process is not None

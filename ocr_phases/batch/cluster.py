@@ -23,19 +23,34 @@ from ocr_phases.errors import OcrPhasesError
 
 _CONNECT_SECONDS = 30
 _COUNT_SECONDS = 5.0
+_LOST = "The scheduler was lost. What is finished is kept: the same command goes on from here."
 
 _children: dict[tuple[str, ...], Child] = {}
 _one_page_at_a_time = threading.Lock()
 
 
-def run_on_worker(request: Mapping[str, Any], timeout: float | None, command: Sequence[str]) -> Outcome:
-    """One page in this dask worker's child, which stays for the next; one at a time, whatever its threads."""
+def run_on_worker(
+    request: Mapping[str, Any], timeout: float | None, command: Sequence[str] | None = None
+) -> Outcome:
+    """One page in this dask worker's child, which stays for the next; one at a time, whatever its threads.
+
+    Without a ``command`` it is this worker's own interpreter, which need not lie where the driver's does.
+    """
     with _one_page_at_a_time:
-        key = tuple(command)
+        key = tuple(command or WORKER_COMMAND)
         if key not in _children:
-            _children[key] = Child(command=command)
+            _children[key] = Child(command=key)
             atexit.register(_children[key].stop)
-        return _children[key].run(request, timeout)
+        child = _children[key]
+        return child.run(request, timeout)
+
+
+def stop_children() -> None:
+    """End this dask worker's children, so that the device is free again; the next page starts a new one."""
+    while _children:
+        _, child = _children.popitem()
+        child.kill()
+        atexit.unregister(child.stop)
 
 
 class DaskPool:
@@ -50,7 +65,7 @@ class DaskPool:
         self,
         address: str | None = None,
         environments: Sequence[Mapping[str, str]] = (),
-        command: Sequence[str] = WORKER_COMMAND,
+        command: Sequence[str] | None = None,
     ) -> None:
         try:
             import distributed
@@ -58,7 +73,7 @@ class DaskPool:
             raise OcrPhasesError(
                 'Several workers need dask.distributed: pip install "ocr_phases[cluster]".'
             ) from error
-        self.command = list(command)
+        self.command = command
         self.cluster = None if address else _local_cluster(environments)
         try:
             self.client = distributed.Client(address or self.cluster, timeout=_CONNECT_SECONDS)
@@ -82,21 +97,25 @@ class DaskPool:
         when, count = self.counted
         if time.monotonic() - when > _COUNT_SECONDS:
             self._check()
-            count = len(self.client.nthreads())
+            try:
+                count = len(self.client.nthreads())
+            except (OSError, TimeoutError) as error:
+                raise OcrPhasesError(_LOST) from error
             self.counted = (time.monotonic(), count)
         return count
 
     def close(self) -> None:
-        """As in `Pool`."""
+        """As in `Pool`; the workers of a scheduler that was named live on, without a model."""
+        if self.client.status == "running":
+            self.executor.shutdown(wait=False)
+            self.client.run(stop_children, on_error="ignore")
         self.client.close()
         if self.cluster is not None:
             self.cluster.close()
 
     def _check(self) -> None:
         if self.client.status != "running":
-            raise OcrPhasesError(
-                "The scheduler was lost. What is finished is kept: the same command goes on from here."
-            )
+            raise OcrPhasesError(_LOST)
 
 
 def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
@@ -115,12 +134,19 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
             return [{}]
         if device.startswith("cuda"):
             raise OcrPhasesError(f"{count} workers on {device}: give --device cuda, which is one GPU each.")
-        share = max(1, _cores() // count)
-        return [{"OMP_NUM_THREADS": str(share)} for _ in range(count)]
+        return [_threads(count) for _ in range(count)]
     count = len(gpus) if workers is None else workers
     if count > len(gpus):
         raise OcrPhasesError(f"{count} workers on {len(gpus)} GPUs: timings need a GPU each; ask for fewer.")
-    return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:count]]
+    if count == 1:
+        return [{"CUDA_VISIBLE_DEVICES": gpus[0]}]
+    return [{"CUDA_VISIBLE_DEVICES": gpu, **_threads(count)} for gpu in gpus[:count]]
+
+
+def _threads(workers: int) -> dict[str, str]:
+    """A share of the cores each. All three, because dask's nanny sets to 1 what is left out."""
+    share = str(max(1, _cores() // workers))
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
 
 
 def visible_gpus() -> list[str]:
@@ -130,7 +156,12 @@ def visible_gpus() -> list[str]:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
     if shutil.which("nvidia-smi") is None:
         return []
-    answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OcrPhasesError(
+            f"nvidia-smi names no GPUs ({error}): set CUDA_VISIBLE_DEVICES, or use --device cpu."
+        ) from error
     return [str(number) for number, _ in enumerate(_gpu_lines(answer.stdout))]
 
 

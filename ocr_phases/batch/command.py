@@ -9,11 +9,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.errors import OcrPhasesError
 
-RENDER = ("after", "during", "none")
+if TYPE_CHECKING:
+    from ocr_phases.batch.driver import Counts
+    from ocr_phases.batch.manifest import Page
+
+RENDER = ("after", "during", "none", "only")
 
 _LINE_SECONDS = 0.5  # between two states of the line on a terminal
 _LOG_SECONDS = 30.0  # between two lines in a log
@@ -22,7 +26,7 @@ _LOG_SECONDS = 30.0  # between two lines in a log
 def add_batch_options(command: argparse.ArgumentParser) -> None:
     """What ``batch`` takes beside the measurement's own options."""
     command.add_argument(
-        "pages", nargs="+", metavar="PAGES", help="files, folders, globs, or a list (.csv, .jsonl) of pages"
+        "pages", nargs="*", metavar="PAGES", help="files, folders, globs, or a list (.csv, .jsonl) of pages"
     )
     command.add_argument(
         "--out", type=Path, default=Path("ocr_phases_batch"), help="output folder (default: %(default)s)"
@@ -32,7 +36,7 @@ def add_batch_options(command: argparse.ArgumentParser) -> None:
         choices=RENDER,
         default="after",
         help="reports from the records afterwards, holding no device (default); within the measurement, "
-        "by papermill in a warm kernel; or none",
+        "by papermill in a warm kernel; none; or only those of a batch that was measured",
     )
     command.add_argument("--retries", type=int, default=1, metavar="N", help="tries again (default: 1)")
     command.add_argument(
@@ -54,26 +58,49 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
     """Measure all pages, render their reports, write the index; 0 where every page went well, else 1.
 
     ``settings`` are the measurement's, which a list of pages may override page by page. Raises
-    `OcrPhasesError` where the batch cannot start or go on; what is finished then stays.
+    `OcrPhasesError` where the batch cannot start or go on; what is finished then stays, and is in the index.
     """
-    from ocr_phases.batch.driver import Counts, measure_pages
-    from ocr_phases.batch.job import make_jobs
-    from ocr_phases.batch.manifest import find_pages
+    from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
 
     _check(arguments)
+    if arguments.render == "only":
+        next(read_listing(arguments.out), None)  # there is a batch
+        with only_writer(output_folder(arguments.out)), _indexed(arguments.out):
+            return 1 if _render(arguments.out, arguments) else 0
     settings = {**settings, "embed_page": not arguments.no_embed}
-    total = sum(1 for _ in find_pages(arguments.pages, list(settings)))
+    total = sum(1 for _ in _found(arguments, settings))
     out = output_folder(arguments.out)
-    with only_writer(out):
-        with _measuring_pool(arguments, settings["device"]) as pool:
-            progress = Progress("measured", total)
+    with only_writer(out), _indexed(out):
+        counts = _measure(out, arguments, settings, total)
+        failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
+        again = f", {counts.again:,} named twice" if counts.again else ""
+        print(f"{counts.pages:,} pages: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
+        unrendered = _render(out, arguments) if arguments.render == "after" else 0
+    return 1 if counts.failed or unrendered else 0
 
-            def show(counts: Counts) -> None:
-                progress.show(counts.pages, counts.failed, counts.done + counts.failed)
 
-            counts = measure_pages(
-                make_jobs(find_pages(arguments.pages, list(settings)), settings),
+def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[Page]:
+    from ocr_phases.batch.job import PAGES
+    from ocr_phases.batch.manifest import find_pages
+
+    return find_pages(arguments.pages, list(settings), arguments.out / PAGES)
+
+
+def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, Any], total: int) -> Counts:
+    from ocr_phases.batch.driver import measure_pages
+    from ocr_phases.batch.job import make_jobs
+
+    with _measuring_pool(arguments, settings["device"]) as pool:
+        progress = Progress("measured", total)
+
+        def show(counts: Counts) -> None:
+            waiting = "" if pool.workers() else ", waiting for a worker"
+            progress.show(counts.pages, counts.failed, counts.done + counts.failed, waiting)
+
+        try:
+            return measure_pages(
+                make_jobs(_found(arguments, settings), settings),
                 out,
                 pool,
                 mode="notebook" if arguments.render == "during" else "measure",
@@ -81,15 +108,26 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
                 timeout=arguments.timeout,
                 progress=show,
             )
+        finally:
             progress.end()
-        if arguments.render == "after":
-            _render(out, arguments)
-        _write_index(out, arguments)
-    failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
-    again = f", {counts.again:,} named twice" if counts.again else ""
-    print(f"{counts.pages:,} pages: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
+
+
+@contextlib.contextmanager
+def _indexed(out: Path) -> Iterator[None]:
+    """Write the index at the end, also where the batch stops before all pages are through."""
+    from ocr_phases.batch.store import LISTING
+
+    try:
+        yield
+    except (OcrPhasesError, KeyboardInterrupt):
+        try:
+            if (out / LISTING).exists():
+                _write_index(out, stopped=True)
+        except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
+            print(f"No index was written: {error}", file=sys.stderr)
+        raise
+    _write_index(out)
     print(f"Wrote {out / 'index.html'}")
-    return 1 if counts.failed else 0
 
 
 class Progress:
@@ -102,14 +140,17 @@ class Progress:
         self.shown = self.began if not self.terminal else 0.0
         self.line = ""
 
-    def show(self, pages: int, failed: int, worked: int) -> None:
+    def show(self, pages: int, failed: int, worked: int, note: str = "") -> None:
         """``pages`` of all are through, ``worked`` of them by this command: these make the rate."""
         now = time.monotonic()
+        if not worked:  # pages that are kept are looked through first
+            self.began = now
         rate = worked / (now - self.began) if worked else 0.0
         left = (self.total - pages) / rate if rate else None
         self.line = (
             f"{pages:,} of {self.total:,} pages {self.verb}, {failed:,} failed, {rate * 60:,.1f} pages/min"
             + (f", {_duration(left)} left" if left else "")
+            + note
         )
         if now - self.shown >= (_LINE_SECONDS if self.terminal else _LOG_SECONDS):
             self.shown = now
@@ -129,6 +170,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0.")
     if arguments.render_workers < 1:
         raise OcrPhasesError(f"render-workers is {arguments.render_workers}: it must be at least 1.")
+    if not arguments.pages and arguments.render != "only":
+        raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
     if arguments.scheduler and arguments.workers:
         raise OcrPhasesError("--workers start on this machine: drop them, or drop --scheduler.")
 
@@ -152,7 +195,8 @@ def _measuring_pool(arguments: argparse.Namespace, device: str) -> Iterator[Any]
         pool.close()
 
 
-def _render(out: Path, arguments: argparse.Namespace) -> None:
+def _render(out: Path, arguments: argparse.Namespace) -> int:
+    """Render what has no report yet; how many could not be rendered."""
     from ocr_phases.batch.driver import render_pages
     from ocr_phases.batch.pool import LocalPool
     from ocr_phases.batch.store import finished, read_listing
@@ -162,25 +206,29 @@ def _render(out: Path, arguments: argparse.Namespace) -> None:
         status = finished(out / entry["folder"], entry["id"])
         waiting += status is not None and (status["report"] or {}).get("state") != "done"
     if not waiting:
-        return
+        return 0
     progress = Progress("rendered", waiting)
     # Rendering holds no device: none is to be seen.
     share = max(1, (os.cpu_count() or 1) // arguments.render_workers)
     environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(share)}
     pool = LocalPool(arguments.render_workers, environment)
     try:
-        render_pages(
+        failed = render_pages(
             out,
             pool,
+            retries=arguments.retries,
             timeout=arguments.timeout,
             progress=lambda done, failed: progress.show(done + failed, failed, done + failed),
         )
     finally:
         pool.close()
-    progress.end()
+        progress.end()
+    why = ", see their status.json" if failed else ""
+    print(f"{waiting:,} reports: {waiting - failed:,} rendered, {failed:,} failed{why}")
+    return failed
 
 
-def _write_index(out: Path, arguments: argparse.Namespace) -> None:
+def _write_index(out: Path, *, stopped: bool = False) -> None:
     from ocr_phases.batch.index import build_index
     from ocr_phases.files import write_atomic
     from ocr_phases.show.index_page import index_html
@@ -190,7 +238,7 @@ def _write_index(out: Path, arguments: argparse.Namespace) -> None:
     models = sorted(set(index.pages["model"].dropna()))
     facts = {
         "": " · ".join([*models, *devices]),
-        "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "stopped early" if stopped else "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
     text = index_html(
         index.pages,

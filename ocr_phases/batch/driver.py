@@ -22,8 +22,14 @@ from ocr_phases.batch.pool import Pool
 from ocr_phases.batch.store import Listing, clear_left_behind, finished, read_listing, write_status
 from ocr_phases.errors import OcrPhasesError
 
-#: So many pages failing alike before any page went well is no matter of the pages.
+#: So many pages failing alike before any page went well, or one after another in one worker's place, is no
+#: matter of the pages.
 GIVE_UP_AFTER = 10
+
+# Failures of which a worker may be the cause, and outcomes that prove it sound.
+_BROKEN = ("model", "died", "error", "timeout")
+_SOUND = (None, "page", "request")
+_GOES_ON = "What is finished is kept: the same command goes on from here."
 
 _WAIT_SECONDS = 1.0
 
@@ -67,11 +73,13 @@ def measure_pages(
     ``mode`` is ``measure`` or ``notebook``, ``retries`` how often a page that failed is tried again,
     ``timeout`` its seconds. ``progress`` is called after every page, and every second. Raises
     `OcrPhasesError` where going on makes no sense: results cannot be written, the model cannot be loaded for
-    the first page, or `GIVE_UP_AFTER` pages fail alike from the start. What is finished then stays so.
+    the first page, a worker has other versions, the scheduler was lost, `GIVE_UP_AFTER` pages fail alike from
+    the start, or so many one after another in one worker's place. What is finished then stays so.
     """
     counts = Counts()
     handed_out: dict[Future[Outcome], _Task] = {}
     alike: collections.Counter[str] = collections.Counter()
+    suspects: dict[str, set[str]] = collections.defaultdict(set)
 
     def hand_out(task: _Task) -> None:
         handed_out[pool.submit(task.request, timeout)] = task
@@ -83,6 +91,7 @@ def measure_pages(
             outcome = _result(future)
             task.attempts.append(_attempt(outcome))
             _stop_if_hopeless(outcome, counts)
+            _stop_if_worker_is_broken(outcome, task.job, suspects)
             if outcome.failure is not None and len(task.attempts) <= retries:
                 hand_out(task)
                 continue
@@ -119,23 +128,34 @@ def measure_pages(
 
 
 def render_pages(
-    out: Path, pool: Pool, *, timeout: float | None = None, progress: Callable[[int, int], None]
+    out: Path,
+    pool: Pool,
+    *,
+    retries: int = 1,
+    timeout: float | None = None,
+    progress: Callable[[int, int], None],
 ) -> int:
     """Render the report of every measured page that has none yet; how many could not be rendered.
 
-    What became of it goes into the page's status. ``progress(rendered, not rendered)`` is called after every
-    page. Raises `OcrPhasesError` where a status cannot be written.
+    One that fails is tried again ``retries`` times; what became of it goes into the page's status.
+    ``progress(rendered, not rendered)`` is called after every page. Raises `OcrPhasesError` where a status
+    cannot be written.
     """
-    handed_out: dict[Future[Outcome], tuple[Path, dict[str, Any]]] = {}
+    handed_out: dict[Future[Outcome], tuple[Path, dict[str, Any], int]] = {}
     numbers = collections.Counter[bool]()
+
+    def hand_out(folder: Path, status: dict[str, Any], tries: int) -> None:
+        request = {"mode": "render", "folder": str(folder.resolve())}
+        handed_out[pool.submit(request, timeout)] = (folder, status, tries)
 
     def collect() -> None:
         ready, _ = wait(handed_out, return_when=FIRST_COMPLETED)
         for future in ready:
-            folder, status = handed_out.pop(future)
+            folder, status, tries = handed_out.pop(future)
             outcome = _result(future)
-            if outcome.failure == "output":
-                raise OcrPhasesError(outcome.reason)
+            if outcome.failure is not None and tries < retries:
+                hand_out(folder, status, tries + 1)
+                continue
             write_status(folder, {**status, "report": _report(outcome)})
             numbers[outcome.failure is None] += 1
         progress(numbers[True], numbers[False])
@@ -145,13 +165,12 @@ def render_pages(
         status = finished(folder, entry["id"])
         if status is None or (status["report"] or {}).get("state") == "done":
             continue
-        if any(folder == other for other, _ in handed_out.values()):
+        if any(folder == other for other, _, _ in handed_out.values()):
             continue
         while len(handed_out) >= pool.room():
             collect()
         clear_left_behind(folder)
-        request = {"mode": "render", "folder": str(folder.resolve())}
-        handed_out[pool.submit(request, timeout)] = (folder, status)
+        hand_out(folder, status, 0)
     while handed_out:
         collect()
     return numbers[False]
@@ -163,6 +182,8 @@ def _is_finished(folder: Path, job: Job, mode: str) -> bool:
 
 
 def _result(future: Future[Outcome]) -> Outcome:
+    if future.cancelled():
+        raise OcrPhasesError(f"The scheduler was lost. {_GOES_ON}")
     error = future.exception()
     if error is None:
         return future.result()
@@ -172,16 +193,29 @@ def _result(future: Future[Outcome]) -> Outcome:
 
 
 def _stop_if_hopeless(outcome: Outcome, counts: Counts) -> None:
-    if outcome.failure == "output":
-        raise OcrPhasesError(
-            f"{outcome.reason} What is finished is kept: the same command goes on from here."
-        )
-    if outcome.failure == "model" and not (counts.done or counts.kept or counts.failed):
+    if outcome.failure in ("output", "versions"):
+        raise OcrPhasesError(f"{outcome.reason} {_GOES_ON}")
+    if outcome.failure == "model" and not (counts.done or counts.failed):
         raise OcrPhasesError(outcome.reason)
 
 
+def _stop_if_worker_is_broken(outcome: Outcome, job: Job, suspects: dict[str, set[str]]) -> None:
+    """A broken device fails its pages faster than sound ones do theirs, and would soon have failed all."""
+    if outcome.failure in _SOUND:
+        suspects.pop(outcome.slot, None)
+    elif outcome.failure in _BROKEN and outcome.slot:
+        failed = suspects[outcome.slot]
+        failed.add(job.id)
+        if len(failed) >= GIVE_UP_AFTER:
+            where = outcome.slot.partition(":")[0]
+            raise OcrPhasesError(
+                f"{len(failed)} pages one after another failed in one worker on {where}, "
+                f"the last with: {outcome.reason.rstrip('.')}. Mend that. {_GOES_ON}"
+            )
+
+
 def _stop_if_all_alike(outcome: Outcome, counts: Counts, alike: collections.Counter[str]) -> None:
-    if counts.done or counts.kept or alike[outcome.reason] < GIVE_UP_AFTER:
+    if counts.done or alike[outcome.reason] < GIVE_UP_AFTER:
         return
     raise OcrPhasesError(
         f"The first {GIVE_UP_AFTER} pages failed alike: {outcome.reason.rstrip('.')}. "

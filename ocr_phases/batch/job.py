@@ -19,6 +19,9 @@ from ocr_phases.batch.manifest import Page
 from ocr_phases.git_state import git_state
 from ocr_phases.measure.folders import folder_hash
 
+#: The folder of all pages' folders, below the batch's.
+PAGES = "pages"
+
 _PACKAGES = ("torch", "transformers", "tokenizers")
 _ID_DIGITS = 16
 _STEM = 48
@@ -53,7 +56,7 @@ class Job:
         """Its folder below the batch's, 256 ways apart, because a million entries slow a folder down."""
         file, _, number = Path(self.name).name.partition("#")
         stem = re.sub(r"[^\w-]+", "-", f"{Path(file).stem}-{number}")[:_STEM].strip("-") or "page"
-        return f"pages/{self.id[:2]}/{stem}-{self.id}"
+        return f"{PAGES}/{self.id[:2]}/{stem}-{self.id}"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` is the inverse."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import glob
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,24 +53,27 @@ class Page:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_pages(arguments: Sequence[str], known: Sequence[str]) -> Iterator[Page]:
+def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | None = None) -> Iterator[Page]:
     """The pages that ``arguments`` name, in their order and sorted within folders; made as they are read.
 
     An argument is a file, a folder (with all below it), a glob, or a list of pages (``.csv`` with a header
     or ``.jsonl``): there ``page`` is the path, from the list's own folder, and every other column one of
-    ``known``, the settings. Raises `OcrPhasesError` for an argument or a list that names no page. A page of
-    a list that is not there, or a PDF that cannot be opened, is for the measurement to find out.
+    ``known``, the settings. ``results`` is the folder of a batch's own pictures: folders and globs take
+    nothing from it. Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder
+    that cannot be read. A page of a list that is not there, or a PDF that cannot be opened, is for the
+    measurement to find out.
     """
+    own = None if results is None else results.resolve()
     for argument in arguments:
         path = Path(argument).expanduser()
         if path.suffix.lower() in LIST_SUFFIXES:
             found = _listed(path, known)
         elif path.is_dir():
-            found = _below(path)
+            found = _below(path, path, own)
         elif path.is_file() or _pdf_page(argument):
             found = _pages_of(path.name, path, {})
         else:
-            found = _globbed(argument)
+            found = _globbed(argument, own)
         first = next(found, None)
         if first is None:
             raise OcrPhasesError(f"{argument} names no page: give files, folders, globs or a list of pages.")
@@ -77,23 +81,40 @@ def find_pages(arguments: Sequence[str], known: Sequence[str]) -> Iterator[Page]
         yield from found
 
 
-def _below(folder: Path) -> Iterator[Page]:
-    for parent, folders, files in os.walk(folder):
+def _below(folder: Path, base: Path, own: Path | None) -> Iterator[Page]:
+    """The pages below ``folder``, named from ``base``."""
+    for parent, folders, files in os.walk(folder, onerror=_unreadable):
+        if _within(Path(parent), own):
+            folders[:] = []
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for file in sorted(files):
             path = Path(parent, file)
             if path.suffix.lower() in PAGE_SUFFIXES and not file.startswith("."):
-                yield from _pages_of(path.relative_to(folder).as_posix(), path, {})
+                yield from _pages_of(path.relative_to(base).as_posix(), path, {})
 
 
-def _globbed(pattern: str) -> Iterator[Page]:
-    matches = sorted(glob.iglob(str(Path(pattern).expanduser()), recursive=True))  # noqa: PTH207 (may be absolute)
-    for match in matches:
+def _globbed(pattern: str, own: Path | None) -> Iterator[Page]:
+    """The pages that a glob finds, named from its last folder without a wildcard."""
+    whole = Path(pattern).expanduser()
+    fixed = itertools.takewhile(lambda part: not set(part) & set("*?["), whole.parts)
+    base = Path(*fixed)
+    for match in sorted(glob.iglob(str(whole), recursive=True)):  # noqa: PTH207 (may be absolute)
         path = Path(match)
         if path.is_dir():
-            yield from _below(path)
-        elif path.suffix.lower() in PAGE_SUFFIXES:
-            yield from _pages_of(path.name, path, {})
+            yield from _below(path, base, own)
+        elif path.suffix.lower() in PAGE_SUFFIXES and not _within(path, own):
+            yield from _pages_of(path.relative_to(base).as_posix(), path, {})
+
+
+def _within(path: Path, own: Path | None) -> bool:
+    return own is not None and path.resolve().is_relative_to(own)
+
+
+def _unreadable(error: OSError) -> None:
+    raise OcrPhasesError(
+        f"The folder {error.filename} cannot be read ({error.strerror}): name its pages without it."
+    ) from error
 
 
 def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:

@@ -10,6 +10,7 @@ FAILURES = {
     "page": "the page cannot be read",
     "request": "the request cannot be met",
     "model": "the model cannot be loaded",
+    "versions": "the worker has other versions",
     "memory": "out of memory",
     "output": "the results cannot be written",
     "report": "the report cannot be rendered",
@@ -24,7 +25,8 @@ class Outcome:
     """One attempt at one page: ``failure`` is None where it went well, else a key of `FAILURES`.
 
     ``seconds`` is the page's own time in the worker, ``load_s`` what loading the model took on top (0 where
-    it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was done.
+    it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was done. ``worker`` is the
+    process, ``slot`` its place, which stays the same when the process is replaced.
     """
 
     failure: str | None = None
@@ -33,6 +35,7 @@ class Outcome:
     load_s: float = 0.0
     started: float = 0.0
     worker: str = ""
+    slot: str = ""
     rss_bytes: int = 0
     facts: dict[str, Any] | None = None
     """What the status keeps of a measurement: device and model revision."""

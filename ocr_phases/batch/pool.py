@@ -22,6 +22,9 @@ class Pool(Protocol):
     def room(self) -> int:
         """How many pages should be handed out at most: every worker busy, and one page waiting for each."""
 
+    def workers(self) -> int:
+        """How many workers there are now."""
+
     def close(self) -> None:
         """Kill what is running and free everything."""
 
@@ -35,12 +38,13 @@ class LocalPool:
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
-        self.workers = workers
+        self.count = workers
         self.environment = environment
         self.command = command
         self.threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
         self.own = threading.local()
         self.children: list[Child] = []
+        self.closed = False
 
     def submit(self, request: Request, timeout: float | None) -> Future[Outcome]:
         """As in `Pool`."""
@@ -48,10 +52,15 @@ class LocalPool:
 
     def room(self) -> int:
         """As in `Pool`."""
-        return 2 * self.workers
+        return 2 * self.count
+
+    def workers(self) -> int:
+        """As in `Pool`."""
+        return self.count
 
     def close(self) -> None:
         """As in `Pool`."""
+        self.closed = True
         self.threads.shutdown(wait=False, cancel_futures=True)
         for child in self.children:
             child.kill()
@@ -63,4 +72,6 @@ class LocalPool:
         if not hasattr(self.own, "child"):
             self.own.child = Child(self.environment, self.command)
             self.children.append(self.own.child)
+            if self.closed:  # while it was being made
+                self.own.child.kill()
         return self.own.child.run(request, timeout)

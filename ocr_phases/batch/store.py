@@ -23,7 +23,10 @@ SCHEMA = 1
 
 
 class Listing:
-    """Writes ``jobs.jsonl`` as the jobs come; it takes its place only when all of them are there."""
+    """Writes ``jobs.jsonl`` as the jobs come; it takes its place when all of them are there.
+
+    Where the batch stops before that, the longer one stays: this, or the last command's.
+    """
 
     def __init__(self, out: Path) -> None:
         self.path = out / LISTING
@@ -31,7 +34,8 @@ class Listing:
 
     def __enter__(self) -> Listing:
         try:
-            self.file = self.scratch.open("w", encoding="utf-8")
+            # A name that is no UTF-8 is only shown from here: its page is known by its id.
+            self.file = self.scratch.open("w", encoding="utf-8", errors="replace")
         except OSError as error:
             raise OcrPhasesError(f"{self.path} cannot be written ({error.strerror or error}).") from error
         return self
@@ -49,11 +53,16 @@ class Listing:
     ) -> None:
         try:
             self.file.close()
-            if kind is None:
+            if kind is None or self._is_longer():
                 self.scratch.replace(self.path)
+            else:
+                self.scratch.unlink(missing_ok=True)
         except OSError as cause:
             if kind is None:
                 raise OcrPhasesError(f"{self.path} cannot be written ({cause.strerror or cause}).") from cause
+
+    def _is_longer(self) -> bool:
+        return not self.path.exists() or self.scratch.stat().st_size > self.path.stat().st_size
 
 
 def read_listing(out: Path) -> Iterator[dict[str, Any]]:

@@ -48,7 +48,6 @@ class TableWriter:
         self.columns = columns
         self.file_format = file_format
         self.waiting: list[pd.DataFrame] = []
-        self.rows = 0
         self.file: Any = None
 
     def add(self, table: pd.DataFrame) -> None:
@@ -75,7 +74,6 @@ class TableWriter:
                 self._write_csv(table)
             else:
                 self._write_parquet(table)
-        self.rows += len(table)
         self.waiting = []
 
     def _write_csv(self, table: pd.DataFrame) -> None:

@@ -30,8 +30,6 @@ from ocr_phases.report.jupyter_kernels import WarmKernel
 Request = Mapping[str, Any]
 Handler = Callable[[Request, Callable[[], None]], Outcome]
 
-MODES = ("measure", "notebook", "render")
-
 
 class Refused(Exception):
     """A page that could not be done, with the kind of its failure (a key of `outcome.FAILURES`)."""
@@ -88,6 +86,8 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     ready()
     with _page_failures(job):
         run = session.run_inference(job.source, **settings)
+    if job.sha256 not in (None, run.page["sha256"]):
+        raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
     with _failing_as("output"):
         run.save(output_folder(folder) / RECORD)
     return Outcome(facts={"device": run.device["name"], "revision": run.model["revision"]})
@@ -128,7 +128,7 @@ class Notebooks:
 
 
 def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None]) -> Outcome:
-    """Do what the request's ``mode`` (one of `MODES`) says."""
+    """Do what the request's ``mode`` says: ``measure``, ``notebook`` or ``render``."""
     handlers = {"measure": measure_page, "notebook": notebooks.measure, "render": notebooks.render}
     return handlers[request["mode"]](request, ready)
 
@@ -142,7 +142,7 @@ def _job_and_folder(request: Request) -> tuple[Job, Path]:
             for name, asked in job.versions.items()
             if here.get(name) != asked
         )
-        raise Refused("model", f"This worker has {different}: start it in the driver's environment.")
+        raise Refused("versions", f"This worker has {different}: start it in the driver's environment.")
     return job, Path(request["folder"])
 
 

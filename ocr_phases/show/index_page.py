@@ -25,6 +25,7 @@ MOST_ROWS = 2_000
 # The table of pages has more columns than a report's tables.
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
+_ORDER = ": failures, then pages with warnings, then the others, the slowest decode first"
 _SHOWN_TEXT = 60
 _LONGEST_REASON = 240
 _HEADINGS = {
@@ -98,9 +99,15 @@ def _failures(failed: pd.DataFrame) -> str:
 
 
 def _pages(pages: pd.DataFrame) -> str:
-    """Failures first, then the pages in their order, with links to report and record."""
-    ordered = pages.assign(late=pages["status"] == "done").sort_values("late", kind="stable")
-    shown = ordered.head(MOST_ROWS)
+    """Failures first, then the pages in their order, with links to report and record.
+
+    Where there is no room for all, those with warnings and the slowest come before the rest.
+    """
+    ordered = pages.assign(late=pages["status"] == "done", calm=pages["warnings"].fillna("") == "")
+    keys, rising = ["late"], [True]
+    if len(pages) > MOST_ROWS:
+        keys, rising = ["late", "calm", "decode_ms"], [True, True, False]
+    shown = ordered.sort_values(keys, ascending=rising, kind="stable").head(MOST_ROWS)
     done = shown["status"] == "done"
     names = ["page", "preset", "status", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
     table = shown[names].copy()
@@ -121,13 +128,13 @@ def _pages(pages: pd.DataFrame) -> str:
     lead = (
         note_html("A page's name opens its report, its status what happened to it.") if any(reports) else ""
     )
-    return lead + table_html(table, headings=_HEADINGS, links=links) + _cut(len(pages))
+    return lead + table_html(table, headings=_HEADINGS, links=links) + _cut(len(pages), _ORDER)
 
 
-def _cut(rows: int) -> str:
+def _cut(rows: int, order: str = "") -> str:
     if rows <= MOST_ROWS:
         return ""
-    return note_html(f"The first {MOST_ROWS:,} of {rows:,} rows; all of them are in pages.csv.")
+    return note_html(f"The first {MOST_ROWS:,} of {rows:,} rows{order}; all of them are in pages.csv.")
 
 
 def _distributions(measured: pd.DataFrame) -> str:
