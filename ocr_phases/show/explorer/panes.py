@@ -53,7 +53,7 @@ class Pane(widgets.VBox):
 
 
 def latency_html(run: PhaseRun) -> str:
-    """The key figures, every decode step over its floor, the slowest steps by name, every stage's floor and the roofline."""
+    """The key figures, every decode step over its floor, the slowest steps, the floors, the roofline."""
     figure = plots.plot_token_latency(run, decode_floor(run)["floor_ms"].tolist())
     parts = [
         html.cards_html(run),
