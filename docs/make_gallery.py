@@ -58,7 +58,7 @@ def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:
 
 def overview(run: PhaseRun) -> Image.Image:
     """The page coloured by decode time beside the decode latency and the prefill's stages."""
-    drawings = [latency(run), plots.plot_vision_stages(run)]
+    drawings = [plots.plot_token_latency(run), plots.plot_vision_stages(run)]
     for figure in drawings:
         figure.set_size_inches(*OVERVIEW_INCHES)
     right = [drawn(figure, dpi=120) for figure in drawings]
