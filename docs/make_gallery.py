@@ -1,4 +1,4 @@
-"""Draws every picture of the docs and writes gallery.md: ``python docs/make_gallery.py [RECORDS]``.
+"""Draws the pictures of reports and plots and writes gallery.md: ``python docs/make_gallery.py [RECORDS]``.
 
 Pages are read by the built-in model, here and now, or earlier in a quiet hour where a folder RECORDS holds
 ``receipt.json`` and so on; what a GPU took comes from ``data/runs``. The pictures of reports are taken with
@@ -18,16 +18,20 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases import DeepSeekOCRSession, PhaseRun
+from ocr_phases.analyse.compare import compare_runs, figures, run_labels
+from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.analyse.sweep import decode_curves
 from ocr_phases.assets import asset
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import report_page
-from ocr_phases.show import plots, regions
+from ocr_phases.show import compare, kernels, plots, regions, sweep
 from ocr_phases.show.overlay import draw_decode_time
+from ocr_phases.show.roofline import plot_roofline
 
 DOCS = Path(__file__).parent
-GPU_RECORD = "h200-dummy-gundam"
-PAGES = ("receipt", "invoice", "paper")
+GPU_RECORD, OTHER_RECORD = "h200-dummy-gundam", "h200-dummy-base"
+PAGES = ("receipt", "invoice", "form")
 PAGE_HEIGHT = 700  # pixels
 OVERVIEW_INCHES = (6.2, 3.6)  # small, so that letters stay legible where the picture is shown at half size
 GAP = 24  # pixels
@@ -40,6 +44,11 @@ def drawn(figure: Figure, dpi: int = 100) -> Image.Image:
     return Image.open(buffer).convert("RGB")
 
 
+def latency(run: PhaseRun) -> Figure:
+    """The decode latency over its floor."""
+    return plots.plot_token_latency(run, decode_floor(run)["floor_ms"].tolist())
+
+
 def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:
     """The page of a run coloured by decode time, ``height`` pixels high."""
     grounding = parse_grounding(run.text or "")
@@ -49,10 +58,10 @@ def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:
 
 def overview(run: PhaseRun) -> Image.Image:
     """The page coloured by decode time beside the decode latency and the prefill's stages."""
-    figures = [plots.plot_token_latency(run), plots.plot_vision_stages(run)]
-    for figure in figures:
+    drawings = [plots.plot_token_latency(run), plots.plot_vision_stages(run)]
+    for figure in drawings:
         figure.set_size_inches(*OVERVIEW_INCHES)
-    right = [drawn(figure, dpi=120) for figure in figures]
+    right = [drawn(figure, dpi=120) for figure in drawings]
     left = timed_page(run, right[0].height + GAP + right[1].height)
     canvas = Image.new("RGB", (left.width + GAP + right[0].width, left.height), "white")
     canvas.paste(left, (0, 0))
@@ -115,6 +124,8 @@ def main(records: str | None = None) -> None:
     """Draw everything and write gallery.md; ``records`` holds what shall not be measured now."""
     runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
     gpu = PhaseRun.load(asset("data", "runs", f"{GPU_RECORD}.json"))
+    other = PhaseRun.load(asset("data", "runs", f"{OTHER_RECORD}.json"))
+    ratios = figures(compare_runs([other, gpu], run_labels([other, gpu])))
     receipt = runs["receipt"]
     save("receipt", overview(receipt), flat=False)
     here = f"The built-in model on {receipt.device['name']}"
@@ -123,8 +134,8 @@ def main(records: str | None = None) -> None:
     pictures = {
         "pages": (
             "Time on the page",
-            f"{here}: an invoice and a paper, each region coloured by what writing it took.",
-            side_by_side([timed_page(runs["invoice"]), timed_page(runs["paper"])]),
+            f"{here}: an invoice and a form, each region coloured by what writing it took.",
+            side_by_side([timed_page(runs["invoice"]), timed_page(runs["form"])]),
         ),
         "types": (
             "Time by type of region",
@@ -133,11 +144,31 @@ def main(records: str | None = None) -> None:
         ),
         "latency": (
             "Decode latency",
-            f"{there}: device and host, and the spread over repeats.",
-            drawn(plots.plot_token_latency(gpu)),
+            f"{there}: device and host, the spread over repeats, and what the hardware allows.",
+            drawn(latency(gpu)),
         ),
         "vision": ("Vision", f"{there}: page and crops.", drawn(plots.plot_vision_stages(gpu))),
         "timeline": ("Timeline", f"{there}: one repeat.", drawn(plots.plot_phase_timeline(gpu))),
+        "roofline": (
+            "Roofline",
+            f"{there}: each stage under the ceilings measured beside it.",
+            drawn(plot_roofline(gpu)),
+        ),
+        "kernels": (
+            "Kernels",
+            f"{there}: how much of each stage the GPU works, and what bounds it.",
+            drawn(kernels.plot_busy(gpu, floor_table(gpu))),
+        ),
+        "compare": (
+            "Two runs compared",
+            f"The same against `data/runs/{OTHER_RECORD}.json`, with 95 % intervals.",
+            drawn(compare.plot_ratios(ratios)),
+        ),
+        "sweep": (
+            "A sweep",
+            "The same two records as a sweep over presets shows them.",
+            drawn(sweep.plot_decode(decode_curves({"base": other, "gundam": gpu}))),
+        ),
         "memory": ("Memory", f"{there}: peaks and KV cache.", drawn(plots.plot_memory(gpu))),
     }
     for name, (_, _, picture) in pictures.items():

@@ -215,7 +215,7 @@ def _bar(runs: int, tokens_a_run: int) -> Iterator[dict[str, Any]]:
 
         def runs_done(done: int, total: int) -> None:
             bar.n = done * tokens_a_run
-            bar.set_postfix_str(f"run {done} of {total}")
+            bar.set_postfix_str(f"{done} of {total} runs done")
 
         def tokens(repeat: int, new: list[list[int]]) -> None:
             bar.update(len(new[0]))

@@ -40,7 +40,9 @@
   }
 
   const drawn = (name) => {
-    const probe = document.querySelector(".figure.drawn").appendChild(document.createElement("i"));
+    const figure = document.querySelector(".figure.drawn");
+    if (!figure) return null;
+    const probe = figure.appendChild(document.createElement("i"));
     probe.style.color = `var(--op-plot-${name})`;
     const found = ratio(rgba(getComputedStyle(probe).color).slice(0, 3), ground(probe));
     probe.remove();

@@ -59,7 +59,7 @@ def test_transformers_layout_loads(tiny_session):
 
 
 def test_the_published_sizes_are_the_published_counts():
-    """DESIGN's counts, from the real class on the meta device."""
+    """The counts of the published sizes, from the real class on the meta device."""
     from transformers import UnlimitedOcrForConditionalGeneration
 
     with torch.device("meta"):

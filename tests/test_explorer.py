@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.measure.page import PRESETS, PROMPTS
+from ocr_phases.measure.setup import Setup
 from ocr_phases.measure.strategies import STRATEGIES, VISIONS
 from ocr_phases.report.render import execute_notebook
 from ocr_phases.show.explorer import Explorer, form
@@ -35,6 +36,7 @@ from ocr_phases.show.explorer.record_tab import make_report, read_record
 from ocr_phases.show.explorer.svg import Curve, curve_svg, page_svg
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
+GPU_RECORD = PAGES.parent / "runs" / "h200-dummy-gundam.json"
 FIGURES_TOO = ({"cuda": True}, {"generate": True}, {"max_tokens": 1})
 
 
@@ -128,6 +130,7 @@ def test_a_record_is_shown_where_torch_cannot_be_imported(run: PhaseRun, tmp_pat
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
 from ocr_phases.show.explorer import Explorer
+assert "ocr_phases.measure" not in sys.modules
 explorer = Explorer(record=sys.argv[1])
 for number in range(len(explorer.panes)):
     explorer.tabs.selected_index = number
@@ -184,6 +187,18 @@ def test_what_a_model_or_a_file_name_says_stays_text():
         shown = everything(explorer)
         assert "<script" not in shown
         assert "<img src=x" not in shown
+
+
+def test_the_roofline_and_the_kernels_are_shown_where_the_record_has_them(explorer: Explorer):
+    open_all(explorer, "Latency", "Timeline")
+    assert everything(explorer.panes["Timeline"]).count('class="op-svg"') == 2
+    explorer.add(PhaseRun.load(GPU_RECORD))
+    open_all(explorer, "Latency", "Timeline")
+    latency, timeline = everything(explorer.panes["Latency"]), everything(explorer.panes["Timeline"])
+    assert 'aria-label="Roofline' in latency
+    assert "Each stage beside its floor" in latency
+    assert 'aria-label="How long the device works' in timeline
+    assert 'aria-label="Idle time' in timeline
 
 
 # -- the page and its scrubber -------------------------------------------------------------------------
@@ -407,6 +422,38 @@ def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept
     quick.live.on_tokens = on_tokens
     asyncio.run(quick.measure())
     assert len(quick.runs) == kept + 1
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
+    quick: Explorer, tiny_session, monkeypatch: pytest.MonkeyPatch, stop: bool
+):
+    quick.form.strategy.value, quick.form.repeats.value = "compiled", 1
+    named, tokens, statuses = threading.Event(), [], []
+
+    def set_up(_):  # nothing is compiled here: the steps run as in eager
+        assert named.wait(30)
+        if stop:
+            quick.stop_button.click()
+        return Setup()
+
+    def status_changed(change):
+        statuses.append(change["new"])
+        if "compiling / capturing the decode step" in change["new"]:
+            named.set()
+
+    on_tokens = quick.live.on_tokens
+    quick.live.on_tokens = lambda repeat, new: (tokens.append(new), on_tokens(repeat, new))
+    quick.live.status.observe(status_changed, "value")
+    monkeypatch.setattr(tiny_session, "_set_up", set_up)
+    asyncio.run(quick.measure())
+    if stop:
+        assert (tokens, quick.runs) == ([], [])
+        assert "Stopped" in quick.messages.value
+    else:
+        assert [len(new[0]) for new in tokens] == [1] * 12
+        assert quick.run.request["eos_check_every"] == 1
+        assert any("repeat 1 of 1" in status for status in statuses)
 
 
 def test_an_upload_keeps_its_name(quick: Explorer):

@@ -105,7 +105,7 @@ def test_tokens_are_streamed_while_decoding(tiny_session):
         on_tokens=lambda repeat, new: seen.append((repeat, new[0])),
         progress=lambda *counts: done.append(counts),
     )
-    assert done == [(1, 2), (2, 2)]
+    assert done == [(0, 2), (1, 2), (2, 2)]
     measured = [token for repeat, tokens in seen if repeat == 0 for token in tokens]
     assert measured == run.result["ids"]
     assert len([1 for repeat, _ in seen if repeat == -1]) == 10

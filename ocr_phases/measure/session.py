@@ -196,7 +196,8 @@ class DeepSeekOCRSession:
         ``kernel_steps`` decode steps: what the kernels of each stage did (`ocr_phases.analyse.kernels`);
         ``kernel_trace`` is a file for its Chrome trace (.json.gz). ``on_tokens(repeat, new ids a row)`` is
         called after the prefill and while decoding (repeat -1 is warm-up), ``progress(runs done, runs in
-        all)`` after each run. Either may raise `Stopped`: the record is then of the repeats finished by then.
+        all)`` before the first run, when all is set up, and after each. Either may raise `Stopped`: the
+        record is then of the repeats finished by then.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, and
         `Stopped` where that came before the end of the first repeat.
@@ -234,6 +235,8 @@ class DeepSeekOCRSession:
             setup = self._set_up(request)
             memory = PeakMemory(self.device)
             try:
+                if progress is not None:
+                    progress(0, warmup + repeats)
                 for number in range(-warmup, repeats):
                     notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
                     run = self._run_once(request, setup, number, memory, notify)

@@ -95,7 +95,9 @@ def _failures(failed: pd.DataFrame) -> str:
     table = shown[["page", "status", "attempts", "reason"]].copy()
     table["reason"] = [printable(str(reason), _LONGEST_REASON) for reason in shown["reason"]]
     status = [_address(folder, "status.json") for folder in shown["folder"]]
-    return table_html(table, links={"status": status}) + _cut(len(failed))
+    return table_html(table, caption="Pages without a record, and why", links={"status": status}) + _cut(
+        len(failed)
+    )
 
 
 def _pages(pages: pd.DataFrame) -> str:
@@ -128,7 +130,8 @@ def _pages(pages: pd.DataFrame) -> str:
     lead = (
         note_html("A page's name opens its report, its status what happened to it.") if any(reports) else ""
     )
-    return lead + table_html(table, headings=_HEADINGS, links=links) + _cut(len(pages), _ORDER)
+    shown_pages = table_html(table, caption="All pages, failures first", headings=_HEADINGS, links=links)
+    return lead + shown_pages + _cut(len(pages), _ORDER)
 
 
 def _cut(rows: int, order: str = "") -> str:
@@ -157,7 +160,8 @@ def _regions(regions: pd.DataFrame, reported: Set[str]) -> str:
     reports = [
         _address(folder, "report.html" if folder in reported else "run.json") for folder in regions["folder"]
     ]
-    return table_html(table, headings=_HEADINGS, links={"page": reports})
+    caption = "The regions that took longest to write"
+    return table_html(table, caption=caption, headings=_HEADINGS, links={"page": reports})
 
 
 def _tables(names: Sequence[str]) -> str:
@@ -185,7 +189,8 @@ def _document(title: str, sections: Sequence[str], body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{_safe(title)}</title>'
         f'<link rel="icon" href="data:,"><style>{css}</style></head><body>'
-        f'<nav aria-label="Contents"><ul>{contents}</ul></nav><main>{body}</main>'
+        '<a class="skip" href="#report">Skip to the index</a>'
+        f'<nav aria-label="Contents"><ul>{contents}</ul></nav><main id="report" tabindex="-1">{body}</main>'
         "<footer>Made with ocr_phases. This file fetches nothing and runs only its own table sorting."
         f"</footer><script>{script}</script></body></html>\n"
     )

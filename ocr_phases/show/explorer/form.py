@@ -11,7 +11,6 @@ import ipywidgets as widgets
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.images import load_page
 from ocr_phases.show.html import image_html
 
 # The names the measuring half knows; it is not imported here, because it needs torch (a test compares them).
@@ -147,18 +146,24 @@ class PageChooser(widgets.VBox):
             kind == _PATH and (not self.path.value.strip() or Path(self.path.value.strip()).is_dir())
         )
         if not nothing_yet or (kind == _PATH and self.file.options):
+            from ocr_phases.measure.images import load_page  # of the measuring half: only now
+
             image = load_page(self.page()[0])[0]
             alt = f"The chosen page, {image.width} × {image.height} pixels"
             self.thumbnail.value = (
-                f"{image_html(image, alt, width=150)}<p>{image.width:,} × {image.height:,} pixels</p>"
+                f"{image_html(image, alt, width=104)}<p>{image.width:,} × {image.height:,} pixels</p>"
             )
 
 
 class Form(widgets.HBox):
-    """All settings; `settings` reads them as they stand."""
+    """All settings, with the widget ``below`` under them; `settings` reads them as they stand."""
 
     def __init__(
-        self, page: str | Path | None, model: str, guarded: Callable[..., Callable[..., None]]
+        self,
+        page: str | Path | None,
+        model: str,
+        guarded: Callable[..., Callable[..., None]],
+        below: widgets.Widget,
     ) -> None:
         self.page = PageChooser(page, guarded)
         self.model = Choice(
@@ -194,7 +199,9 @@ class Form(widgets.HBox):
         ]
         grid = widgets.Box(fields)
         grid.add_class("opx-fields")
-        super().__init__([self.page, grid])
+        right = widgets.VBox([grid, below])
+        right.add_class("opx-settings")
+        super().__init__([self.page, right])
         self.add_class("opx-form")
 
     def settings(self) -> Settings:

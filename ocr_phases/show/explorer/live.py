@@ -78,8 +78,8 @@ class Live(widgets.Box):
             elif kind == "reader":
                 self._read = news[0]
             elif kind == "run":
-                self._done, self._last = news[0], None
-                if self._done < self._runs:
+                self._doing, self._done, self._last = "", news[0], None
+                if 0 < self._done < self._runs:
                     self._texts, self._times = [], [*self._times, []]
             else:
                 self._take(*news)
@@ -98,14 +98,15 @@ class Live(widgets.Box):
             self._texts += [self._read(token) for token in tokens]
 
     def _draw_status(self) -> None:
+        known = self._read is not None and not self._doing
         if self._stop.is_set():
             doing = "stopping"
-        elif self._read is None or self._doing:
+        elif not known:
             doing = f"{self._doing or 'starting'}, {time.perf_counter() - self._started:.0f} s"
         else:
             doing = self._run_name()
         whole = self._runs * self._tokens_a_run
-        at = f' value="{self._done * self._tokens_a_run + len(self._times[-1])}"' if self._read else ""
+        at = f' value="{self._done * self._tokens_a_run + len(self._times[-1])}"' if known else ""
         self.status.value = (
             f'<progress max="{whole}"{at} aria-label="Progress"></progress> '
             f"<span role='status'>{html.escape(doing)}</span>"
@@ -154,7 +155,7 @@ class Live(widgets.Box):
         self._stop_if_asked()
 
     def progress(self, done: int, total: int) -> None:
-        """`run_inference`'s callback after each run."""
+        """`run_inference`'s callback before the first run, when the set-up is over, and after each."""
         self._news.append(("run", done))
         self._stop_if_asked()
 

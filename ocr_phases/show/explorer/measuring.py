@@ -34,7 +34,7 @@ class Measurer:
         from ocr_phases.measure.recorder import TokenReader
 
         live.reader(TokenReader(session.tokenizer).read)
-        live.doing("")
+        live.doing(set_up_text(settings))
         run = session.run_inference(
             settings.page,
             settings.prompt,
@@ -44,6 +44,7 @@ class Measurer:
             warmup=settings.warmup,
             strategy=settings.strategy,
             vision=settings.vision,
+            eos_check_every=1,  # every token is shown, and Stop heard, as it is written
             on_tokens=live.on_tokens,
             progress=live.progress,
         )
@@ -66,3 +67,10 @@ class Measurer:
         self._session = DeepSeekOCRSession.load(settings.model, device=settings.device)
         self._loaded = wanted
         return self._session
+
+
+def set_up_text(settings: Settings) -> str:
+    """What comes before the first run of these strategies; empty where all is eager."""
+    if settings.strategy != "eager":
+        return "compiling / capturing the decode step"
+    return "compiling the vision stages" if settings.vision != "eager" else ""

@@ -19,6 +19,7 @@ from ocr_phases.show.overlay import label_colour, printable, time_colour
 from ocr_phases.show.regions import has_region_times, plot_region_types
 
 _BY_TYPE, _BY_TIME = "region type", "decode time"
+_MOST_ROWS = 8  # of the list of regions
 _AROUND = 420  # characters shown before and after the current token
 
 
@@ -34,7 +35,7 @@ class PagePane(Pane):
         self._curve = Curve(1, 1.0)
         self.row = widgets.Dropdown(description="Row")
         self.scrubber = self._new_scrubber(1)
-        self.list = widgets.Select(options=[], rows=8, description="Region")
+        self.list = widgets.Select(options=[], rows=_MOST_ROWS, description="Region")
         self.list.add_class("opx-regions")
         self.opacity = widgets.FloatSlider(value=0.12, min=0, max=0.8, step=0.04, description="Opacity")
         self.opacity.add_class("opx-opacity")
@@ -48,11 +49,9 @@ class PagePane(Pane):
         self._page.add_class("opx-page-box")
         controls = widgets.Box([self.row, self.colour, self.opacity, self.labels])
         controls.add_class("opx-controls")
-        left = widgets.VBox([self._page])
+        left = widgets.VBox([self._page, controls, self.types])
         left.add_class("opx-left")
-        self._right = widgets.VBox(
-            [self.scrubber, self._said, self._graph, self.list, self._detail, controls, self.types]
-        )
+        self._right = widgets.VBox([self.scrubber, self._said, self._graph, self.list, self._detail])
         self._right.add_class("opx-right")
         both = widgets.Box([left, self._right])
         both.add_class("opx-columns")
@@ -111,7 +110,7 @@ class PagePane(Pane):
         options = [(_line(item), item.region) for item in items]
         self.list.unobserve(self._selected, "value")
         self.list.options = options
-        self.list.rows = min(max(len(options), 2), 9)
+        self.list.rows = min(max(len(options), 2), _MOST_ROWS)
         self.list.observe(self._selected, "value")
         self.scrubber.close()
         self.scrubber = self._new_scrubber(len(self._tokens))

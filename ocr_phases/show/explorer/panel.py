@@ -44,12 +44,14 @@ class Explorer(widgets.VBox):
         self.runs: list[PhaseRun] = []
         self.messages = Messages()
         guarded = self.messages.guarded
-        self.form = Form(page, model, guarded)
         self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
         self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.run_button.add_class("opx-run")
         self.stop_button.add_class("opx-stop")
         self.live = Live()
+        buttons = widgets.Box([self.run_button, self.stop_button, self.live.status])
+        buttons.add_class("opx-buttons")
+        self.form = Form(page, model, guarded, below=buttons)
         self.page_pane = PagePane()
         self.compare_pane = ComparePane()
         self.record_pane = RecordPane(self.add, self.messages, self._in_background)
@@ -71,14 +73,11 @@ class Explorer(widgets.VBox):
         self._verdict.add_class("opx-verdict")
         self._measurer = Measurer()
         self._tasks: set[asyncio.Task[None]] = set()
-        buttons = widgets.Box([self.run_button, self.stop_button, self.live.status])
-        buttons.add_class("opx-buttons")
         css = resources.files("ocr_phases.show.explorer").joinpath("explorer.css").read_text(encoding="utf-8")
         super().__init__(
             [
                 widgets.HTML(f"{html.notebook_style()}<style>{css}</style>"),
                 self.form,
-                buttons,
                 self.messages,
                 self.live,
                 self.shown,

@@ -8,13 +8,15 @@ import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.checks import checks_verdict, run_checks
-from ocr_phases.analyse.floors import decode_floor, floor_sentence, floor_table
+from ocr_phases.analyse.floors import decode_floor, floor_sentence, floor_table, why_no_floor
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.analyse.summary import step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, kernels_html, plots
+from ocr_phases.show import kernels as kernel_plots
 from ocr_phases.show.figures import figure_svg
 from ocr_phases.show.floors_html import floors_html
+from ocr_phases.show.roofline import plot_roofline
 
 _SLOWEST = 8
 
@@ -51,7 +53,7 @@ class Pane(widgets.VBox):
 
 
 def latency_html(run: PhaseRun) -> str:
-    """The key figures, every decode step over its floor, the slowest steps by name, every stage's floor."""
+    """The key figures, every decode step over its floor, the slowest steps, the floors, the roofline."""
     figure = plots.plot_token_latency(run, decode_floor(run)["floor_ms"].tolist())
     parts = [
         html.cards_html(run),
@@ -67,7 +69,10 @@ def latency_html(run: PhaseRun) -> str:
         caption = f"The {len(slowest)} slowest steps"
         headings = {"index": ("token", ""), "device_ms": ("median", "ms")}
         parts.append(html.table_html(slowest[columns], caption=caption, headings=headings))
-    return "".join((*parts, floors_html(run)))
+    parts.append(floors_html(run))
+    if why_no_floor(run) is None:
+        parts.append(figure_html(plot_roofline(run), "Roofline: arithmetic done over arithmetic intensity"))
+    return "".join(parts)
 
 
 def vision_html(run: PhaseRun) -> str:
@@ -83,9 +88,12 @@ def timeline_html(run: PhaseRun) -> str:
         figure_html(plots.plot_memory(run), "Peak memory of each phase and growth of the KV cache"),
         html.repeats_html(run),
     ]
-    if run.kernels is not None:
-        parts.append(kernels_html.kernels_html(run, floor_table(run)))
+    floors = floor_table(run)
+    parts.append(kernels_html.kernels_html(run, floors))
     if has_kernels(run):
+        busy, gaps = kernel_plots.plot_busy(run, floors), kernel_plots.plot_idle_gaps(run)
+        parts.append(figure_html(busy, "How long the device works in each stage"))
+        parts.append(figure_html(gaps, "Idle time by length of the gap and by cause"))
         parts.append(kernels_html.kernel_details_html(run))
     return "".join(parts)
 
