@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.analyse.cost import (
     COST_COLUMNS,
     PRESET_SIDES,
@@ -312,3 +313,20 @@ def test_what_is_unknown_is_said() -> None:
         prefill_cost(PUBLISHED, prompt_len=1, logits_for="some")
     with pytest.raises(OcrPhasesError, match="preset 'huge'"):
         vision_calls("huge", [(1, 1)])
+
+
+def test_equal_rows_read_the_experts_of_one(tiny_session: Any) -> None:
+    pages = ROOT / "data/pages"
+    options = {"max_new_tokens": 3, "repeats": 1, "warmup": 0, "ignore_eos": True, "ceilings": False}
+    equal = tiny_session.run_inference([pages / "form.png"] * 2, **options)
+    other = tiny_session.run_inference([pages / "form.png", pages / "paper.png"], **options)
+    text = read_architecture(equal.model["config"]).text
+
+    def experts(run: PhaseRun) -> float:
+        table = run_cost(run)
+        of_step = table[(table["phase"] == "decode") & (table["part"] == "experts")]
+        return of_step["weight_bytes"].item() / of_step["parameters"].item()
+
+    share = 4 / text.experts
+    assert experts(equal) == pytest.approx(share * text.top_k)
+    assert experts(other) == pytest.approx(share * expected_experts(text.experts, text.top_k, 2))

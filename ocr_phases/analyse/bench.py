@@ -192,14 +192,16 @@ def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     """Throughput by batch size, columns `BATCH_COLUMNS`: tokens/s of all rows, ms of one step of them all.
 
     ``distance`` is the median step over its floor: far above 1 the step waits for launches, near 1 for
-    ``limit``.
+    ``limit``. A file that does not say how many rows differ has the floor of rows that all do. Copies of a
+    page do not, so there it is left out.
     """
     rows = []
     for preset, found in _results(bench, "batches"):
         for way in found["ways"]:
             rate = 1e3 * way["steps"] * way["batch"] / float(np.median(way["decode_ms"]))
-            step, floor = float(np.median(way["step_ms"])), way.get("floor_ms") or np.nan
-            figures = (rate, step, floor, way.get("floor_limit"), step / floor)
+            known = way if "distinct_rows" in way else {}
+            step, floor = float(np.median(way["step_ms"])), known.get("floor_ms") or np.nan
+            figures = (rate, step, floor, known.get("floor_limit"), step / floor)
             prefill = float(np.median(way["prefill_ms"]))
             rows.append((preset, way["strategy"], way["batch"], *figures, prefill))
     return _table(rows, BATCH_COLUMNS)

@@ -117,14 +117,17 @@ def in_units(table: pd.DataFrame) -> pd.DataFrame:
 def slower_than(table: pd.DataFrame, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
     """The rows of `compare_runs` that got worse by more than ``percent``, their interval included.
 
-    ``metrics`` names what is judged (`JUDGED` by default). Raises `OcrPhasesError` where a name is unknown, a
-    record lacks it, or a single repeat leaves nothing to judge by.
+    ``metrics`` names what is judged (by default those of `JUDGED` that both records have). Raises
+    `OcrPhasesError` where a name is unknown, a record lacks a named one, or a single repeat leaves nothing to
+    judge by.
     """
     known = set(table["metric"])
     unknown = [name for name in metrics if name not in known]
     if unknown:
         raise OcrPhasesError(f"There is no metric {', '.join(unknown)}: use {', '.join(_names(table))}.")
     judged = table[table["metric"].isin(metrics or JUDGED)]
+    if not metrics:  # what the records do not share is not for them to be judged by
+        judged = judged[judged["ratio"].notna()]
     if judged.empty:
         raise OcrPhasesError(f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).")
     lacking = judged[judged["ratio"].isna()]

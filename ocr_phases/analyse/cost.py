@@ -134,14 +134,16 @@ def prefill_cost(
     batch: int = 1,
     dtype_bytes: int = 2,
     logits_for: str = "last",
+    distinct_rows: int | None = None,
 ) -> pd.DataFrame:
     """The prefill's cost: one row a stage, view and part, columns `COST_COLUMNS`.
 
     ``batch`` rows of ``prompt_len`` tokens each; ``views`` are those of the whole batch (`vision_calls`).
     ``dtype_bytes`` is the size of a weight and an activation. ``logits_for`` is ``last`` or ``all``
     positions. ``kv_bytes`` are written. Parameters of a stage that runs for two views stand in the first
-    one's rows; its weights are read once for each view. Experts: `expected_experts`. Raises `OcrPhasesError`
-    for a shape or a config that cannot be.
+    one's rows; its weights are read once for each view. Experts: `expected_experts`, over ``distinct_rows``
+    of the batch (all by default), because equal rows choose equal experts. Raises `OcrPhasesError` for a
+    shape or a config that cannot be.
     """
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
     sizes = read_architecture(config)
@@ -162,24 +164,32 @@ def prefill_cost(
     # The line break between rows of vision tokens and the separator of the views.
     learnt = Work(2 * sizes.text.hidden)
     rows.append(_row("prefill", "vision_fusion", "", "separators", learnt, dtype_bytes))
-    rows += _language_rows("prefill", sizes, prompt_len, prompt_len, batch, dtype_bytes)
+    rows += _language_rows(
+        "prefill", sizes, prompt_len, prompt_len, batch, dtype_bytes, distinct_rows or batch
+    )
     positions = prompt_len if logits_for == "all" else 1
     rows.append(_head_row("prefill", sizes, positions * batch, dtype_bytes))
     return _table(rows)
 
 
 def decode_cost(
-    config: dict[str, Any], *, cache_len: int, batch: int = 1, dtype_bytes: int = 2
+    config: dict[str, Any],
+    *,
+    cache_len: int,
+    batch: int = 1,
+    dtype_bytes: int = 2,
+    distinct_rows: int | None = None,
 ) -> pd.DataFrame:
     """One decode step's cost: one row a part, columns `COST_COLUMNS`.
 
     ``batch`` rows make a token each, which attends to ``cache_len`` entries, its own among them (the length
-    that the step leaves). ``kv_bytes`` are read, the new entry written. Experts: `expected_experts`; with one
-    row that is exactly ``top_k`` a layer. Raises `OcrPhasesError` as `prefill_cost`.
+    that the step leaves). ``kv_bytes`` are read, the new entry written. Experts: `expected_experts`, over
+    ``distinct_rows`` as in `prefill_cost`; with one row that is exactly ``top_k`` a layer. Raises
+    `OcrPhasesError` as `prefill_cost`.
     """
     _check(cache_len=cache_len, batch=batch, dtype_bytes=dtype_bytes)
     sizes = read_architecture(config)
-    rows = _language_rows("decode", sizes, 1, cache_len, batch, dtype_bytes)
+    rows = _language_rows("decode", sizes, 1, cache_len, batch, dtype_bytes, distinct_rows or batch)
     return _table([*rows, _head_row("decode", sizes, batch, dtype_bytes)])
 
 
@@ -247,7 +257,6 @@ def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
     config, dtype or preset is unknown.
     """
     config, shape = run.model["config"], run_shape(run)
-    batch, dtype_bytes = shape["batch"], shape["dtype_bytes"]
     views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages])
     logits_for = "all" if run.model.get("implementation") == "vendor" else "last"
     prefill = prefill_cost(config, views=views, logits_for=logits_for, **shape)
@@ -256,18 +265,28 @@ def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
         cache_len = int(lengths[1 + (len(lengths) - 1) // 2])
     if cache_len is None:
         return prefill
-    step = decode_cost(config, cache_len=cache_len, batch=batch, dtype_bytes=dtype_bytes)
+    del shape["prompt_len"]
+    step = decode_cost(config, cache_len=cache_len, **shape)
     return pd.concat([prefill, step], ignore_index=True)
 
 
 def run_shape(run: PhaseRun) -> dict[str, int]:
-    """``prompt_len``, ``batch`` and ``dtype_bytes`` of a record; `OcrPhasesError` for an unknown dtype."""
+    """``prompt_len``, ``batch``, ``distinct_rows`` and ``dtype_bytes`` of a record.
+
+    Rows of one page, prompt and answer are equal. Raises `OcrPhasesError` for an unknown dtype.
+    """
     dtype = str(run.model.get("dtype"))
     if dtype not in DTYPE_BYTES:
         raise OcrPhasesError(f"This record's dtype is {dtype!r}: cost is known for {', '.join(DTYPE_BYTES)}.")
+    prompts = run.request.get("prompts") or [run.request.get("prompt")] * len(run.results)
+    rows = set()
+    for row, (prompt, result) in enumerate(zip(prompts, run.results, strict=True)):
+        pages = tuple(page["sha256"] for page in run.pages if page.get("row", 0) == row)
+        rows.add((pages, prompt, tuple(result["ids"])))
     return {
         "prompt_len": int(run.request["prefill_len"]),
         "batch": len(run.results),
+        "distinct_rows": len(rows),
         "dtype_bytes": DTYPE_BYTES[dtype],
     }
 
@@ -351,9 +370,12 @@ def _projector(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
 
 
 def _language_rows(
-    phase: str, sizes: Architecture, length: int, context: int, batch: int, dtype_bytes: int
+    phase: str, sizes: Architecture, length: int, context: int, batch: int, dtype_bytes: int, distinct: int
 ) -> list[tuple]:
-    """The decoder's rows: ``length`` new tokens a row of the batch, attending to ``context`` entries."""
+    """The decoder's rows: ``length`` new tokens a row of the batch, attending to ``context`` entries.
+
+    ``distinct`` rows of the batch choose experts of their own.
+    """
     text = sizes.text
     tokens = batch * length
     heads, kv_heads = text.heads * text.head_width, text.kv_heads * text.head_width
@@ -365,7 +387,9 @@ def _language_rows(
     expert = _swiglu(1, text.hidden, text.expert_width)
     routed = expert * (tokens * text.top_k * text.sparse_layers)
     held = expert.parameters * text.experts * text.sparse_layers
-    read = expert.parameters * expected_experts(text.experts, text.top_k, tokens) * text.sparse_layers
+    read = (
+        expert.parameters * expected_experts(text.experts, text.top_k, distinct * length) * text.sparse_layers
+    )
     shared = _swiglu(tokens, text.hidden, text.expert_width * text.shared_experts)
     router = linear(tokens, text.hidden, text.experts, bias=False)
     embedding = Work(text.vocab * text.hidden, 0, tokens * text.hidden)

@@ -140,14 +140,8 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
     lengths = steps["cache_len"].to_numpy(dtype=np.int64)
     ends = sorted({int(lengths.min()), int(lengths.max())})
     shape = run_shape(run)
-    at_ends = [
-        _with_bytes(
-            decode_cost(
-                run.model["config"], cache_len=end, batch=shape["batch"], dtype_bytes=shape["dtype_bytes"]
-            )
-        )
-        for end in ends
-    ]
+    del shape["prompt_len"]
+    at_ends = [_with_bytes(decode_cost(run.model["config"], cache_len=end, **shape)) for end in ends]
     floor = np.zeros(len(lengths))
     flops, counts = np.zeros(len(lengths)), np.zeros(len(lengths))
     for place in range(len(at_ends[0])):

@@ -18,6 +18,7 @@ import nvtx
 import torch
 
 from ocr_phases.analyse.bench import BENCH_SCHEMA, KIND
+from ocr_phases.analyse.cost import run_shape
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
 from ocr_phases.errors import OcrPhasesError
@@ -187,7 +188,7 @@ def _overhead(bench: _Bench) -> dict[str, Any]:
     """The measured two-phase run against ``model.generate()``: ms from the prefill's start to the last token.
 
     Ours has every collector on: spans, memory peaks and the witness. Reading the spans afterwards is not in
-    it, but is in ``collectors``.
+    it.
     """
 
     def ours() -> float:
@@ -314,7 +315,8 @@ def _batches(bench: _Bench) -> dict[str, Any]:
                 "step_ms": _rounded(run.stage_ms("decode_step")),
                 "prefill_ms": _sums(run, "prefill"),
             }
-            ways.append({**way, "steps": run["decode_steps"], **times, **_floor(run)})
+            rows = {"distinct_rows": run_shape(run)["distinct_rows"]}  # what the floor counts experts of
+            ways.append({**way, **rows, "steps": run["decode_steps"], **times, **_floor(run)})
     return {"ways": ways, "ways_failed": failed}
 
 
