@@ -86,7 +86,7 @@ def measure_pages(
 
     def collect() -> None:
         ready, _ = wait(handed_out, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
-        for future in ready:
+        for future in [future for future in handed_out if future in ready]:  # what came first is kept first
             task = handed_out.pop(future)
             outcome = _result(future)
             task.attempts.append(_attempt(outcome))
