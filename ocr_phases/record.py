@@ -294,6 +294,12 @@ class PhaseRun:
         except OcrPhasesError as error:
             raise OcrPhasesError(f"{path}: {error}") from error
 
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens that decode made for all rows, each up to its end: what ran beyond counts for nothing."""
+        from_prefill = 0 if self.request.get("first_token") == "redecode" else 1
+        return sum(len(result["ids"]) - from_prefill for result in self.results)
+
     # -- arithmetic -------------------------------------------------------------------------------
 
     def _per_repeat(self, phase: str, stage: str, clock: str = "device_ms") -> np.ndarray:
@@ -315,11 +321,9 @@ class PhaseRun:
 
     def _tokens_per_s(self) -> float | None:
         whole = self._per_repeat("decode", "decode")
-        from_prefill = 0 if self.request.get("first_token") == "redecode" else 1
-        tokens = sum(len(result["ids"]) - from_prefill for result in self.results)
-        if not tokens or not whole.all():
+        if not self.decoded_tokens or not whole.all():
             return None
-        return _median(tokens / whole * 1000.0)
+        return _median(self.decoded_tokens / whole * 1000.0)
 
 
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:

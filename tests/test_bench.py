@@ -143,7 +143,11 @@ def test_every_part_has_its_figures(measured: dict[str, Any]) -> None:
     assert closure["prefill_len"] > 73
     decode = strategy_table(measured).iloc[0]
     assert (decode["strategy"], decode["equal_tokens"], decode["tokens"]) == ("eager", 3, 3)
-    assert batch_table(measured)["batch"].tolist() == [1, 2]
+    strategies = next(result for result in measured["results"] if result["part"] == "strategies")
+    assert strategies["ways"]["eager"]["parity"]["verdict"] == "pass"
+    batches = batch_table(measured)
+    assert batches["batch"].tolist() == [1, 2]
+    assert batches["floor_ms"].notna().all()  # of rows that are known to be copies
     assert decode["distance"] > 1
     assert prefill_table(measured)["vision"].tolist() == ["eager"]
     assert "data" not in measured["page"] or measured["page"]["data"] is None

@@ -155,8 +155,8 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
 def repeat_table(run: PhaseRun) -> pd.DataFrame:
     """One row a repeat, columns `REPEAT_COLUMNS`, times in ms on the device clock; NaN for a phase it lacks.
 
-    ``ttft_ms`` is prepare plus prefill, ``steps`` the decode steps, ``tokens_per_s`` steps times batch over
-    the whole decode phase.
+    ``ttft_ms`` is prepare plus prefill, ``steps`` the decode steps, ``tokens_per_s``
+    `PhaseRun.decoded_tokens` over the whole decode phase.
     """
     table = pd.DataFrame({"repeat": run.repeats})
     for phase in PHASES:
@@ -165,7 +165,7 @@ def repeat_table(run: PhaseRun) -> pd.DataFrame:
     steps = run.spans[run.spans["stage"] == "decode_step"].groupby("repeat").size()
     table["steps"] = table["repeat"].map(steps).fillna(0).astype("int64")
     table["ttft_ms"] = table["prepare_ms"].fillna(0.0) + table["prefill_ms"]
-    rate = table["steps"] * len(run.results) / table["decode_ms"] * 1000.0
+    rate = run.decoded_tokens / table["decode_ms"] * 1000.0
     table["tokens_per_s"] = rate.where(table["steps"] > 0)
     return table[list(REPEAT_COLUMNS)]
 

@@ -271,7 +271,8 @@ def _prefill(bench: _Bench) -> dict[str, Any]:
 
 def _strategies(bench: _Bench) -> dict[str, Any]:
     """Decode by each strategy, in turns: ms of every step, of the whole decode, setup, and the tokens."""
-    ready, failed = _ready(bench, "strategy", bench.settings.strategies, bench.settings.max_new_tokens)
+    asked = bench.settings
+    ready, failed = _ready(bench, "strategy", asked.strategies, asked.max_new_tokens, verify=True)
     reference = ready["eager"].results if "eager" in ready else bench.run().results
     ways: dict[str, dict[str, Any]] = {}
     for _ in range(bench.settings.rounds):
@@ -285,6 +286,8 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
                     "cache_len": [run.cache["lengths"][0], run.cache["lengths"][-1]],
                     "equal_tokens": _equal_tokens(reference, first.results),
                     "tokens": first.token_count,
+                    # Whether tokens that differ from generate()'s do so at a tie.
+                    "parity": next((check for check in first.checks if check["name"] == "parity"), None),
                     **_floor(first),
                     "step_ms": [],
                     "decode_ms": [],
@@ -321,14 +324,14 @@ def _batches(bench: _Bench) -> dict[str, Any]:
 
 
 def _ready(
-    bench: _Bench, setting: str, values: Sequence[str], max_new_tokens: int
+    bench: _Bench, setting: str, values: Sequence[str], max_new_tokens: int, *, verify: bool = False
 ) -> tuple[dict[str, PhaseRun], dict[str, str]]:
     """A first run of each way, which makes it ready and warm; and why the others cannot run here."""
     ready, failed = {}, {}
     for value in values:
         try:
             options: dict[str, Any] = {setting: value, "max_new_tokens": max_new_tokens}
-            ready[value] = bench.run(warmup=1, **options)
+            ready[value] = bench.run(warmup=1, verify=verify, **options)
         except (OcrPhasesError, RuntimeError) as error:
             failed[value] = one_sentence(error)
             free_memory(bench.session.device)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from ocr_phases.analyse.compare import in_units
 from ocr_phases.analyse.summary import ms_text, stage_name, stage_table, step_table
@@ -45,6 +45,7 @@ _NAMES = {
     "tokens_per_s": "tokens/s",
     "kv_cache_bytes": "KV cache",
 }
+_LOG_FROM = 4.0  # ratio of the largest to the smallest
 _LONGEST_LABEL = 34
 _WORDS = {"faster": "faster or less", "slower": "slower or more", "same": "same: 1 is inside the interval"}
 
@@ -106,8 +107,14 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
     axes.set_ylim(len(table) - 0.5, -0.5)
     values = table[["ratio", "ratio_low", "ratio_high"]].to_numpy(dtype=np.float64)
     low, high = min(1.0, float(np.nanmin(values))), max(1.0, float(np.nanmax(values)))
-    room = 0.06 * max(high - low, 0.02)
-    axes.set_xlim(low - room, high + room)
+    if low > 0 and high / low > _LOG_FROM:  # a tenth as long and ten times as fast are as far from 1
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.15, high * 1.15)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        room = 0.06 * max(high - low, 0.02)
+        axes.set_xlim(low - room, high + room)
     axes.set_xlabel("ratio to the base (1: no difference), line: 95 % interval over repeats")
     title_axes(axes, "What changed")
     keys = [
