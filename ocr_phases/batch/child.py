@@ -12,15 +12,13 @@ import queue
 import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
+from ocr_phases.assets import child_environment
 from ocr_phases.batch.outcome import Outcome
 
 WORKER_COMMAND = (sys.executable, "-m", "ocr_phases.batch.worker")
@@ -44,7 +42,7 @@ class Child:
         self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER_COMMAND
     ) -> None:
         self.command = list(command)
-        self.environment = {**_environment(), **(environment or {})}
+        self.environment = {**child_environment(), **(environment or {})}
         self.process: subprocess.Popen[str] | None = None
         self.killed = False
         self.slot = f"{platform.node()}:{os.getpid()}-{next(_numbers)}"
@@ -163,13 +161,3 @@ def _pump(pipe: Any, put: Any) -> None:
         for line in pipe:
             put(line)
     put(None)
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment; in a source tree the package is found from anywhere."""
-    environment = dict(os.environ)
-    package = str(Path(str(resources.files("ocr_phases"))).parent)
-    if package not in sysconfig.get_paths().values():
-        paths = (package, environment.get("PYTHONPATH"))
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    return environment

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import sysconfig
 import tempfile
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ocr_phases.assets import child_environment
 from ocr_phases.errors import OcrPhasesError
 
 #: Notebooks that one warm kernel runs before a new one takes its place, unless it holds a model.
@@ -164,9 +163,4 @@ def _manager_options(folder: str) -> dict[str, Any]:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    environment = {**os.environ, "IPYTHONDIR": folder, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-    package = str(Path(str(resources.files("ocr_phases"))).parent)
-    if package not in sysconfig.get_paths().values():
-        paths = (package, environment.get("PYTHONPATH"))
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    return environment
+    return {**child_environment(), "IPYTHONDIR": folder, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}

@@ -13,10 +13,10 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.show.plots import (
     BLUE,
     FAINT,
-    INK,
     PURPLE,
     VERMILLION,
     WIDTH,
+    label_bar,
     sentence_figure,
     style_axes,
     title_axes,
@@ -77,15 +77,7 @@ def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
         busy, wall = min(row["busy_ms"], row["wall_ms"]), row["wall_ms"]
         axes.barh(place, wall, color=FAINT, height=0.7)
         axes.barh(place, busy, color=BLUE, height=0.7)
-        axes.annotate(
-            f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {row['verdict']}",
-            (wall, place),
-            (7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=INK,
-        )
+        label_bar(axes, wall, place, f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {row['verdict']}")
     names = [
         " ".join(filter(None, (_WHOLE.get(stage) or stage_name(stage), view)))
         for stage, view in zip(rows["stage"], rows["view"], strict=True)

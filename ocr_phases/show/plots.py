@@ -363,15 +363,8 @@ def _ends(spans: pd.DataFrame) -> float:
 
 def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_from: float) -> None:
     axes.barh(place, ms, color=colour, height=0.7)
-    axes.annotate(
-        f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})",
-        (max(ms, label_from), place),
-        (7, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9,
-        color=INK,
-    )
+    text = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
+    label_bar(axes, max(ms, label_from), place, text)
 
 
 def new_figure(height: float) -> tuple[Figure, Axes]:
@@ -391,6 +384,11 @@ def style_axes(axes: Axes) -> None:
     axes.tick_params(labelsize=9.5, colors="#444444", labelcolor=INK)
     axes.xaxis.label.set(fontsize=10, color=INK)
     axes.yaxis.label.set(fontsize=10, color=INK)
+
+
+def label_bar(axes: Axes, end: float, place: int, text: str) -> None:
+    """Words behind a horizontal bar that ends at ``end``."""
+    axes.annotate(text, (end, place), (7, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
 
 
 def title_axes(axes: Axes, text: str) -> None:

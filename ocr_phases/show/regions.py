@@ -11,7 +11,7 @@ from ocr_phases.analyse.summary import ms_text, percent_text
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, label_colour, printable
-from ocr_phases.show.plots import INK, PHASE_COLOURS, new_figure, sentence_figure, title_axes
+from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, title_axes
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12
@@ -77,15 +77,7 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
         colour = PHASE_COLOURS["prepare"] if label == "preamble" else f"#{red:02x}{green:02x}{blue:02x}"
         axes.barh(place, ms, color=colour, height=0.7)
         each = f"; {ms_text(kind['ms_per_char'])} a character" if kind["characters"] else ""
-        axes.annotate(
-            f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})",
-            (ms, place),
-            (7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=INK,
-        )
+        label_bar(axes, ms, place, f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})")
         count = f" × {kind['regions']}" if kind["regions"] > 1 else ""
         names.append(printable(label).replace("_", " ").replace("$", r"\$") + count)
     axes.set_yticks(range(len(names)), names)
