@@ -42,6 +42,9 @@ _SIGNS = (
     "÷",
 )
 _ATTACHED = ("®", "™", "©", "§", "#", "@", "*", "^", "_", "\\", "`", "¡", "¿", "½", "¼", "³")
+#: Half of any English text is a few dozen words; the rest of it is seldom in its dictionary form.
+_FUNCTION = tuple("the of and to a in is it for that was on with as at by I be are from or this".split())
+_ENDINGS = ("s", "s", "s", "ed", "ed", "ing", "ing", "er", "ly", "'s")
 _BRACKETS = ("()", "()", "()", "[]", "{}", "<>", "“”", '""', "‘’")
 _CURRENCY = "$€£"
 
@@ -50,7 +53,7 @@ class Words:
     """An endless supply of text in the characters that a page's fonts have.
 
     ``plain`` is the share of common words among the words; the others are made-up ones, which can only be
-    read, never guessed.
+    read, never guessed. The more plain the words, the fewer numbers, names and signs stand between them.
     """
 
     def __init__(self, rng: random.Random, allowed: frozenset[str], plain: float = 0.6) -> None:
@@ -76,9 +79,7 @@ class Words:
 
     def plain(self) -> str:
         """A word of letters in lower case, common or made up."""
-        if self.rng.random() < self._common:
-            return self.rng.choice(COMMON)
-        return self._possible(self._made_up)
+        return self._possible(self._ordinary if self.rng.random() < self._common else self._made_up)
 
     def phrase(self, least: int, most: int) -> str:
         """So many plain words, the first one capitalised."""
@@ -177,6 +178,17 @@ class Words:
         """What ``make`` returns, tried until the fonts can show it."""
         return self._possible(make)
 
+    def _ordinary(self) -> str:
+        """A word of English, as often a short one and as often with an ending as about in any text."""
+        form = self.rng.random()
+        if form < 0.25:
+            return self.rng.choice(_FUNCTION)
+        word = self.rng.choice(COMMON)
+        if form < 0.7 or len(word) < 3:
+            return word
+        ending = self.rng.choice(_ENDINGS)
+        return (word[:-1] if word[-1] == "e" and ending[0] in "ei" else word) + ending
+
     def _made_up(self) -> str:
         rng = self.rng
         length = rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, 8))
@@ -193,7 +205,7 @@ class Words:
 
     def _punctuated(self, start: bool) -> str:
         rng = self.rng
-        if rng.random() < 0.8:
+        if rng.random() < 0.75 + 0.2 * self._common:
             word = self.plain()
             case = rng.random()
             if start or case < 0.1:

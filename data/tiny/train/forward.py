@@ -19,6 +19,7 @@ from heads import CharacterHeads, layer_norm, linear, map_losses, pair
 from torch import Tensor, nn
 
 KINDS = ("text", "coordinates", "tags")
+COORDINATE = KINDS.index("coordinates")
 _PATCH = 16
 
 
@@ -180,14 +181,35 @@ def expert_layer(
     return x + routed + _gated(h, shared), experts * (share * trust).sum() / top
 
 
-def token_losses(h: Tensor, head: Tensor, text: Tensor, wanted: Tensor, kinds: Tensor) -> Tensor:
-    """[3, 3] as in `Losses`, of the tokens ``text`` that ``h`` [B, L, width] should foretell."""
+def token_losses(
+    h: Tensor, head: Tensor, text: Tensor, wanted: Tensor, kinds: Tensor, near: tuple[Tensor, Tensor]
+) -> Tensor:
+    """[3, 3] as in `Losses`, of the tokens ``text`` that ``h`` [B, L, width] should foretell.
+
+    near: offsets and weights [n], as of `nearness`, of the coordinates that count as right in part.
+    """
     logits = linear(h, head).float().flatten(0, 1)
     truth = text.flatten()
-    loss = F.cross_entropy(logits, truth, reduction="none")
+    kind = kinds[truth]
+    offsets, weights = near
+    around = (truth[:, None] + offsets * (kind == COORDINATE)[:, None]).clamp(0, len(kinds) - 1)
+    around = torch.where(kinds[around] == kind[:, None], around, truth[:, None])
+    loss = logits.logsumexp(-1) - (logits.gather(1, around) * weights).sum(-1)
     right = (logits.argmax(-1) == truth).float()
-    of_kind = F.one_hot(kinds[truth], len(KINDS)).float() * wanted.flatten()[:, None]
+    of_kind = F.one_hot(kind, len(KINDS)).float() * wanted.flatten()[:, None]
     return torch.stack([loss, right, torch.ones_like(loss)]) @ of_kind
+
+
+def nearness(spread: float) -> tuple[Tensor, Tensor]:
+    """Offsets and weights of a bell of that standard deviation, in coordinates; 0 is the truth alone.
+
+    A box one coordinate aside is as good as any, and not to be told so makes the largest part of the
+    gradient noise.
+    """
+    reach = round(3 * spread)
+    offsets = torch.arange(-reach, reach + 1)
+    weights = torch.exp(-0.5 * (offsets / max(spread, 1e-6)) ** 2)
+    return offsets, weights / weights.sum()
 
 
 def _resized(table: Tensor, side: int) -> Tensor:
@@ -216,7 +238,8 @@ class Forward:
     """The losses of a batch, from the library's own parameters.
 
     ``kinds`` maps each token id to its column in `Losses.counts`. With ``compiled`` the layers go through
-    torch.compile: once for each size of view, whatever the batch and the text's length.
+    torch.compile: once for each size of view, whatever the batch and the text's length. ``spread`` as in
+    `nearness`.
     """
 
     def __init__(
@@ -226,7 +249,10 @@ class Forward:
         dtype: torch.dtype,
         heads: CharacterHeads | None = None,
         compiled: bool | str = False,
+        spread: float = 0.0,
     ) -> None:
+        first, second = nearness(spread)
+        self._near = first.to(kinds.device), second.to(kinds.device)
         self.model, self.kinds, self.dtype, self.heads = model, kinds, dtype, heads
         self._run = {f: _compile(f, compiled) for f in _FUNCTIONS}
         self._dynamic = bool(compiled)
@@ -243,7 +269,8 @@ class Forward:
         h, balance = self._decode(image, batch.text)
         head = self.model.lm_head.weight
         varying = self._lengthy(h, batch.text, batch.wanted)
-        counts = self._call(token_losses, h, head, batch.text, batch.wanted, self.kinds, varying=varying)
+        arguments = h, head, batch.text, batch.wanted, self.kinds, self._near
+        counts = self._call(token_losses, *arguments, varying=varying)
         maps = None
         if self.heads is not None and batch.characters is not None:
             arguments = patches, views, batch.characters

@@ -150,7 +150,7 @@ class Training:
         self.schedule.progress = state.resume(out, self.modules, self.optimisers, device)
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         kinds = torch.tensor(codec.kinds(), device=device)
-        self.forward = Forward(model, kinds, dtype, heads, compiled)
+        self.forward = Forward(model, kinds, dtype, heads, compiled, config["loss"]["spread"])
         self.meter = Meter(device)
         batches = self.loader.host_batches(
             self.schedule.progress.step,
