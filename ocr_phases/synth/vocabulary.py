@@ -107,6 +107,9 @@ wrong yard yellow yes yesterday yet yield you young your youth zero zone
 """
 )
 
+#: Half of any English text is a few dozen such words.
+SHORT = _words("the of and to a in is it for that was on with as at by I be are from or this")
+
 FIRST_NAMES = _words(
     """
 Anna Ben Clara David Elena Felix Grace Hugo Ines Jonas Karin Leo Maria Nils Olga Paul Rosa Simon Tara Umar

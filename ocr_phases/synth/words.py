@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ocr_phases.synth.vocabulary import COMMON, FIRST_NAMES, GOODS, LAST_NAMES, PLACES
+from ocr_phases.synth.vocabulary import COMMON, FIRST_NAMES, GOODS, LAST_NAMES, PLACES, SHORT
 
 _LOWER = "abcdefghijklmnopqrstuvwxyz"
 _ACCENTED = "àáâãäåæçèéêëíîïñóôõöøùúûüß"
@@ -42,8 +42,7 @@ _SIGNS = (
     "÷",
 )
 _ATTACHED = ("®", "™", "©", "§", "#", "@", "*", "^", "_", "\\", "`", "¡", "¿", "½", "¼", "³")
-#: Half of any English text is a few dozen words; the rest of it is seldom in its dictionary form.
-_FUNCTION = tuple("the of and to a in is it for that was on with as at by I be are from or this".split())
+#: English is seldom in its dictionary form.
 _ENDINGS = ("s", "s", "s", "ed", "ed", "ing", "ing", "er", "ly", "'s")
 _BRACKETS = ("()", "()", "()", "[]", "{}", "<>", "“”", '""', "‘’")
 _CURRENCY = "$€£"
@@ -182,7 +181,7 @@ class Words:
         """A word of English, as often a short one and as often with an ending as about in any text."""
         form = self.rng.random()
         if form < 0.25:
-            return self.rng.choice(_FUNCTION)
+            return self.rng.choice(SHORT)
         word = self.rng.choice(COMMON)
         if form < 0.7 or len(word) < 3:
             return word
