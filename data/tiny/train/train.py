@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--finish", action="store_true", help="fit the rest of the run into this call")
     parser.add_argument("--extend", type=float, metavar="MINUTES", help="go on beyond the budget")
     parser.add_argument(
-        "--rate", type=float, default=0.15, help="of an extension, at its highest; 1 is the config's"
+        "--rate", type=float, default=0.5, help="of an extension, at its highest; 1 is the config's"
     )
     parser.add_argument(
         "--weights", type=Path, metavar="CHECKPOINT", help="weights of a new run; needs --extend"
