@@ -26,12 +26,12 @@ from ocr_phases.files import write_atomic
 from ocr_phases.measure import environment, phases
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.page import get_preset
-from ocr_phases.measure.request import STRATEGIES
 from ocr_phases.measure.session import DeepSeekOCRSession
-from ocr_phases.measure.strategies import VISIONS, current_device, decode_attention
+from ocr_phases.measure.strategies import current_device, decode_attention
 from ocr_phases.measure.sweep import free_memory, one_sentence
 from ocr_phases.measure.timeline import NoTimeline, Timeline
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
+from ocr_phases.strategies import STRATEGIES, VISIONS
 
 PARTS = ("marks", "overhead", "collectors", "closure", "prefill", "strategies", "batches")
 

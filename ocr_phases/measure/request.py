@@ -12,7 +12,7 @@ from PIL import Image
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.page import get_preset, resolve_prompt
 from ocr_phases.measure.sampling import SamplingSettings
-from ocr_phases.measure.strategies import STRATEGIES, VISIONS
+from ocr_phases.strategies import STRATEGIES, VISIONS
 
 Page = str | Path | bytes | Image.Image
 

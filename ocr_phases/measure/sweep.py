@@ -21,9 +21,9 @@ from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.measure import environment
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.page import get_preset, resolve_prompt
-from ocr_phases.measure.request import STRATEGIES
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.record import PhaseRun, describe_page
+from ocr_phases.strategies import STRATEGIES
 
 RUNS = "runs"
 FAILED = ".failed.json"
