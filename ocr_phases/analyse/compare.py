@@ -16,6 +16,8 @@ import pandas as pd
 
 from ocr_phases.analyse.bootstrap import difference_and_ratio
 from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_name
+from ocr_phases.analyse.sweep import sweep_table
+from ocr_phases.analyse.ways import strategy_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
 
@@ -228,7 +230,18 @@ def compare_verdict(table: pd.DataFrame, runs: Sequence[PhaseRun], labels: Seque
         else:
             sentences.append(f"{label} and {labels[0]} share no phase that could be compared.")
         sentences += _caveats(runs[0], run, label)
-    return " ".join(filter(None, [*sentences, few_repeats(runs, labels)]))
+    ways = strategy_sentence(sweep_table(_same_subject(runs, labels)))
+    return " ".join(filter(None, [*sentences, ways, few_repeats(runs, labels)]))
+
+
+def _same_subject(runs: Sequence[PhaseRun], labels: Sequence[str]) -> dict[str, PhaseRun]:
+    """The records of the base's page, prompt, model and device, by label."""
+
+    def subject(run: PhaseRun) -> tuple[Any, ...]:
+        model = [run.model.get(name) for name in ("name", "revision", "implementation", "dtype")]
+        return run.page["sha256"], run.request["prompt"], run.device.get("name"), *model
+
+    return {label: run for label, run in zip(labels, runs, strict=True) if subject(run) == subject(runs[0])}
 
 
 def _figures(run: PhaseRun) -> Iterator[Metric]:

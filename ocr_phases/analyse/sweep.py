@@ -13,6 +13,7 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.summary import ms_text, step_table, vision_share
+from ocr_phases.analyse.ways import strategy_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
@@ -21,6 +22,7 @@ SWEEP_COLUMNS = (
     "preset",
     "strategy",
     "batch",
+    "max_new_tokens",
     "prefill_len",
     "tokens",
     "prefill_ms",
@@ -35,6 +37,8 @@ SWEEP_COLUMNS = (
     "tokens_per_s",
     "kv_cache_bytes",
     "peak_bytes",
+    "step_limit",
+    "floor_source",
 )
 FAILURE_COLUMNS = ("cell", "preset", "strategy", "batch", "max_new_tokens", "reason")
 CURVE_COLUMNS = (
@@ -78,8 +82,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     ``batch`` rows run side by side: ``prefill_ms`` and ``inter_token_ms`` (one decode step) are the whole
     batch's, ``tokens_per_s`` counts the tokens of all its rows. ``prefill_len`` and ``tokens`` (generated)
     are a row's, ``peak_bytes`` the largest of any phase. The floors are what the hardware allows
-    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run. Sorted by prompt length,
-    strategy, batch and tokens.
+    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
+    ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). Sorted by prompt length, strategy,
+    batch and tokens.
     """
     rows = []
     for cell, run in records.items():
@@ -92,6 +97,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "preset": run.page["preset"],
                 "strategy": run.model.get("strategy"),
                 "batch": len(run.results),
+                "max_new_tokens": run.request["max_new_tokens"],
                 "vision_share": vision_share(run),
                 "peak_bytes": max(peaks, default=None),
                 **_floors(run),
@@ -99,16 +105,22 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
-    numbers = list(SWEEP_COLUMNS[6:])
+    numbers = list(SWEEP_COLUMNS[SWEEP_COLUMNS.index("prefill_ms") : SWEEP_COLUMNS.index("step_limit")])
     table[numbers] = table[numbers].astype("float64")
     return table.sort_values(["prefill_len", "strategy", "batch", "tokens"]).reset_index(drop=True)
 
 
-def _floors(run: PhaseRun) -> dict[str, float]:
-    """The floors of the prefill and of a decode step, ms; nothing where they are not known."""
-    floors = floor_table(run).set_index("stage")["floor_ms"]
-    names = {"prefill": "prefill_floor_ms", "decode_step": "step_floor_ms"}
-    return {name: float(floors[whole]) for whole, name in names.items() if whole in floors.index}
+def _floors(run: PhaseRun) -> dict[str, Any]:
+    """The floors of the prefill and of a decode step, ms, and by what; nothing where they are not known."""
+    floors = floor_table(run).set_index("stage")
+    known: dict[str, Any] = {}
+    if "prefill" in floors.index:
+        whole = floors.loc["prefill"]
+        known |= {"prefill_floor_ms": whole["floor_ms"], "floor_source": whole["source"]}
+    if "decode_step" in floors.index:
+        step = floors.loc["decode_step"]
+        known |= {"step_floor_ms": step["floor_ms"], "step_limit": step["limit"]}
+    return known
 
 
 def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
@@ -138,8 +150,8 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 
 def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
-    """What a sweep found, as a short paragraph of plain text."""
-    sentences = []
+    """What a sweep found, as a short paragraph of plain text; first what the strategies take."""
+    sentences = list(filter(None, [strategy_sentence(table)]))
     prefills = table.dropna(subset=["prefill_ms"]).sort_values("prefill_ms")
     if len(prefills):
         ends = [f"{ms_text(row['prefill_ms'])} ({_cell(row, 'prompt')})" for _, row in prefills.iterrows()]
