@@ -22,8 +22,9 @@ NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "com
 
 
 def cell(strategy: str, ms: float | None, **others: object) -> dict[str, object]:
-    usual = {"preset": "base", "prefill_len": 291, "batch": 1, "max_new_tokens": 128}
+    usual = {"preset": "base", "prefill_len": 291, "vision": "eager", "batch": 1, "max_new_tokens": 128}
     floor = {"step_floor_ms": 0.28, "step_limit": "bandwidth", "floor_source": "measured"}
+    usual |= {"model": "dummy", "dtype": "bfloat16", "device": "NVIDIA H200"}
     return {**usual, **floor, "strategy": strategy, "inter_token_ms": ms, **others}
 
 
@@ -54,6 +55,7 @@ def test_what_is_missing_is_not_named() -> None:
     assert said(cell("eager", 8.9)) == ""
     assert said(cell("eager", 8.9), cell("compiled", None)) == ""
     assert said(cell("eager", 8.9), cell("compiled", 1.0, batch=4)) == ""
+    assert said(cell("eager", 8.9), cell("compiled", 1.0, device="another")) == ""
     assert said(cell("eager", 8.9), cell("compiled", 1.0, max_new_tokens=32)) == ""
     unknown = {"step_floor_ms": None, "step_limit": None, "floor_source": None}
     without = said(cell("eager", 8.9, **unknown), cell("compiled", 1.0, **unknown))

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.summary import ms_text, step_table, vision_share
-from ocr_phases.analyse.ways import strategy_sentence
+from ocr_phases.analyse.ways import strategy_sentence, vision_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
@@ -21,6 +21,7 @@ SWEEP_COLUMNS = (
     "cell",
     "preset",
     "strategy",
+    "vision",
     "batch",
     "max_new_tokens",
     "prefill_len",
@@ -39,8 +40,11 @@ SWEEP_COLUMNS = (
     "peak_bytes",
     "step_limit",
     "floor_source",
+    "model",
+    "dtype",
+    "device",
 )
-FAILURE_COLUMNS = ("cell", "preset", "strategy", "batch", "max_new_tokens", "reason")
+FAILURE_COLUMNS = ("cell", "preset", "strategy", "vision", "batch", "max_new_tokens", "reason")
 CURVE_COLUMNS = (
     "cell",
     "preset",
@@ -84,7 +88,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     are a row's, ``peak_bytes`` the largest of any phase. The floors are what the hardware allows
     (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
     ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). Sorted by prompt length, strategy,
-    batch and tokens.
+    vision (eager first), batch and tokens.
     """
     rows = []
     for cell, run in records.items():
@@ -96,10 +100,14 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "cell": cell,
                 "preset": run.page["preset"],
                 "strategy": run.model.get("strategy"),
+                "vision": run.request.get("vision", "eager"),
                 "batch": len(run.results),
                 "max_new_tokens": run.request["max_new_tokens"],
                 "vision_share": vision_share(run),
                 "peak_bytes": max(peaks, default=None),
+                "model": run.model["name"],
+                "dtype": run.model["dtype"],
+                "device": run.device["name"],
                 **_floors(run),
                 **known,
             }
@@ -107,7 +115,10 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
     numbers = list(SWEEP_COLUMNS[SWEEP_COLUMNS.index("prefill_ms") : SWEEP_COLUMNS.index("step_limit")])
     table[numbers] = table[numbers].astype("float64")
-    return table.sort_values(["prefill_len", "strategy", "batch", "tokens"]).reset_index(drop=True)
+    order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
+    return table.sort_values(
+        order, key=lambda values: values != "eager" if values.name == "vision" else values
+    ).reset_index(drop=True)
 
 
 def _floors(run: PhaseRun) -> dict[str, Any]:
@@ -127,9 +138,11 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     """Decode over the cache, columns `CURVE_COLUMNS`: up to 24 points a record, each a median over its steps.
 
     Of records that differ in their output length alone the longest stands for all: the others are its start.
+    One with eager vision comes before others, which decode alike.
     """
     longest: dict[tuple[Any, ...], tuple[str, PhaseRun]] = {}
-    for cell, run in records.items():
+    eager_first = sorted(records.items(), key=lambda item: item[1].request.get("vision", "eager") != "eager")
+    for cell, run in eager_first:
         key = (run.page["preset"], run.model.get("strategy"), len(run.results))
         if key not in longest or run.token_count > longest[key][1].token_count:
             longest[key] = (cell, run)
@@ -156,6 +169,7 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     if len(prefills):
         ends = [f"{ms_text(row['prefill_ms'])} ({_cell(row, 'prompt')})" for _, row in prefills.iterrows()]
         sentences.append(f"Prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
+        sentences += filter(None, [vision_sentence(table)])
     for _, fast in table.dropna(subset=["inter_token_ms"]).nsmallest(1, "inter_token_ms").iterrows():
         sentences.append(f"The fastest decode step is {ms_text(fast['inter_token_ms'])} ({_cell(fast)}).")
     for _, most in table.dropna(subset=["tokens_per_s"]).nlargest(1, "tokens_per_s").iterrows():
@@ -175,6 +189,7 @@ def _cell(row: pd.Series, what: str = "") -> str:
 def _failure(path: Path) -> tuple[Any, ...]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        return (path.name.removesuffix(".failed.json"), *kept["cell"].values(), kept["reason"])
-    except (OSError, ValueError, KeyError) as error:
+        told = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
+        return (path.name.removesuffix(".failed.json"), *(told[name] for name in FAILURE_COLUMNS[1:]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise OcrPhasesError(f"{path} is damaged ({error}): remove it and sweep again.") from error

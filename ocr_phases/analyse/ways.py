@@ -1,4 +1,4 @@
-"""What the ways to run a step cost beside each other, in one sentence out of measured cells."""
+"""What the ways to run decode and vision take beside each other, in a sentence out of measured cells."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import pandas as pd
 
 from ocr_phases.analyse.summary import ms_text
-from ocr_phases.strategies import STRATEGIES
+from ocr_phases.strategies import STRATEGIES, VISIONS
 
 _NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
-_LIMITS = {"bandwidth": "memory bandwidth", "arithmetic": "arithmetic"}
+_LIMITS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}
 _SOURCES = {"measured": "measured on this device", "datasheet": "by the maker's datasheet"}
+#: What makes two cells of a sweep differ.
+_CELL = [
+    *("model", "dtype", "device"),
+    *("preset", "prefill_len", "strategy", "vision", "batch", "max_new_tokens"),
+]
 
 
 def strategy_sentence(table: pd.DataFrame) -> str:
@@ -21,32 +26,79 @@ def strategy_sentence(table: pd.DataFrame) -> str:
     the most strategies, then with the fewest rows, then with the longest output. It is named where the table
     has others. The floor is that of the group, from measured ceilings where there are any.
     """
-    cells = table[table["inter_token_ms"].notna() & table["strategy"].isin(STRATEGIES)]
-    groups = cells.groupby(["preset", "prefill_len", "batch", "max_new_tokens"], sort=False)
-    several = [rows for _, rows in groups if rows["strategy"].nunique() > 1]
-    if not several:
+    rows = _widest_group(table[table["inter_token_ms"].notna()], "strategy", STRATEGIES)
+    if rows.empty:
         return ""
-    rows = min(several, key=_rank)
-    cell, times = rows.iloc[0], rows.groupby("strategy")["inter_token_ms"].first()
-    measured = [strategy for strategy in STRATEGIES if strategy in times.index]
-    # Measured ceilings come before a datasheet's.
-    floors = rows.dropna(subset=["step_floor_ms"]).sort_values("floor_source", ascending=False).head(1)
-    texts = _with_one_unit([*times[measured], *floors["step_floor_ms"]])
-    parts = [f"{text} {_NAMES[strategy]}" for strategy, text in zip(measured, texts, strict=False)]
-    unit = f"for a step of {cell['batch']} rows" if cell["batch"] > 1 else "a token"
-    parts[0] = f"{texts[0]} {unit} {_NAMES[measured[0]]}"
-    alone = len(cells[["preset", "prefill_len", "batch"]].drop_duplicates()) == 1
-    begin = "Decode" if alone else f"At {cell['preset']}, batch {cell['batch']}, decode"
-    sentence = f"{begin} takes {', '.join(parts)}"
-    for _, floor in floors.iterrows():
-        source = _SOURCES[floor["floor_source"]]
-        sentence += f"; {_LIMITS[floor['step_limit']]} allows {texts[-1]} ({source})"
-    return f"{sentence}."
+    batch = rows["batch"].iloc[0]
+    unit = "a token" if batch == 1 else f"for a step of {batch} rows"
+    floor = _floor(rows, "step_floor_ms")
+    allows = "".join(_LIMITS[limit] for limit in floor["step_limit"])
+    times = _side_by_side(
+        rows, "strategy", STRATEGIES, "inter_token_ms", unit, floor["step_floor_ms"], allows
+    )
+    return f"{_where(table, rows, 'decode')} takes {times}{_source(floor)}."
 
 
-def _rank(rows: pd.DataFrame) -> tuple[int, int, int]:
+def vision_sentence(table: pd.DataFrame) -> str:
+    """The prefill by how vision runs and its floor, from `sweep_table`; empty for a single way.
+
+    Cells are chosen as in `strategy_sentence`: they differ in their vision alone.
+    """
+    rows = _widest_group(table[table["prefill_ms"].notna()], "vision", VISIONS)
+    if rows.empty:
+        return ""
+    floor = _floor(rows, "prefill_floor_ms")
+    times = _side_by_side(
+        rows, "vision", VISIONS, "prefill_ms", "with vision", floor["prefill_floor_ms"], "its floor is"
+    )
+    return f"{_where(table, rows, 'the prefill')} takes {times}{_source(floor)}."
+
+
+def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.DataFrame:
+    """The cells that differ in ``way`` alone, of the group that has most of them; empty for no two."""
+    groups = cells[cells[way].isin(known)].groupby([name for name in _CELL if name != way], sort=False)
+
+    def rank(rows: pd.DataFrame) -> tuple[int, int, int]:
+        cell = rows.iloc[0]
+        return -rows[way].nunique(), int(cell["batch"]), -int(cell["max_new_tokens"])
+
+    several = [rows for _, rows in groups if rows[way].nunique() > 1]
+    return min(several, key=rank, default=cells.head(0))
+
+
+def _floor(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One row with the floor, or none; measured ceilings come before a datasheet's."""
+    return rows.dropna(subset=[column]).sort_values("floor_source", ascending=False).head(1)
+
+
+def _side_by_side(
+    rows: pd.DataFrame,
+    way: str,
+    known: Sequence[str],
+    column: str,
+    unit: str,
+    floor: pd.Series,
+    allows: str,
+) -> str:
+    """``"8.91 ms a token eager, 1.00 compiled; memory bandwidth allows 0.280"``."""
+    times = rows.groupby(way)[column].first()
+    measured = [name for name in known if name in times.index]
+    first, *others = _with_one_unit([*times[measured], *floor])
+    parts = [f"{first} {unit} {_NAMES[measured[0]]}"]
+    parts += [f"{text} {_NAMES[name]}" for name, text in zip(measured[1:], others, strict=False)]
+    return f"{', '.join(parts)}{f'; {allows} {others[-1]}' if len(floor) else ''}"
+
+
+def _where(table: pd.DataFrame, rows: pd.DataFrame, what: str) -> str:
+    """The sentence's subject, with the group's preset and batch size where the table has others."""
     cell = rows.iloc[0]
-    return -rows["strategy"].nunique(), int(cell["batch"]), -int(cell["max_new_tokens"])
+    if len(table[["preset", "prefill_len", "batch"]].drop_duplicates()) == 1:
+        return what[0].upper() + what[1:]
+    return f"At {cell['preset']}, batch {cell['batch']}, {what}"
+
+
+def _source(floor: pd.DataFrame) -> str:
+    return "".join(f" ({_SOURCES[source]})" for source in floor["floor_source"])
 
 
 def _with_one_unit(values: Sequence[float]) -> list[str]:
