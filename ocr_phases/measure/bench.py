@@ -237,10 +237,10 @@ def _alternating(bench: _Bench, ways: dict[str, Callable[[], float]]) -> dict[st
 def _closure(bench: _Bench) -> dict[str, Any]:
     """The prefill's stages and the whole of it, ms on the device clock, a list over repeats each."""
     run = bench.run(max_new_tokens=1, repeats=bench.settings.pairs, warmup=2)
-    stages = {stage: _sums(run, stage) for stage in PREFILL_STAGES}
+    stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in PREFILL_STAGES}
     return {
         "prefill_len": run.request["prefill_len"],
-        "prefill_ms": _sums(run, "prefill"),
+        "prefill_ms": _rounded(run.repeat_ms("prefill", "prefill")),
         "stages_ms": stages,
     }
 
@@ -314,9 +314,9 @@ def _batches(bench: _Bench) -> dict[str, Any]:
                 free_memory(bench.session.device)
                 continue
             times = {
-                "decode_ms": _sums(run, "decode", "decode", "host_ms"),
+                "decode_ms": _rounded(run.repeat_ms("decode", "decode", "host_ms")),
                 "step_ms": _rounded(run.stage_ms("decode_step")),
-                "prefill_ms": _sums(run, "prefill"),
+                "prefill_ms": _rounded(run.repeat_ms("prefill", "prefill")),
             }
             rows = {"distinct_rows": run_shape(run)["distinct_rows"]}  # what the floor counts experts of
             ways.append({**way, **rows, "steps": run["decode_steps"], **times, **_floor(run)})
@@ -360,12 +360,6 @@ def _host_ms(run: PhaseRun) -> float:
 
 def _phase(run: PhaseRun, phase: str, clock: str) -> float:
     return float(run.stage_ms(phase, phase, clock).sum())
-
-
-def _sums(run: PhaseRun, stage: str, phase: str = "prefill", clock: str = "device_ms") -> list[float]:
-    """The time of a stage in each repeat, ms."""
-    spans = run.spans[(run.spans["phase"] == phase) & (run.spans["stage"] == stage)]
-    return _rounded(spans.groupby("repeat")[clock].sum().reindex(run.repeats, fill_value=0.0))
 
 
 def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:
