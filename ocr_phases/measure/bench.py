@@ -143,6 +143,8 @@ def _plan(settings: BenchSettings) -> Iterator[tuple[str, str]]:
 def _marks(bench: _Bench) -> dict[str, Any]:
     """Microseconds of what a span is made of: a pair of clock marks, an NVTX range, and a whole span.
 
+    Each a thousand times in a row, so with warm caches.
+
     A mark is a CUDA event's creation and record where there is CUDA, else a reading of the host's clock.
     """
     device = bench.session.device
@@ -203,7 +205,8 @@ def _overhead(bench: _Bench) -> dict[str, Any]:
 def _collectors(bench: _Bench) -> dict[str, Any]:
     """The same two phases with spans and without: ms on the host's clock until the device is done.
 
-    The spans are read afterwards, as in every run.
+    The spans are read afterwards, as in every run. What they cost in a step, and why that is more than a
+    mark costs in `_marks`, is in ``docs/bench.md``.
     """
     session, tokens = bench.session, bench.settings.max_new_tokens
     inputs = session.prepare(bench.page, preset=bench.preset).to(session.device, session.dtype)
