@@ -14,7 +14,7 @@ from test_sweep import TINY
 from ocr_phases.analyse.compare import compare_runs, compare_verdict
 from ocr_phases.analyse.summary import ms_text
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.analyse.ways import strategy_sentence
+from ocr_phases.analyse.ways import strategy_sentence, vision_sentence
 from ocr_phases.record import PhaseRun
 
 RUNS = PAGES.parent / "runs"
@@ -68,6 +68,22 @@ def test_the_group_with_most_strategies_is_named_where_there_are_others() -> Non
     assert said(*cells).startswith("At base, batch 1, decode takes 3.00 ms a token eager, 3.00 compiled;")
     cells += [cell(strategy, 9.0, batch=4, **large) for strategy in NAMES]
     assert said(*cells).startswith("At gundam, batch 4, decode takes 9.00 ms for a step of 4 rows eager, ")
+
+
+def test_vision_is_told_of_the_eager_step_first() -> None:
+    prefills = {"eager": 32.7, "compiled": 21.3}
+    cells = [
+        cell(strategy, 5.0, vision=vision, prefill_ms=ms * factor, prefill_floor_ms=10.0)
+        for strategy, factor in (("compiled", 2.0), ("eager", 1.0))
+        for vision, ms in prefills.items()
+    ]
+    assert vision_sentence(pd.DataFrame(cells)) == (
+        "The prefill takes 32.7 ms with vision eager, 21.3 compiled; its floor is 10.0 "
+        "(measured on this device)."
+    )
+    assert vision_sentence(pd.DataFrame(cells[::2])) == ""
+    unlike = [cells[2], {**cells[3], "batch": 4}]
+    assert vision_sentence(pd.DataFrame(unlike)) == ""
 
 
 @given(

@@ -167,7 +167,11 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     sentences = list(filter(None, [strategy_sentence(table)]))
     prefills = table.dropna(subset=["prefill_ms"]).sort_values("prefill_ms")
     if len(prefills):
-        ends = [f"{ms_text(row['prefill_ms'])} ({_cell(row, 'prompt')})" for _, row in prefills.iterrows()]
+        several = prefills["vision"].nunique() > 1
+        ends = [
+            f"{ms_text(row['prefill_ms'])} ({_prompt(row)}{', vision ' + row['vision'] if several else ''})"
+            for _, row in prefills.iterrows()
+        ]
         sentences.append(f"Prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
         sentences += filter(None, [vision_sentence(table)])
     for _, fast in table.dropna(subset=["inter_token_ms"]).nsmallest(1, "inter_token_ms").iterrows():
@@ -180,9 +184,11 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     return " ".join(sentences) or "No cell of this sweep could be measured."
 
 
-def _cell(row: pd.Series, what: str = "") -> str:
-    if what == "prompt":
-        return f"{row['preset']}, {row['prefill_len']:,} prompt tokens, batch {row['batch']}"
+def _prompt(row: pd.Series) -> str:
+    return f"{row['preset']}, {row['prefill_len']:,} prompt tokens, batch {row['batch']}"
+
+
+def _cell(row: pd.Series) -> str:
     return f"{row['preset']}, {row['strategy']}, batch {row['batch']}"
 
 

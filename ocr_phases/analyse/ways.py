@@ -23,8 +23,8 @@ def strategy_sentence(table: pd.DataFrame) -> str:
     """Decode by strategy and what the hardware allows, from `sweep_table`; empty for a single strategy.
 
     Only cells that differ in their strategy alone stand beside each other: of all such groups the one with
-    the most strategies, then with the fewest rows, then with the longest output. It is named where the table
-    has others. The floor is that of the group, from measured ceilings where there are any.
+    the most strategies, then with eager vision, the fewest rows, the longest output. It is named where the
+    table has others. The floor is that of the group, from measured ceilings where there are any.
     """
     rows = _widest_group(table[table["inter_token_ms"].notna()], "strategy", STRATEGIES)
     if rows.empty:
@@ -57,10 +57,11 @@ def vision_sentence(table: pd.DataFrame) -> str:
 def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.DataFrame:
     """The cells that differ in ``way`` alone, of the group that has most of them; empty for no two."""
     groups = cells[cells[way].isin(known)].groupby([name for name in _CELL if name != way], sort=False)
+    other = "vision" if way == "strategy" else "strategy"
 
-    def rank(rows: pd.DataFrame) -> tuple[int, int, int]:
+    def rank(rows: pd.DataFrame) -> tuple[int, bool, int, int]:
         cell = rows.iloc[0]
-        return -rows[way].nunique(), int(cell["batch"]), -int(cell["max_new_tokens"])
+        return -rows[way].nunique(), cell[other] != "eager", int(cell["batch"]), -int(cell["max_new_tokens"])
 
     several = [rows for _, rows in groups if rows[way].nunique() > 1]
     return min(several, key=rank, default=cells.head(0))
