@@ -23,10 +23,10 @@ from ocr_phases.analyse.bench import (
 )
 from ocr_phases.analyse.summary import ms_text
 from ocr_phases.files import write_atomic
+from ocr_phases.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
-STRATEGIES = ("eager", "cuda_graph", "compiled")
 COLUMNS = (
     "device, model",
     "preset",

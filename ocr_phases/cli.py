@@ -196,10 +196,20 @@ def _print_kernels(run: PhaseRun) -> None:
 
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
-    from ocr_phases.analyse.compare import compare_runs, figures, in_units, same_tokens, what_differs
+    from ocr_phases.analyse.compare import (
+        compare_runs,
+        few_repeats,
+        figures,
+        in_units,
+        same_tokens,
+        what_differs,
+    )
 
     table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
+    few = few_repeats([then, now], ["then", "now"])
+    if few:
+        print(f"\n{few}")
     print(f"\nTokens: {'equal' if same_tokens(then, now) else 'different'}")
     for line in what_differs(then, now):
         print(f"Differs: {line}")

@@ -121,8 +121,8 @@ class PhaseRun:
         prefill_ms = self._phase_ms("prefill")
         prepare_ms = self._phase_ms("prepare")
         vision = {f"{stage}_ms": self._median("prefill", stage) for stage in VISION_STAGES}
-        stage_sum = sum(self._per_repeat("prefill", stage) for stage in PREFILL_STAGES)
-        whole = self._per_repeat("prefill", "prefill")
+        stage_sum = sum(self.repeat_ms(stage, "prefill") for stage in PREFILL_STAGES)
+        whole = self.repeat_ms("prefill", "prefill")
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
@@ -130,7 +130,7 @@ class PhaseRun:
             "decode_ms": decode_ms,
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
-            "vision_ms": _median(sum(self._per_repeat("prefill", stage) for stage in VISION_STAGES)),
+            "vision_ms": _median(sum(self.repeat_ms(stage, "prefill") for stage in VISION_STAGES)),
             **vision,
             "text": self.text,
             "prepare_ms": prepare_ms,
@@ -185,6 +185,12 @@ class PhaseRun:
         if phase is not None:
             rows = rows[rows["phase"] == phase]
         return rows[clock].to_numpy(dtype=np.float64)
+
+    def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
+        """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zeros where it has none."""
+        rows = self.spans[(self.spans["phase"] == phase) & (self.spans["stage"] == stage)]
+        sums = rows.groupby("repeat")[clock].sum()
+        return np.asarray([sums.get(number, 0.0) for number in self.repeats], dtype=np.float64)
 
     @property
     def token_table(self) -> pd.DataFrame:
@@ -302,15 +308,9 @@ class PhaseRun:
 
     # -- arithmetic -------------------------------------------------------------------------------
 
-    def _per_repeat(self, phase: str, stage: str, clock: str = "device_ms") -> np.ndarray:
-        """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zeros where it has none."""
-        rows = self.spans[(self.spans["phase"] == phase) & (self.spans["stage"] == stage)]
-        sums = rows.groupby("repeat")[clock].sum()
-        return np.asarray([sums.get(number, 0.0) for number in self.repeats], dtype=np.float64)
-
     def _median(self, phase: str, stage: str) -> float | None:
         present = ((self.spans["phase"] == phase) & (self.spans["stage"] == stage)).any()
-        return _median(self._per_repeat(phase, stage)) if present else None
+        return _median(self.repeat_ms(stage, phase)) if present else None
 
     def _phase_ms(self, phase: str) -> float | None:
         return self._median(phase, phase)
@@ -320,7 +320,7 @@ class PhaseRun:
         return np.asarray([steps.get(number, 0) for number in self.repeats])
 
     def _tokens_per_s(self) -> float | None:
-        whole = self._per_repeat("decode", "decode")
+        whole = self.repeat_ms("decode", "decode")
         if not self.decoded_tokens or not whole.all():
             return None
         return _median(self.decoded_tokens / whole * 1000.0)

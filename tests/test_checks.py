@@ -269,6 +269,7 @@ def test_the_verify_notebook(live: bool, tmp_path: Path) -> None:
     parameters: dict[str, Any] = {"output_dir": str(tmp_path)}
     if live:
         parameters |= {"max_new_tokens": 8, "repeats": 1, "warmup": 0, "device": "cpu"}
+        parameters |= {"strategy": "eager", "vision": "eager", "eos_check_every": 4, "ceilings": False}
     else:
         parameters["record"] = str(GOLDEN / "run.json")
     notebook = execute_notebook("verify", parameters, tmp_path / "verify.ipynb")
@@ -278,4 +279,6 @@ def test_the_verify_notebook(live: bool, tmp_path: Path) -> None:
     assert "No check failed" in elements.said
     assert ("8 tokens equal" if live else "not asked for") in elements.said
     assert ("condition of vision" if live else "Measured elsewhere") in elements.said
-    assert PhaseRun.load(tmp_path / "run.json").request.get("verify", False) == live
+    request = PhaseRun.load(tmp_path / "run.json").request
+    assert request.get("verify", False) == live
+    assert (request["eos_check_every"] == 4) == live

@@ -21,6 +21,7 @@ from ocr_phases.analyse.compare import (
     compare_runs,
     compare_verdict,
     environment_table,
+    few_repeats,
     figures,
     metrics_of,
     run_labels,
@@ -151,6 +152,43 @@ def test_what_only_one_has_and_single_repeats_have_no_verdict() -> None:
         compare_runs([make_run()])
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((5, 5), ""),
+        ((3, 3), "a has 3 repeats and b has 3 repeats, and what 3 repeats span"),
+        ((9, 4), "b has 4 repeats, and what 4 repeats span holds their true median only 88"),
+        ((1, 9), "a has 1 repeat, which leaves no interval"),
+    ],
+)
+def test_few_repeats_are_told_and_judge_nothing(counts: tuple[int, int], told: str) -> None:
+    one, other = (make_run(repeats=count) for count in counts)
+    runs, labels = [one, scaled(other, 3.0)], ["a", "b"]
+    table = compare_runs(runs, labels).set_index("metric")
+    said, sentence = compare_verdict(table.reset_index(), runs, labels), few_repeats(runs, labels)
+    assert sentence.startswith(told)
+    assert said.endswith(sentence)
+    times = set(table.loc[table["unit"] == "ms", "verdict"])
+    if not told:
+        assert times == {"slower"}
+        assert "slower" in said
+        return
+    assert times == {"few repeats" if min(counts) > 1 else "n/a"}
+    assert not {"faster", "slower"} & set(said.removesuffix(sentence).split())
+    assert table.loc["kv_cache_bytes", "verdict"] == ("same" if min(counts) > 1 else "n/a")
+    drawn = show.compare_html(table.reset_index())
+    assert ("few repeats" in drawn) == (min(counts) > 1)
+    assert figure_png(show.plot_ratios(figures(table.reset_index()))).startswith(b"\x89PNG")
+
+
+def test_what_few_repeats_span_holds_the_median_as_often_as_is_said() -> None:
+    rng = np.random.default_rng(3)
+    for count in (3, 4, 5):
+        drawn = rng.normal(size=(20_000, count))
+        held = ((drawn.min(axis=1) < 0) & (drawn.max(axis=1) > 0)).mean()
+        assert held == pytest.approx(1 - 2.0 ** (1 - count), abs=0.01)
+
+
 def test_limits() -> None:
     base = make_run(repeats=5)
     table = compare_runs([base, scaled(base, 1.2)])
@@ -160,7 +198,7 @@ def test_limits() -> None:
     assert slower_than(compare_runs([scaled(base, 1.2), base]), 0).empty
     with pytest.raises(OcrPhasesError, match=r"no metric speed: use prepare_ms"):
         slower_than(table, 10, ["speed"])
-    with pytest.raises(OcrPhasesError, match="--repeats 3 or more"):
+    with pytest.raises(OcrPhasesError, match="--repeats 5 or more"):
         slower_than(compare_runs([make_run(repeats=1), base]), 10)
     with pytest.raises(OcrPhasesError, match="prefill/sam/local is not in both"):
         slower_than(compare_runs([make_run(crops=False), base]), 10, ["prefill/sam/local"])
@@ -241,6 +279,21 @@ def test_the_verb_writes_one_html_and_fails_above_a_limit(
     assert all((image["src"] or "").startswith("data:") and image["alt"] for image in images)
 
 
+def test_a_limit_over_few_repeats_is_judged_and_said_to_be_unsure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(repeats=3)
+    before = str(run.save(tmp_path / "before.json"))
+    after = str(scaled(run, 1.3, phase="prefill").save(tmp_path / "after.json"))
+    out = tmp_path / "out"
+    assert main(["compare", before, after, "--out", str(out), "--fail-above", "10"]) == 1
+    said = capsys.readouterr().out
+    assert "after: prefill_ms is worse by more than 10 %: ratio 1.300" in said
+    sentence = "before has 3 repeats and after has 3 repeats"
+    assert said.count(sentence) == 2  # in the verdict, and beside what failed
+    assert sentence in Elements((out / "compare.html").read_text(encoding="utf-8")).said
+
+
 def test_bad_comparisons_are_one_sentence_and_write_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,7 +303,7 @@ def test_bad_comparisons_are_one_sentence_and_write_nothing(
     for arguments, message in (
         ([record, str(tmp_path / "bad.json")], "no schema number"),
         ([record, record, "--metric", "prefill_ms"], "give both"),
-        ([record, record, "--fail-above", "5"], "--repeats 3 or more"),
+        ([record, record, "--fail-above", "5"], "--repeats 5 or more"),
         ([record, record, "--fail-above", "5", "--metric", "speed"], "no metric speed"),
     ):
         assert main(["compare", *arguments, *out]) == 2

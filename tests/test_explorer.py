@@ -28,7 +28,6 @@ from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.measure.page import PRESETS, PROMPTS
 from ocr_phases.measure.setup import Setup
-from ocr_phases.measure.strategies import STRATEGIES, VISIONS
 from ocr_phases.report.render import execute_notebook
 from ocr_phases.show.explorer import Explorer, form
 from ocr_phases.show.explorer.live import Live
@@ -92,7 +91,6 @@ def test_an_empty_panel_offers_a_sample_and_no_record():
 def test_the_form_knows_the_names_of_the_measuring_half():
     assert set(form.PRESETS) == set(PRESETS)
     assert set(form.PROMPTS) == set(PROMPTS) - {"locate"}  # which wants words of one's own
-    assert (form.STRATEGIES, form.VISIONS) == (STRATEGIES, VISIONS)
 
 
 def test_settings_are_what_the_widgets_say():

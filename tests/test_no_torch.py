@@ -15,7 +15,7 @@ ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phas
 
 
 def modules() -> list[str]:
-    names = ["ocr_phases", "ocr_phases.record", *ROOMS]
+    names = ["ocr_phases", "ocr_phases.record", "ocr_phases.strategies", *ROOMS]
     for room in ROOMS:
         paths = importlib.import_module(room).__path__
         names += [module.name for module in pkgutil.walk_packages(paths, prefix=f"{room}.")]

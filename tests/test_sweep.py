@@ -51,8 +51,14 @@ def records() -> dict[str, PhaseRun]:
     return runs
 
 
+def with_vision(run: PhaseRun, vision: str) -> PhaseRun:
+    return dataclasses.replace(run, request={**run.request, "vision": vision})
+
+
 def failures(*reasons: str) -> pd.DataFrame:
-    rows = [(f"cell{number}", "base", "eager", 1, 9, reason) for number, reason in enumerate(reasons)]
+    rows = [
+        (f"cell{number}", "base", "eager", "eager", 1, 9, reason) for number, reason in enumerate(reasons)
+    ]
     return pd.DataFrame(rows, columns=list(FAILURE_COLUMNS))
 
 
@@ -77,11 +83,65 @@ def test_cells_are_every_combination_once() -> None:
         ((["tiny"], ["eager"], [0], [8]), "0 is no batch size"),
         ((["tiny"], ["eager"], [1], [-1]), "-1 is no number of new tokens"),
         ((["tiny"], [], [1], [8]), "at least one"),
+        ((["tiny"], ["eager"], [1], [8], ["fast"]), "Unknown vision 'fast'"),
+        ((["tiny"], ["eager"], [1], [8], []), "way of vision"),
     ],
 )
 def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...], message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message):
         make_cells(*lists)
+
+
+def test_eager_vision_keeps_the_name_it_had() -> None:
+    cells = make_cells(["tiny"], ["eager"], [1], [8], ["eager", "compiled"])
+    assert [cell.name for cell in cells] == ["tiny-eager-b1-n8", "tiny-eager-b1-n8-vision-compiled"]
+
+
+def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = tiny_session.run_inference
+
+    def eagerly(pages: list[Any], *args: Any, vision: str, **options: Any) -> PhaseRun:
+        """As asked, but without the minute that compiling takes."""
+        asked.append(vision)
+        return with_vision(real(pages, *args, **options), vision)
+
+    monkeypatch.setattr(tiny_session, "run_inference", eagerly)
+    cells = make_cells(["tiny"], ["eager"], [1], [2], ["eager", "compiled"])
+    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["measured", "measured"]
+    assert asked == ["eager", "compiled"]
+    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "kept"]
+    table = sweep_table(load_sweep(tmp_path).runs)
+    assert table["vision"].tolist() == ["eager", "compiled"]
+    said = sweep_verdict(table, failures())
+    assert "with vision eager, " in said
+    assert "its floor is" in said
+    # A decode step does not depend on it, so one curve stands for both.
+    curves = decode_curves(load_sweep(tmp_path).runs)
+    assert set(curves["cell"]) == {"tiny-eager-b1-n2"}
+
+
+def test_what_a_sweep_without_visions_left_is_taken_up(tiny_session: Any, tmp_path: Path) -> None:
+    cells = [*CELLS[:1], Cell("tiny", "eager", 1, 99_999)]
+    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["measured", "failed"]
+    record, failed = (
+        tmp_path / "runs" / f"{cell.name}{end}"
+        for cell, end in zip(cells, (".json", ".failed.json"), strict=True)
+    )
+    kept = json.loads(record.read_text())
+    del kept["request"]["vision"]
+    record.write_text(json.dumps(kept))
+    reason = json.loads(failed.read_text())
+    del reason["cell"]["vision"], reason["asked"]["vision"]
+    reason["cell"] = dict(reversed(reason["cell"].items()))  # the order of keys says nothing
+    failed.write_text(json.dumps(reason))
+    row = load_sweep(tmp_path).failures.iloc[0]
+    assert row[["preset", "strategy", "vision", "batch", "max_new_tokens"]].tolist() == [
+        "tiny", "eager", "eager", 1, 99_999
+    ]  # fmt: skip
+    again = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
+    assert states(again) == ["kept", "failed"]
+    assert again[1].reason == reason["reason"]
 
 
 def states(outcomes: list[Outcome]) -> list[str]:
@@ -193,11 +253,13 @@ def test_curves_are_the_longest_outputs_in_few_points() -> None:
     [
         {},
         records(),
+        {"a": records()["True-eager-1-60"], "b": with_vision(records()["True-eager-1-60"], "compiled")},
+        {**records(), **{f"{cell}-v": with_vision(run, "compiled") for cell, run in records().items()}},
         {"one": make_run(max_tokens=1)},
         {"two": make_run(max_tokens=2, repeats=1, memory=False)},
         {"whole": make_run(generate=True)},
     ],
-    ids=["none", "many", "one token", "one step", "generate"],
+    ids=["none", "many", "two visions", "many visions", "one token", "one step", "generate"],
 )
 @pytest.mark.filterwarnings("error")
 def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
@@ -269,6 +331,7 @@ def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_notebook_measures_by_itself(tmp_path: Path) -> None:
     parameters = {"presets": ["tiny"], "batches": [1], "lengths": [2], "device": "cpu", **QUICK}
+    parameters |= {"visions": ["eager"], "retry_failed": True}
     notebook = execute_notebook(
         "sweep_report", {**parameters, "output_dir": str(tmp_path / "out")}, tmp_path / "sweep.ipynb"
     )

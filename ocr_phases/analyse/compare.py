@@ -16,6 +16,8 @@ import pandas as pd
 
 from ocr_phases.analyse.bootstrap import difference_and_ratio
 from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_name
+from ocr_phases.analyse.sweep import sweep_table
+from ocr_phases.analyse.ways import strategy_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
 
@@ -36,6 +38,10 @@ COMPARE_COLUMNS = (
     "ratio_high",
     "verdict",
 )
+#: With fewer repeats on either side nothing is called faster or slower: what n repeats span holds their true
+#: median with probability 1 - 2^(1 - n) (a sign test's), 94 % for 5, but 75 % for 3.
+LEAST_REPEATS = 5
+FEW = "few repeats"
 #: What a comparison is judged by where nothing else is named, as far as both records have it.
 JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
 
@@ -58,7 +64,8 @@ class Metric:
     """A figure with what it was in each repeat.
 
     ``samples`` are float64 [repeats, values a repeat], ``quantile`` is what of them is the figure. A stage's
-    whole phase has an empty ``view``; a figure that is no stage has no ``stage`` either.
+    whole phase has an empty ``view``; a figure that is no stage has no ``stage`` either. ``exact`` is a
+    figure that follows from the tokens, not from a clock.
     """
 
     name: str
@@ -68,6 +75,7 @@ class Metric:
     phase: str = ""
     stage: str = ""
     view: str = ""
+    exact: bool = False
 
 
 def metrics_of(run: PhaseRun) -> dict[str, Metric]:
@@ -84,8 +92,9 @@ def compare_runs(runs: Sequence[PhaseRun], labels: Sequence[str] | None = None) 
 
     ``base`` and ``other`` are the figures, ``difference`` other minus base in ``unit``, ``ratio`` other over
     base, each with its 95 % interval. ``verdict`` is faster or slower (less or more, for bytes) where the
-    ratio's interval leaves 1 out, same where it does not, and n/a where one of the two lacks the metric or
-    has a single repeat. Raises `OcrPhasesError` for fewer than two records.
+    ratio's interval leaves 1 out, same where it does not, `FEW` where one of the two has fewer than
+    `LEAST_REPEATS` repeats, and n/a where one of the two lacks the metric or has a single repeat. Raises
+    `OcrPhasesError` for fewer than two records.
     """
     names = run_labels(runs) if labels is None else list(labels)
     if len(runs) < 2:
@@ -117,9 +126,9 @@ def in_units(table: pd.DataFrame) -> pd.DataFrame:
 def slower_than(table: pd.DataFrame, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
     """The rows of `compare_runs` that got worse by more than ``percent``, their interval included.
 
-    ``metrics`` names what is judged (by default those of `JUDGED` that both records have). Raises
-    `OcrPhasesError` where a name is unknown, a record lacks a named one, or a single repeat leaves nothing to
-    judge by.
+    ``metrics`` names what is judged (by default those of `JUDGED` that both records have). Few repeats are
+    judged like many: `few_repeats` says how far that can be trusted. Raises `OcrPhasesError` where a name is
+    unknown, a record lacks a named one, or a single repeat leaves nothing to judge by.
     """
     known = set(table["metric"])
     unknown = [name for name in metrics if name not in known]
@@ -135,12 +144,39 @@ def slower_than(table: pd.DataFrame, percent: float, metrics: Sequence[str] = ()
         raise OcrPhasesError(f"{lacking['metric'].iloc[0]} is not in both records: name another metric.")
     if judged["ratio_low"].isna().any():
         raise OcrPhasesError(
-            "A record of a single repeat says nothing about the spread: measure with --repeats 3 or more."
+            "A record of a single repeat says nothing about the spread: measure with "
+            f"--repeats {LEAST_REPEATS} or more."
         )
     least = judged["ratio_low"].where(
         ~judged["metric"].isin(_HIGHER_IS_BETTER), 1.0 / judged["ratio_high"].replace(0.0, np.nan)
     )
     return judged[least > 1.0 + percent / 100.0].reset_index(drop=True)
+
+
+def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
+    """What stands against intervals over so few repeats, as plain text; empty where all have enough.
+
+    Enough are `LEAST_REPEATS`; records that have fewer are named.
+    """
+    counts = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
+    few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
+    if not few:
+        return ""
+    told = " and ".join(
+        f"{label} has {count} repeat{'' if count == 1 else 's'}" for label, count in few.items()
+    )
+    least = min(few.values())
+    spanned = percent_text(1.0 - 2.0 ** (1 - least))
+    trust = (
+        "which leaves no interval"
+        if least == 1
+        else f"and what {least} repeats span holds their true median only {spanned} of the time, so the "
+        "intervals cannot be trusted as 95 % ones"
+    )
+    return (
+        f"{told}, {trust}: with so few no time is called faster, slower or the same. Measure with --repeats "
+        f"{LEAST_REPEATS} or more."
+    )
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
@@ -194,7 +230,18 @@ def compare_verdict(table: pd.DataFrame, runs: Sequence[PhaseRun], labels: Seque
         else:
             sentences.append(f"{label} and {labels[0]} share no phase that could be compared.")
         sentences += _caveats(runs[0], run, label)
-    return " ".join(sentences)
+    ways = strategy_sentence(sweep_table(_same_subject(runs, labels)))
+    return " ".join(filter(None, [*sentences, ways, few_repeats(runs, labels)]))
+
+
+def _same_subject(runs: Sequence[PhaseRun], labels: Sequence[str]) -> dict[str, PhaseRun]:
+    """The records of the base's page, prompt, model and device, by label."""
+
+    def subject(run: PhaseRun) -> tuple[Any, ...]:
+        model = [run.model.get(name) for name in ("name", "revision", "implementation", "dtype")]
+        return run.page["sha256"], run.request["prompt"], run.device.get("name"), *model
+
+    return {label: run for label, run in zip(labels, runs, strict=True) if subject(run) == subject(runs[0])}
 
 
 def _figures(run: PhaseRun) -> Iterator[Metric]:
@@ -219,7 +266,7 @@ def _figures(run: PhaseRun) -> Iterator[Metric]:
     sizes = run.cache.get("bytes")
     if sizes:
         # The same in every repeat: the tokens are.
-        yield Metric("kv_cache_bytes", "bytes", np.full((len(run.repeats), 1), float(max(sizes))))
+        yield Metric("kv_cache_bytes", "bytes", np.full((len(run.repeats), 1), float(max(sizes))), exact=True)
 
 
 def _stages(run: PhaseRun) -> Iterator[Metric]:
@@ -259,13 +306,15 @@ def _compared(base: Metric | None, other: Metric | None) -> tuple[Any, ...]:
         float(np.nanquantile(other.samples, other.quantile)),
         *(difference.value, difference.low, difference.high),
         *(ratio.value, ratio.low, ratio.high),
-        _verdict(metric, ratio.low, ratio.high),
+        _verdict(metric, ratio.low, ratio.high, min(len(base.samples), len(other.samples))),
     )
 
 
-def _verdict(metric: Metric, low: float, high: float) -> str:
+def _verdict(metric: Metric, low: float, high: float, repeats: int) -> str:
     if np.isnan(low):
         return "n/a"
+    if repeats < LEAST_REPEATS and not metric.exact:
+        return FEW
     if low <= 1.0 <= high:
         return "same"
     if metric.unit == "bytes":
@@ -314,6 +363,8 @@ def _said(row: pd.Series) -> str:
     name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
     if np.isnan(row["ratio_low"]):
         return f"{name} takes {row['ratio']:.2f} times as long, on a single repeat"
+    if row["verdict"] == FEW:
+        return f"{name} takes {row['ratio']:.2f} times as long"
     span = f"{row['ratio']:.2f} times as long, {row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
     if row["verdict"] == "same":
         return f"{name} is the same ({span})"

@@ -17,12 +17,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
 from typing import Any
 
 import pandas as pd
 
 from ocr_phases.analyse.architecture import Architecture, read_architecture
+from ocr_phases.analyse.work import (
+    VisionCall,
+    Work,
+    clip_work,
+    expected_experts,
+    linear,
+    norm,
+    projector_work,
+    sam_work,
+    swiglu,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
@@ -48,15 +58,6 @@ PRESET_SIDES = {
 }
 
 
-@dataclass(frozen=True)
-class VisionCall:
-    """One call of the vision stack: ``images`` square images of ``side`` pixels."""
-
-    view: str  # "global" or "local"
-    side: int
-    images: int = 1
-
-
 def vision_calls(preset: str, grids: Sequence[Sequence[int]]) -> list[VisionCall]:
     """The vision calls of pages in one preset; ``grids`` are each page's (columns, rows) of crops.
 
@@ -68,49 +69,6 @@ def vision_calls(preset: str, grids: Sequence[Sequence[int]]) -> list[VisionCall
     crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if crop_side else 0
     calls = [VisionCall("global", side, len(grids))]
     return calls + [VisionCall("local", crop_side, crops)] if crops else calls
-
-
-@dataclass(frozen=True)
-class Work:
-    """Parameters held, FLOPs done and activations moved (elements, not bytes); adds up and multiplies."""
-
-    parameters: float = 0
-    flops: float = 0
-    moved: float = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
-
-    def __mul__(self, times: float) -> Work:
-        return Work(*(times * value for value in astuple(self)))
-
-
-def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
-    """[tokens, width] times [width, out]: 2 tokens width out FLOPs."""
-    return Work(width * out + (out if bias else 0), 2 * tokens * width * out, tokens * (width + out))
-
-
-def convolution(
-    places: int, kernel: int, width: int, out: int, *, stride: int = 1, bias: bool = False
-) -> Work:
-    """A square kernel that makes ``places`` positions: 2 places kernel^2 width out FLOPs."""
-    weights = kernel * kernel * width * out
-    moved = places * (stride * stride * width + out)
-    return Work(weights + (out if bias else 0), 2 * places * weights, moved)
-
-
-def attention(queries: float, keys: float, width: int, *, sequences: float = 1) -> Work:
-    """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width FLOPs."""
-    return Work(0, 4 * sequences * queries * keys * width, sequences * 2 * (queries + keys) * width)
-
-
-def expected_experts(experts: int, top_k: int, tokens: float) -> float:
-    """How many distinct experts ``tokens`` tokens reach in one layer, expected under uniform routing.
-
-    Each token picks ``top_k`` different ones of ``experts``, so an expert is missed by all of them with
-    probability (1 - top_k / experts)^tokens. Real routing is skewed, so it reaches fewer.
-    """
-    return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
 
 
 # -- tables ---------------------------------------------------------------------------------------------
@@ -153,9 +111,9 @@ def prefill_cost(
     for number, call in enumerate(views):
         _check(side=call.side, images=call.images)
         stages = (
-            ("sam", _sam(sizes, call)),
-            ("clip", _clip(sizes, call)),
-            ("projector", _projector(sizes, call)),
+            ("sam", sam_work(sizes, call)),
+            ("clip", clip_work(sizes, call)),
+            ("projector", projector_work(sizes, call)),
         )
         for stage, parts in stages:
             for part, work in parts.items():
@@ -296,77 +254,7 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
     return table.groupby(["phase", "stage", "view"], sort=False).sum(numeric_only=True).reset_index()
 
 
-# -- parts ----------------------------------------------------------------------------------------------
-
-
-def _norm(width: int, *, bias: bool = True) -> Work:
-    return Work(width * (2 if bias else 1))
-
-
-def _sam(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
-    """SAM ViT-B over square images: windows are padded to whole ones, as the model pads them."""
-    sam, grid = sizes.sam, sizes.sam.grid(call.side)
-    places = call.images * grid * grid
-    windows = call.images * math.ceil(grid / sam.window) ** 2
-    trained = sam.image_size // sam.patch
-    windowed = _sam_attention(sizes, windows, sam.window, sam.window) * (sam.layers - sam.global_layers)
-    everywhere = _sam_attention(sizes, call.images, grid, trained) * sam.global_layers
-    mlp = linear(places, sam.width, sam.mlp_width) + linear(places, sam.mlp_width, sam.width)
-    half, quarter = math.ceil(grid / 2), math.ceil(math.ceil(grid / 2) / 2)
-    first, second = sam.downsample_widths
-    patches = convolution(places, sam.patch, 3, sam.width, stride=sam.patch, bias=True)
-    return {
-        "patches": patches + Work(trained * trained * sam.width),
-        "attention": windowed + everywhere,
-        "mlp": mlp * sam.layers,
-        "norms": _norm(sam.width) * (2 * sam.layers) + _norm(sam.neck_width) * 2,
-        "neck": convolution(places, 1, sam.width, sam.neck_width)
-        + convolution(places, 3, sam.neck_width, sam.neck_width),
-        "downsample": convolution(call.images * half * half, 3, sam.neck_width, first, stride=2)
-        + convolution(call.images * quarter * quarter, 3, first, second, stride=2),
-    }
-
-
-def _sam_attention(sizes: Architecture, squares: int, side: int, trained_side: int) -> Work:
-    """One layer over ``squares`` of side x side tokens, with relative positions along both axes.
-
-    A position's bias is the query times the learnt vector of the distance, once an axis: 2 x 2 side FLOPs a
-    channel and token.
-    """
-    sam = sizes.sam
-    tokens = side * side
-    positions = Work(
-        2 * (2 * trained_side - 1) * (sam.width // sam.heads), 2 * 2 * squares * tokens * sam.width * side
-    )
-    return (
-        linear(squares * tokens, sam.width, 3 * sam.width)
-        + linear(squares * tokens, sam.width, sam.width)
-        + attention(tokens, tokens, sam.width, sequences=squares)
-        + positions
-    )
-
-
-def _clip(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
-    """CLIP ViT-L over SAM's features and a class token, global attention."""
-    clip = sizes.clip
-    length = sizes.vision_tokens(call.side) ** 2 + 1
-    tokens = call.images * length
-    attend = linear(tokens, clip.width, clip.width) * 4
-    attend += attention(length, length, clip.width, sequences=call.images)
-    mlp = linear(tokens, clip.width, clip.mlp_width) + linear(tokens, clip.mlp_width, clip.width)
-    return {
-        # The class token, and a position for it and every patch.
-        "embeddings": Work((clip.positions**2 + 2) * clip.width),
-        "attention": attend * clip.layers,
-        "mlp": mlp * clip.layers,
-        "norms": _norm(clip.width) * (2 * clip.layers + 1),
-    }
-
-
-def _projector(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
-    """One linear layer over CLIP's and SAM's features side by side."""
-    tokens = call.images * sizes.vision_tokens(call.side) ** 2
-    return {"linear": linear(tokens, sizes.sam.downsample_widths[1] + sizes.clip.width, sizes.text.hidden)}
+# -- rows -----------------------------------------------------------------------------------------------
 
 
 def _language_rows(
@@ -384,13 +272,13 @@ def _language_rows(
         + linear(tokens, heads, text.hidden, bias=False)
         + Work(0, 4 * tokens * context * heads, tokens * 2 * (heads + kv_heads))
     )
-    expert = _swiglu(1, text.hidden, text.expert_width)
+    expert = swiglu(1, text.hidden, text.expert_width)
     routed = expert * (tokens * text.top_k * text.sparse_layers)
     held = expert.parameters * text.experts * text.sparse_layers
     read = (
         expert.parameters * expected_experts(text.experts, text.top_k, distinct * length) * text.sparse_layers
     )
-    shared = _swiglu(tokens, text.hidden, text.expert_width * text.shared_experts)
+    shared = swiglu(tokens, text.hidden, text.expert_width * text.shared_experts)
     router = linear(tokens, text.hidden, text.experts, bias=False)
     embedding = Work(text.vocab * text.hidden, 0, tokens * text.hidden)
     kv_bytes = 2 * text.layers * kv_heads * batch * context * dtype_bytes
@@ -401,17 +289,12 @@ def _language_rows(
     return [
         row("embedding", embedding, read=tokens * text.hidden),
         row("attention", attend * text.layers, kv_bytes=kv_bytes),
-        row("dense_mlp", _swiglu(tokens, text.hidden, text.mlp_width) * text.dense_layers),
+        row("dense_mlp", swiglu(tokens, text.hidden, text.mlp_width) * text.dense_layers),
         row("router", router * text.sparse_layers),
         row("experts", routed, held=held, read=read),
         row("shared_experts", shared * text.sparse_layers),
-        row("norms", _norm(text.hidden, bias=False) * (2 * text.layers + 1)),
+        row("norms", norm(text.hidden, bias=False) * (2 * text.layers + 1)),
     ]
-
-
-def _swiglu(tokens: float, hidden: int, width: int) -> Work:
-    """Gate, up and down: three products, 6 tokens hidden width FLOPs (Shazeer 2020, arXiv:2002.05202)."""
-    return linear(tokens, hidden, 2 * width, bias=False) + linear(tokens, width, hidden, bias=False)
 
 
 def _head_row(phase: str, sizes: Architecture, positions: int, dtype_bytes: int) -> tuple:

@@ -132,7 +132,7 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
         phase, stage, view = map(str, key)
         calls = spans.groupby("repeat").size().reindex(run.repeats, fill_value=0)
         device = sums.loc[(phase, stage, view), :].to_numpy(dtype=np.float64)
-        whole = _sums(run, phase, phase)
+        whole = run.repeat_ms(phase, phase)
         share = float(np.median(device / whole)) if whole.all() else math.nan
         low, middle, high = np.quantile(device, (0.1, 0.5, 0.9))
         row = (
@@ -160,7 +160,7 @@ def repeat_table(run: PhaseRun) -> pd.DataFrame:
     """
     table = pd.DataFrame({"repeat": run.repeats})
     for phase in PHASES:
-        whole = _sums(run, phase, phase)
+        whole = run.repeat_ms(phase, phase)
         table[f"{phase}_ms"] = np.where(whole > 0, whole, math.nan)
     steps = run.spans[run.spans["stage"] == "decode_step"].groupby("repeat").size()
     table["steps"] = table["repeat"].map(steps).fillna(0).astype("int64")
@@ -202,10 +202,10 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
 
 def vision_share(run: PhaseRun) -> float | None:
     """SAM, CLIP and projector as a part of the whole prefill, median over repeats; None without a prefill."""
-    whole = _sums(run, "prefill", "prefill")
+    whole = run.repeat_ms("prefill", "prefill")
     if not whole.size or not whole.all():
         return None
-    vision = sum((_sums(run, "prefill", stage) for stage in VISION_STAGES), np.zeros_like(whole))
+    vision = sum((run.repeat_ms(stage, "prefill") for stage in VISION_STAGES), np.zeros_like(whole))
     return float(np.median(vision / whole))
 
 
@@ -241,7 +241,7 @@ def _is_generate(run: PhaseRun) -> bool:
 
 def _generate_sentences(run: PhaseRun) -> list[str]:
     tokens = run.token_count
-    whole = float(np.median(_sums(run, "generate", "generate")))
+    whole = float(np.median(run.repeat_ms("generate", "generate")))
     each = f", {ms_text(whole / tokens)} a token with the prefill in it" if tokens else ""
     return [
         f"Reading {_pages_text(run)} through generate() took {ms_text(whole)} {_where(run)} "
@@ -326,7 +326,7 @@ def _clock_sentences(run: PhaseRun) -> list[str]:
         return []
     sentences = []
     for phase in ("prefill", "decode"):
-        device, host = (_sums(run, phase, phase, clock) for clock in ("device_ms", "host_ms"))
+        device, host = (run.repeat_ms(phase, phase, clock) for clock in ("device_ms", "host_ms"))
         if not device.size or not device.all():
             continue
         device_ms, host_ms = float(np.median(device)), float(np.median(host))
@@ -413,10 +413,3 @@ def _repeat_sums(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
     """
     sums = run.spans.groupby([*STAGE_KEYS, "repeat"])[clock].sum().unstack("repeat")
     return sums.reindex(columns=run.repeats).fillna(0.0)
-
-
-def _sums(run: PhaseRun, phase: str, stage: str, clock: str = "device_ms") -> np.ndarray:
-    """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zeros where it has none."""
-    rows = run.spans[(run.spans["phase"] == phase) & (run.spans["stage"] == stage)]
-    sums = rows.groupby("repeat")[clock].sum()
-    return np.asarray([sums.get(number, 0.0) for number in run.repeats], dtype=np.float64)

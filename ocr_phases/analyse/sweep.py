@@ -13,6 +13,7 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.summary import ms_text, step_table, vision_share
+from ocr_phases.analyse.ways import strategy_sentence, vision_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
@@ -20,7 +21,9 @@ SWEEP_COLUMNS = (
     "cell",
     "preset",
     "strategy",
+    "vision",
     "batch",
+    "max_new_tokens",
     "prefill_len",
     "tokens",
     "prefill_ms",
@@ -35,8 +38,13 @@ SWEEP_COLUMNS = (
     "tokens_per_s",
     "kv_cache_bytes",
     "peak_bytes",
+    "step_limit",
+    "floor_source",
+    "model",
+    "dtype",
+    "device",
 )
-FAILURE_COLUMNS = ("cell", "preset", "strategy", "batch", "max_new_tokens", "reason")
+FAILURE_COLUMNS = ("cell", "preset", "strategy", "vision", "batch", "max_new_tokens", "reason")
 CURVE_COLUMNS = (
     "cell",
     "preset",
@@ -78,8 +86,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     ``batch`` rows run side by side: ``prefill_ms`` and ``inter_token_ms`` (one decode step) are the whole
     batch's, ``tokens_per_s`` counts the tokens of all its rows. ``prefill_len`` and ``tokens`` (generated)
     are a row's, ``peak_bytes`` the largest of any phase. The floors are what the hardware allows
-    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run. Sorted by prompt length,
-    strategy, batch and tokens.
+    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
+    ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). Sorted by prompt length, strategy,
+    vision (eager first), batch and tokens.
     """
     rows = []
     for cell, run in records.items():
@@ -91,33 +100,49 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "cell": cell,
                 "preset": run.page["preset"],
                 "strategy": run.model.get("strategy"),
+                "vision": run.request.get("vision", "eager"),
                 "batch": len(run.results),
+                "max_new_tokens": run.request["max_new_tokens"],
                 "vision_share": vision_share(run),
                 "peak_bytes": max(peaks, default=None),
+                "model": run.model["name"],
+                "dtype": run.model["dtype"],
+                "device": run.device["name"],
                 **_floors(run),
                 **known,
             }
         )
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
-    numbers = list(SWEEP_COLUMNS[6:])
+    numbers = list(SWEEP_COLUMNS[SWEEP_COLUMNS.index("prefill_ms") : SWEEP_COLUMNS.index("step_limit")])
     table[numbers] = table[numbers].astype("float64")
-    return table.sort_values(["prefill_len", "strategy", "batch", "tokens"]).reset_index(drop=True)
+    order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
+    return table.sort_values(
+        order, key=lambda values: values != "eager" if values.name == "vision" else values
+    ).reset_index(drop=True)
 
 
-def _floors(run: PhaseRun) -> dict[str, float]:
-    """The floors of the prefill and of a decode step, ms; nothing where they are not known."""
-    floors = floor_table(run).set_index("stage")["floor_ms"]
-    names = {"prefill": "prefill_floor_ms", "decode_step": "step_floor_ms"}
-    return {name: float(floors[whole]) for whole, name in names.items() if whole in floors.index}
+def _floors(run: PhaseRun) -> dict[str, Any]:
+    """The floors of the prefill and of a decode step, ms, and by what; nothing where they are not known."""
+    floors = floor_table(run).set_index("stage")
+    known: dict[str, Any] = {}
+    if "prefill" in floors.index:
+        whole = floors.loc["prefill"]
+        known |= {"prefill_floor_ms": whole["floor_ms"], "floor_source": whole["source"]}
+    if "decode_step" in floors.index:
+        step = floors.loc["decode_step"]
+        known |= {"step_floor_ms": step["floor_ms"], "step_limit": step["limit"]}
+    return known
 
 
 def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     """Decode over the cache, columns `CURVE_COLUMNS`: up to 24 points a record, each a median over its steps.
 
     Of records that differ in their output length alone the longest stands for all: the others are its start.
+    One with eager vision comes before others, which decode alike.
     """
     longest: dict[tuple[Any, ...], tuple[str, PhaseRun]] = {}
-    for cell, run in records.items():
+    eager_first = sorted(records.items(), key=lambda item: item[1].request.get("vision", "eager") != "eager")
+    for cell, run in eager_first:
         key = (run.page["preset"], run.model.get("strategy"), len(run.results))
         if key not in longest or run.token_count > longest[key][1].token_count:
             longest[key] = (cell, run)
@@ -138,12 +163,17 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 
 def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
-    """What a sweep found, as a short paragraph of plain text."""
-    sentences = []
+    """What a sweep found, as a short paragraph of plain text; first what the strategies take."""
+    sentences = list(filter(None, [strategy_sentence(table)]))
     prefills = table.dropna(subset=["prefill_ms"]).sort_values("prefill_ms")
     if len(prefills):
-        ends = [f"{ms_text(row['prefill_ms'])} ({_cell(row, 'prompt')})" for _, row in prefills.iterrows()]
+        several = prefills["vision"].nunique() > 1
+        ends = [
+            f"{ms_text(row['prefill_ms'])} ({_prompt(row)}{', vision ' + row['vision'] if several else ''})"
+            for _, row in prefills.iterrows()
+        ]
         sentences.append(f"Prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
+        sentences += filter(None, [vision_sentence(table)])
     for _, fast in table.dropna(subset=["inter_token_ms"]).nsmallest(1, "inter_token_ms").iterrows():
         sentences.append(f"The fastest decode step is {ms_text(fast['inter_token_ms'])} ({_cell(fast)}).")
     for _, most in table.dropna(subset=["tokens_per_s"]).nlargest(1, "tokens_per_s").iterrows():
@@ -154,15 +184,18 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     return " ".join(sentences) or "No cell of this sweep could be measured."
 
 
-def _cell(row: pd.Series, what: str = "") -> str:
-    if what == "prompt":
-        return f"{row['preset']}, {row['prefill_len']:,} prompt tokens, batch {row['batch']}"
+def _prompt(row: pd.Series) -> str:
+    return f"{row['preset']}, {row['prefill_len']:,} prompt tokens, batch {row['batch']}"
+
+
+def _cell(row: pd.Series) -> str:
     return f"{row['preset']}, {row['strategy']}, batch {row['batch']}"
 
 
 def _failure(path: Path) -> tuple[Any, ...]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        return (path.name.removesuffix(".failed.json"), *kept["cell"].values(), kept["reason"])
-    except (OSError, ValueError, KeyError) as error:
+        told = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
+        return (path.name.removesuffix(".failed.json"), *(told[name] for name in FAILURE_COLUMNS[1:]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise OcrPhasesError(f"{path} is damaged ({error}): remove it and sweep again.") from error

@@ -18,8 +18,8 @@ def bench(arguments: argparse.Namespace) -> None:
     from ocr_phases.files import output_folder
     from ocr_phases.measure.bench import PARTS, BenchSettings, run_bench
     from ocr_phases.measure.images import load_page
-    from ocr_phases.measure.request import STRATEGIES
     from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.strategies import STRATEGIES
 
     page = arguments.page or asset("data", "pages", "receipt.png")
     load_page(page)

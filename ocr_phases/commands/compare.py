@@ -15,6 +15,7 @@ def compare(arguments: argparse.Namespace) -> int:
         compare_runs,
         compare_verdict,
         environment_table,
+        few_repeats,
         in_units,
         run_labels,
         slower_than,
@@ -44,6 +45,9 @@ def compare(arguments: argparse.Namespace) -> int:
     print(f"\nWrote {render_html(notebook, folder / 'compare.html', title=title)}")
     if slower is None or slower.empty:
         return 0
+    few = few_repeats(runs, labels)
+    if few:
+        print(few)
     for _, row in slower.iterrows():
         span = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
         print(f"{row['run']}: {row['metric']} is worse by more than {arguments.fail_above:g} %: ratio {span}")

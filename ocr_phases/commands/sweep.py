@@ -1,4 +1,4 @@
-"""``ocr-phases sweep``: one page over presets, strategies, batch sizes and output lengths."""
+"""``ocr-phases sweep``: one page over presets, strategies, batch sizes, output lengths and ways of vision."""
 
 from __future__ import annotations
 
@@ -42,7 +42,13 @@ def _measure(arguments: argparse.Namespace) -> None:
     from ocr_phases.measure.session import DeepSeekOCRSession
     from ocr_phases.measure.sweep import Outcome, make_cells, run_sweep
 
-    cells = make_cells(arguments.presets, arguments.strategies, arguments.batch, arguments.max_new_tokens)
+    cells = make_cells(
+        arguments.presets,
+        arguments.strategies,
+        arguments.batch,
+        arguments.max_new_tokens,
+        arguments.visions,
+    )
     session = DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
     with tqdm(total=len(cells), unit="cell", disable=None, leave=False) as bar:
 
@@ -92,7 +98,8 @@ def add_verb(verbs: Any) -> None:
     )
     lists: list[tuple[str, Any, str, str]] = [
         ("--presets", names, "tiny,base", "tiny, small, base, large or gundam"),
-        ("--strategies", names, "eager", "how a decode step is executed"),
+        ("--strategies", names, "eager", "how a decode step is executed: eager, cuda_graph, compiled"),
+        ("--visions", names, "eager", "how SAM and CLIP run: eager, compiled"),
         ("--batch", numbers, "1,2", "copies of the page side by side"),
         ("--max-new-tokens", numbers, "32,128", "output lengths; the end token is ignored"),
     ]

@@ -26,12 +26,12 @@ from ocr_phases.files import write_atomic
 from ocr_phases.measure import environment, phases
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.page import get_preset
-from ocr_phases.measure.request import STRATEGIES
 from ocr_phases.measure.session import DeepSeekOCRSession
-from ocr_phases.measure.strategies import VISIONS, current_device, decode_attention
+from ocr_phases.measure.strategies import current_device, decode_attention
 from ocr_phases.measure.sweep import free_memory, one_sentence
 from ocr_phases.measure.timeline import NoTimeline, Timeline
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
+from ocr_phases.strategies import STRATEGIES, VISIONS
 
 PARTS = ("marks", "overhead", "collectors", "closure", "prefill", "strategies", "batches")
 
@@ -143,6 +143,8 @@ def _plan(settings: BenchSettings) -> Iterator[tuple[str, str]]:
 def _marks(bench: _Bench) -> dict[str, Any]:
     """Microseconds of what a span is made of: a pair of clock marks, an NVTX range, and a whole span.
 
+    Each a thousand times in a row, so with warm caches.
+
     A mark is a CUDA event's creation and record where there is CUDA, else a reading of the host's clock.
     """
     device = bench.session.device
@@ -203,7 +205,8 @@ def _overhead(bench: _Bench) -> dict[str, Any]:
 def _collectors(bench: _Bench) -> dict[str, Any]:
     """The same two phases with spans and without: ms on the host's clock until the device is done.
 
-    The spans are read afterwards, as in every run.
+    The spans are read afterwards, as in every run. What they cost in a step, and why that is more than a
+    mark costs in `_marks`, is in ``docs/bench.md``.
     """
     session, tokens = bench.session, bench.settings.max_new_tokens
     inputs = session.prepare(bench.page, preset=bench.preset).to(session.device, session.dtype)
@@ -237,10 +240,10 @@ def _alternating(bench: _Bench, ways: dict[str, Callable[[], float]]) -> dict[st
 def _closure(bench: _Bench) -> dict[str, Any]:
     """The prefill's stages and the whole of it, ms on the device clock, a list over repeats each."""
     run = bench.run(max_new_tokens=1, repeats=bench.settings.pairs, warmup=2)
-    stages = {stage: _sums(run, stage) for stage in PREFILL_STAGES}
+    stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in PREFILL_STAGES}
     return {
         "prefill_len": run.request["prefill_len"],
-        "prefill_ms": _sums(run, "prefill"),
+        "prefill_ms": _rounded(run.repeat_ms("prefill", "prefill")),
         "stages_ms": stages,
     }
 
@@ -314,9 +317,9 @@ def _batches(bench: _Bench) -> dict[str, Any]:
                 free_memory(bench.session.device)
                 continue
             times = {
-                "decode_ms": _sums(run, "decode", "decode", "host_ms"),
+                "decode_ms": _rounded(run.repeat_ms("decode", "decode", "host_ms")),
                 "step_ms": _rounded(run.stage_ms("decode_step")),
-                "prefill_ms": _sums(run, "prefill"),
+                "prefill_ms": _rounded(run.repeat_ms("prefill", "prefill")),
             }
             rows = {"distinct_rows": run_shape(run)["distinct_rows"]}  # what the floor counts experts of
             ways.append({**way, **rows, "steps": run["decode_steps"], **times, **_floor(run)})
@@ -360,12 +363,6 @@ def _host_ms(run: PhaseRun) -> float:
 
 def _phase(run: PhaseRun, phase: str, clock: str) -> float:
     return float(run.stage_ms(phase, phase, clock).sum())
-
-
-def _sums(run: PhaseRun, stage: str, phase: str = "prefill", clock: str = "device_ms") -> list[float]:
-    """The time of a stage in each repeat, ms."""
-    spans = run.spans[(run.spans["phase"] == phase) & (run.spans["stage"] == stage)]
-    return _rounded(spans.groupby("repeat")[clock].sum().reindex(run.repeats, fill_value=0.0))
 
 
 def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:

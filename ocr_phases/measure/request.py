@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.page import get_preset, resolve_prompt
+from ocr_phases.measure.page import PRESETS, get_preset, resolve_prompt
 from ocr_phases.measure.sampling import SamplingSettings
-from ocr_phases.measure.strategies import STRATEGIES, VISIONS
+from ocr_phases.strategies import STRATEGIES, VISIONS
 
 Page = str | Path | bytes | Image.Image
 
@@ -91,3 +93,37 @@ def make_rows(
     if len(resolved) == 1:
         resolved = resolved * len(pages)
     return [[one] for one in pages], resolved
+
+
+def check_length(prompt_len: int, request: Request, limit: int) -> None:
+    """Raise `OcrPhasesError` where a prompt and what is to be generated exceed the model's positions."""
+    if prompt_len + request.max_new_tokens > limit:
+        room = limit - prompt_len
+        advice = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
+        raise OcrPhasesError(
+            f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones exceed the model's {limit} "
+            f"positions: {advice}."
+        )
+
+
+@contextlib.contextmanager
+def memory_errors_explained(device: str, request: Request) -> Iterator[None]:
+    """A device out of memory as one sentence: what was asked for, and what asks for less."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        asked = get_preset(request.preset)
+        # Crops come on top of the global view, so a preset with them is the largest.
+        smaller = [
+            preset.name
+            for preset in PRESETS.values()
+            if (preset.crops, preset.base_size) < (asked.crops, asked.base_size)
+        ]
+        advice = [f"preset {' or '.join(reversed(smaller))}"] if smaller else []
+        if len(request.pages) > 1:
+            advice.append(f"fewer than {len(request.pages)} pages at once")
+        advice.append(f"fewer than {request.max_new_tokens} new tokens")
+        raise OcrPhasesError(
+            f"{device} is out of memory with {len(request.pages)} row(s) at preset {request.preset} "
+            f"and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
+        ) from error

@@ -22,11 +22,11 @@ from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_d
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
-from ocr_phases.measure.page import PRESETS, DeviceInputs, PageInputs, get_preset, make_views, pack
+from ocr_phases.measure.page import DeviceInputs, PageInputs, get_preset, make_views, pack
 from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
 from ocr_phases.measure.references import references
-from ocr_phases.measure.request import Page, Request, make_rows
+from ocr_phases.measure.request import Page, Request, check_length, make_rows, memory_errors_explained
 from ocr_phases.measure.sampling import Sampler, SamplingSettings
 from ocr_phases.measure.setup import Setup, Workshop
 from ocr_phases.measure.strategies import (
@@ -231,7 +231,7 @@ class DeepSeekOCRSession:
         check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
         runs: list[Run] = []
         parity = view = None
-        with current_device(self.device), _memory_errors_explained(self.device, request):
+        with current_device(self.device), memory_errors_explained(self.device, request):
             setup = self._set_up(request)
             memory = PeakMemory(self.device)
             try:
@@ -424,6 +424,11 @@ class DeepSeekOCRSession:
 
     @contextlib.contextmanager
     def _execution(self, autocast: bool = False) -> Iterator[None]:
+        """Around all that runs here: the prefill and `generate()` have no cuDNN attention either.
+
+        Decode chooses its kernels once more inside (`decode_execution`): other ones for a static step, and it
+        can be called without a session.
+        """
         with contextlib.ExitStack() as stack:
             stack.enter_context(current_device(self.device))
             stack.enter_context(decode_attention(self.device))
@@ -432,35 +437,4 @@ class DeepSeekOCRSession:
             yield
 
     def _check_length(self, packed: PageInputs, request: Request) -> None:
-        limit = self._text_config.max_position_embeddings
-        wanted = packed.prefill_len + request.max_new_tokens
-        if wanted > limit:
-            room = limit - packed.prefill_len
-            advice = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
-            raise OcrPhasesError(
-                f"{packed.prefill_len} prompt tokens and {request.max_new_tokens} new ones exceed the "
-                f"model's {limit} positions: {advice}."
-            )
-
-
-@contextlib.contextmanager
-def _memory_errors_explained(device: str, request: Request) -> Iterator[None]:
-    """A device out of memory as one sentence: what was asked for, and what asks for less."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        asked = get_preset(request.preset)
-        # Crops come on top of the global view, so a preset with them is the largest.
-        smaller = [
-            preset.name
-            for preset in PRESETS.values()
-            if (preset.crops, preset.base_size) < (asked.crops, asked.base_size)
-        ]
-        advice = [f"preset {' or '.join(reversed(smaller))}"] if smaller else []
-        if len(request.pages) > 1:
-            advice.append(f"fewer than {len(request.pages)} pages at once")
-        advice.append(f"fewer than {request.max_new_tokens} new tokens")
-        raise OcrPhasesError(
-            f"{device} is out of memory with {len(request.pages)} row(s) at preset {request.preset} "
-            f"and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
-        ) from error
+        check_length(packed.prefill_len, request, self._text_config.max_position_embeddings)

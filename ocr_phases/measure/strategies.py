@@ -23,10 +23,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.families import Family
 
-STRATEGIES = ("eager", "cuda_graph", "compiled")
-#: How SAM and CLIP run in the prefill.
-VISIONS = ("eager", "compiled")
-
 #: cuDNN's attention builds a plan for every new KV length, which decode meets at every step.
 DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 #: One query over a masked cache: a ready kernel keeps ten heads on ten processors (61 to 89 us a layer on an

@@ -1,4 +1,4 @@
-"""A sweep: one page at every combination of preset, strategy, batch size and output length, a record a cell.
+"""A sweep: one page at every combination of preset, strategies, batch size and length, a record a cell.
 
 Records lie in ``DIR/runs/``. The same sweep again measures only what is missing there, or what was measured
 with another request, other weights or other versions. A cell that cannot be measured leaves its reason.
@@ -21,9 +21,9 @@ from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.measure import environment
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.page import get_preset, resolve_prompt
-from ocr_phases.measure.request import STRATEGIES
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.record import PhaseRun, describe_page
+from ocr_phases.strategies import STRATEGIES, VISIONS
 
 RUNS = "runs"
 FAILED = ".failed.json"
@@ -37,11 +37,13 @@ class Cell:
     strategy: str
     batch: int
     max_new_tokens: int
+    vision: str = "eager"
 
     @property
     def name(self) -> str:
-        """The name of its files."""
-        return f"{self.preset}-{self.strategy}-b{self.batch}-n{self.max_new_tokens}"
+        """The name of its files; eager vision is not in it."""
+        name = f"{self.preset}-{self.strategy}-b{self.batch}-n{self.max_new_tokens}"
+        return name if self.vision == "eager" else f"{name}-vision-{self.vision}"
 
 
 @dataclass(frozen=True)
@@ -54,22 +56,29 @@ class Outcome:
 
 
 def make_cells(
-    presets: Sequence[str], strategies: Sequence[str], batches: Sequence[int], lengths: Sequence[int]
+    presets: Sequence[str],
+    strategies: Sequence[str],
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    visions: Sequence[str] = ("eager",),
 ) -> list[Cell]:
     """Every combination once; `OcrPhasesError` for what no sweep could measure."""
     for preset in presets:
         get_preset(preset)
-    for strategy in strategies:
-        if strategy not in STRATEGIES:
-            raise OcrPhasesError(f"Unknown strategy {strategy!r}: use {' or '.join(STRATEGIES)}.")
+    for what, names, known in (("strategy", strategies, STRATEGIES), ("vision", visions, VISIONS)):
+        for name in names:
+            if name not in known:
+                raise OcrPhasesError(f"Unknown {what} {name!r}: use {' or '.join(known)}.")
     for name, values in (("batch size", batches), ("number of new tokens", lengths)):
         for value in values:
             if value < 1:
                 raise OcrPhasesError(f"{value} is no {name}: it must be at least 1.")
-    combined = itertools.product(presets, strategies, batches, lengths)
+    combined = itertools.product(presets, strategies, batches, lengths, visions)
     cells = list(dict.fromkeys(Cell(*values) for values in combined))
     if not cells:
-        raise OcrPhasesError("A sweep needs at least one preset, strategy, batch size and number of tokens.")
+        raise OcrPhasesError(
+            "A sweep needs at least one preset, strategy, batch size, number of tokens and way of vision."
+        )
     return cells
 
 
@@ -137,6 +146,7 @@ def _measure(
             preset=cell.preset,
             max_new_tokens=cell.max_new_tokens,
             strategy=cell.strategy,
+            vision=cell.vision,
             ignore_eos=True,
             embed_page=cell.batch == 1,  # a batch would hold it as often as it has rows
             **options,
@@ -177,7 +187,7 @@ def _known(runs: Path, cell: Cell, asked: dict[str, Any], retry_failed: bool) ->
             return Outcome(cell, "kept")
     if failed.exists() and not retry_failed:
         before = json.loads(failed.read_text(encoding="utf-8"))
-        if before["asked"] == asked:
+        if {"vision": "eager", **before["asked"]} == asked:  # files of before sweeps had visions
             return Outcome(cell, "failed", before["reason"])
     return None
 
@@ -195,6 +205,7 @@ def _answered(run: PhaseRun) -> dict[str, Any]:
         "prompt": request["prompts"][0],
         **{name: request[name] for name in ("repeats", "warmup", "seed")},
         **{name: request[name] for name in ("preset", "strategy", "batch", "max_new_tokens")},
+        "vision": request.get("vision", "eager"),
     }
 
 

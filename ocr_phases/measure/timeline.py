@@ -1,7 +1,8 @@
 """Spans: where the time of one repeat went, on the host's clock and on the device's.
 
 A span costs two clock reads and an NVTX range; on CUDA also two events, which are only recorded here and
-read after one synchronize at the end of the repeat, so that measuring adds no wait.
+read after one synchronize at the end of the repeat, so that measuring adds no wait. What that takes within a
+step is in ``docs/bench.md``.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from torch import nn
 from ocr_phases.measure.families import Family
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Span:
-    """One open or closed stretch of time; ``host_*`` are `perf_counter` seconds."""
+    """One open or closed stretch of time; ``host_*`` are `perf_counter` seconds. Equal to itself alone."""
 
     phase: str
     stage: str
@@ -51,8 +52,7 @@ class Timeline:
         self._open: list[Span] = []
         self.phase = ""
         self.step: int | None = None
-        self._origin = Span("", "")
-        self._mark(self._origin, "start")
+        self._origin = Span("", "", start=self._event(), host_start=perf_counter())
 
     def begin(self, stage: str, view: str = "") -> Span:
         """Open a span of ``stage`` in the current phase and step."""
@@ -62,17 +62,17 @@ class Timeline:
             # torch's profiler does not show NVTX ranges.
             span.profiled = torch.profiler.record_function(stage)
             span.profiled.__enter__()
-        self._mark(span, "start")
         self._open.append(span)
+        span.start, span.host_start = self._event(), perf_counter()
         return span
 
     def end(self, span: Span) -> None:
         """Close ``span`` and whatever is still open inside it; a span already closed stays as it is."""
-        if not any(span is other for other in self._open):
+        if span not in self._open:
             return
         while True:
             inner = self._open.pop()
-            self._mark(inner, "end")
+            inner.end, inner.host_end = self._event(), perf_counter()
             if inner.profiled is not None:
                 inner.profiled.__exit__(None, None, None)
             nvtx.pop_range()
@@ -99,12 +99,13 @@ class Timeline:
         finally:
             self.phase = before
 
-    def _mark(self, span: Span, side: str) -> None:
-        if self.cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(self._stream)
-            setattr(span, side, event)
-        setattr(span, f"host_{side}", perf_counter())
+    def _event(self) -> Any:
+        """The device's side of a mark: an event recorded now, or nothing on a CPU."""
+        if not self.cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
 
     def rows(self, repeat: int = 0) -> list[tuple]:
         """All closed spans in order of their start, as rows of `ocr_phases.record.SPAN_COLUMNS`.

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
-from ocr_phases.analyse.compare import in_units
+from ocr_phases.analyse.compare import FEW, in_units
 from ocr_phases.analyse.summary import ms_text, stage_name, stage_table, step_table
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show.html import note_html, table_html
@@ -48,6 +48,7 @@ _NAMES = {
 _LOG_FROM = 4.0  # ratio of the largest to the smallest
 _LONGEST_LABEL = 34
 _WORDS = {"faster": "faster or less", "slower": "slower or more", "same": "same: 1 is inside the interval"}
+_FEW_WORDS = "too few repeats to say"
 
 
 def metric_name(metric: str) -> str:
@@ -63,14 +64,14 @@ def metric_name(metric: str) -> str:
 
 
 def compare_html(table: pd.DataFrame) -> str:
-    """`compare_runs`, or some of its rows, as a sortable table; a verdict other than same stands out."""
+    """`compare_runs`, or some of its rows, as a sortable table; a change that is sure stands out."""
     if table.empty:
         return note_html("The records have nothing in common that could be compared.")
     shown = in_units(table)
     shown["metric"] = shown["metric"].map(metric_name)
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
     shown.insert(len(shown.columns) - 1, "interval", [_interval(low, high) for low, high in ends])
-    strong = (~table["verdict"].isin(("same", "n/a"))).tolist()
+    strong = (~table["verdict"].isin(("same", FEW, "n/a"))).tolist()
     return table_html(
         shown, caption="Against the base", strong=strong, headings={"interval": ("95 % interval", "")}
     )
@@ -92,10 +93,21 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
     figure, axes = new_figure(1.5 + 0.3 * len(table))
     for place, (_, row) in enumerate(table.iterrows()):
         colour = VERDICT_COLOURS.get(row["verdict"], MUTED)
+        few = row["verdict"] == FEW
         if not np.isnan(row["ratio_low"]):
             ends = (row["ratio_low"], row["ratio_high"])
-            axes.plot(ends, (place, place), color=colour, linewidth=2.2, solid_capstyle="butt")
-        axes.plot(row["ratio"], place, "o", color=colour, markersize=5.5)
+            width, style = (1.2, ":") if few else (2.2, "-")
+            axes.plot(
+                ends,
+                (place, place),
+                color=colour,
+                linewidth=width,
+                linestyle=style,
+                solid_capstyle="butt",
+            )
+        axes.plot(
+            row["ratio"], place, "o", color=colour, markersize=5.5, markerfacecolor="white" if few else colour
+        )
     axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
     several = table["run"].nunique() > 1
     labels = [
@@ -121,7 +133,11 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
         Line2D([], [], color=VERDICT_COLOURS[verdict], marker="o", linewidth=2.2, label=words)
         for verdict, words in _WORDS.items()
     ]
-    figure.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    if (table["verdict"] == FEW).any():
+        few_key = Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle=":")
+        few_key.set(linewidth=1.2, label=_FEW_WORDS)
+        keys.append(few_key)
+    figure.legend(handles=keys, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     return figure
 
 

@@ -30,7 +30,6 @@ from ocr_phases.show.plots import (
 
 _Line = Literal["-", "--", ":", "-."]
 _LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
-_MARKERS = "osD^vP"
 _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
 
 
@@ -38,17 +37,16 @@ def sweep_html(table: pd.DataFrame) -> str:
     """The columns of `ocr_phases.analyse.sweep.sweep_table` that fit a page, as a sortable table."""
     if table.empty:
         return note_html("No cell of this sweep could be measured.")
-    columns = ["preset", "strategy", "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]
+    columns = ["preset", "strategy", "vision", "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]
     shown = table[[*columns, "inter_token_ms", "tokens_per_s"]].copy()
     shown.insert(len(columns) + 1, "distance", table["inter_token_ms"] / table["step_floor_ms"])
-    if table["strategy"].nunique() == 1:
-        shown = shown.drop(columns="strategy")
+    shown = shown.drop(columns=[name for name in ("strategy", "vision") if table[name].nunique() == 1])
     shown = shown.dropna(axis="columns", how="all")
     headings = {
         "distance": ("over floor", ""),
         "prefill_len": ("prompt", ""),
         "tokens": ("output", ""),
-        "vision_share": ("vision", "%"),
+        "vision_share": ("vision part", "%"),
         "inter_token_ms": ("step", "ms"),
     }
     return table_html(shown, caption="Each cell, medians over the repeats", headings=headings)
@@ -62,26 +60,26 @@ def failures_html(failures: pd.DataFrame) -> str:
 
 
 def plot_prefill(table: pd.DataFrame) -> Figure:
-    """Prefill in ms against the prompt's tokens: a line a batch size through the medians of its cells."""
+    """Prefill in ms against the prompt's tokens: a line a batch size and way of vision, through medians."""
     table = table.dropna(subset=["prefill_ms"])
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.")
     figure, axes = new_figure(3.9)
-    for number, (batch, rows) in enumerate(table.groupby("batch")):
-        colour, marker = _colour(number), _MARKERS[number % len(_MARKERS)]
-        axes.plot(
-            rows["prefill_len"], rows["prefill_ms"], marker, color=colour, alpha=0.35, markersize=5, mew=0
-        )
+    looks = _Looks(table.sort_values("batch"), "vision", "batch")
+    for _, rows in table.groupby(["vision", "batch"], sort=False):
+        colour, style = looks.of(rows.iloc[0])
+        axes.plot(rows["prefill_len"], rows["prefill_ms"], "o", color=colour, alpha=0.35, markersize=5, mew=0)
         middle = rows.groupby("prefill_len")["prefill_ms"].median()
-        label = f"batch {batch}"
-        axes.plot(middle.index, middle, color=colour, marker=marker, markersize=5, linewidth=1.4, label=label)
+        axes.plot(
+            middle.index, middle, color=colour, linestyle=style, marker="o", markersize=5, linewidth=1.4
+        )
     _name_presets(axes, table, "prefill_len")
     _from_zero(axes, table["prefill_ms"])
     axes.set_xlim(left=0)
     axes.set_xlabel("prompt tokens of a row")
     axes.set_ylabel("prefill (ms)")
     title_axes(axes, "Prefill over the length of the prompt")
-    figure.legend(loc="outside lower center", ncols=6, fontsize=9, frameon=False, labelcolor=INK)
+    looks.legend(figure)
     return figure
 
 
@@ -113,7 +111,8 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
         return sentence_figure("No cell has decode steps, so there is no throughput to draw.")
     if table["batch"].nunique() == 1:
         return sentence_figure("A single batch size was measured, so there is no scaling to draw.")
-    table = _longest(table)
+    # Decode is the same whatever vision does, and eager vision comes first.
+    table = _longest(table).drop_duplicates(["preset", "strategy", "batch"])
     figure, axes = new_figure(4.2)
     looks = _Looks(table, "strategy", "preset")
     for _, rows in table.groupby(["preset", "strategy"], sort=False):
@@ -150,7 +149,13 @@ def plot_floors(table: pd.DataFrame) -> Figure:
         style_axes(axes)
         title_axes(axes, title)
         _draw_floors(axes, table.dropna(subset=[measured, floor]), measured, floor)
-    panels[0].set_yticks(table.index, [_cell_name(row) for _, row in table.iterrows()])
+    panels[0].set_yticks(
+        table.index,
+        [
+            _cell_name(row) + vision
+            for (_, row), vision in zip(table.iterrows(), _visions(table), strict=True)
+        ],
+    )
     panels[0].set_ylim(len(table) - 0.5, -0.5)
     keys = panels[0].get_legend_handles_labels()
     figure.legend(*keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
@@ -180,11 +185,12 @@ def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> 
 
 
 def plot_vision_share(table: pd.DataFrame) -> Figure:
-    """What part of the prefill is vision, a bar a preset and batch size (median over its cells)."""
+    """What part of the prefill is vision, a bar a preset, batch size and way of vision (medians)."""
     table = table.dropna(subset=["vision_share"])
     if table.empty:
         return sentence_figure("No cell has a prefill, so there is no share of it to draw.")
-    shares = table.groupby(["prefill_len", "preset", "batch"])["vision_share"].median().reset_index()
+    bars = ["prefill_len", "preset", "batch", "vision"]
+    shares = table.groupby(bars, sort=False)["vision_share"].median().reset_index()
     figure, axes = new_figure(1.3 + 0.34 * len(shares))
     places = range(len(shares))
     axes.barh(places, 100.0 * shares["vision_share"], color=BLUE, height=0.66)
@@ -205,8 +211,8 @@ def plot_vision_share(table: pd.DataFrame) -> Figure:
             color="white" if inside else INK,
         )
     names = [
-        f"{row['preset']} ({row['prefill_len']:,} tokens), batch {row['batch']}"
-        for _, row in shares.iterrows()
+        f"{row['preset']} ({row['prefill_len']:,} tokens), batch {row['batch']}{vision}"
+        for (_, row), vision in zip(shares.iterrows(), _visions(shares), strict=True)
     ]
     axes.set_yticks(list(places), names)
     axes.invert_yaxis()
@@ -245,12 +251,18 @@ def _plain_log(axis: Axis) -> None:
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:
     """Of cells that differ in their output length alone the longest: it says most about a rate."""
-    longest = table.groupby(["preset", "strategy", "batch"])["tokens"].transform("max")
+    longest = table.groupby(["preset", "strategy", "vision", "batch"])["tokens"].transform("max")
     return table[table["tokens"] == longest]
 
 
 def _cell_name(row: pd.Series) -> str:
     return f"{row['preset']}, {row['strategy']}, batch {row['batch']}"
+
+
+def _visions(table: pd.DataFrame) -> list[str]:
+    """What a row's name says of vision: nothing where the table has one way only."""
+    several = table["vision"].nunique() > 1
+    return [f", vision {vision}" if several else "" for vision in table["vision"]]
 
 
 def _name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:
@@ -307,4 +319,4 @@ class _Looks:
 
     @staticmethod
     def _name(column: str, value: object) -> str:
-        return f"batch {value}" if column == "batch" else str(value)
+        return f"{column} {value}" if column in ("batch", "vision") else str(value)

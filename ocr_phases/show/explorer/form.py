@@ -12,12 +12,11 @@ import ipywidgets as widgets
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.show.html import image_html
+from ocr_phases.strategies import STRATEGIES, VISIONS
 
 # The names the measuring half knows; it is not imported here, because it needs torch (a test compares them).
 PRESETS = ("tiny", "small", "base", "large", "gundam")
 PROMPTS = ("markdown", "ocr", "free", "figure", "describe")
-STRATEGIES = ("eager", "cuda_graph", "compiled")
-VISIONS = ("eager", "compiled")
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".pdf")
 _SAMPLE, _PATH, _UPLOAD = "Sample", "File or folder", "Upload"

@@ -1,0 +1,8 @@
+"""The names of the ways to run decode and vision, for both halves: nothing here needs torch."""
+
+from __future__ import annotations
+
+#: How a decode step is executed; what each does is in `ocr_phases.measure.strategies`.
+STRATEGIES = ("eager", "cuda_graph", "compiled")
+#: How SAM and CLIP run in the prefill.
+VISIONS = ("eager", "compiled")

@@ -1,0 +1,131 @@
+"""One sentence over several strategies: only measured cells stand in it, and only those that compare."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pandas as pd
+from conftest import PAGES
+from example_run import make_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_sweep import TINY
+
+from ocr_phases.analyse.compare import compare_runs, compare_verdict
+from ocr_phases.analyse.summary import ms_text
+from ocr_phases.analyse.sweep import sweep_table
+from ocr_phases.analyse.ways import strategy_sentence, vision_sentence
+from ocr_phases.record import PhaseRun
+
+RUNS = PAGES.parent / "runs"
+NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
+
+
+def cell(strategy: str, ms: float | None, **others: object) -> dict[str, object]:
+    usual = {"preset": "base", "prefill_len": 291, "vision": "eager", "batch": 1, "max_new_tokens": 128}
+    floor = {"step_floor_ms": 0.28, "step_limit": "bandwidth", "floor_source": "measured"}
+    usual |= {"model": "dummy", "dtype": "bfloat16", "device": "NVIDIA H200"}
+    return {**usual, **floor, "strategy": strategy, "inter_token_ms": ms, **others}
+
+
+def said(*cells: dict[str, object]) -> str:
+    return strategy_sentence(pd.DataFrame(list(cells)).astype({"inter_token_ms": float}))
+
+
+def test_strategies_and_floor_are_one_sentence() -> None:
+    # In the order of the strategies, not of the cells.
+    cells = [cell("compiled", 1.0), cell("eager", 8.91), cell("cuda_graph", 2.7)]
+    assert said(*cells) == (
+        "Decode takes 8.91 ms a token eager, 2.70 captured in a graph, 1.00 compiled; "
+        "memory bandwidth allows 0.280 (measured on this device)."
+    )
+    cells = [
+        cell("eager", 2500.0, floor_source="datasheet", step_limit="arithmetic"),
+        cell("compiled", 999.0),
+    ]
+    assert said(*cells).endswith(
+        "eager, 999 ms compiled; memory bandwidth allows 0.280 ms (measured on this device)."
+    )
+    assert said(cells[0], {**cells[1], "step_floor_ms": None}).endswith(
+        "; arithmetic allows 0.280 ms (by the maker's datasheet)."
+    )
+
+
+def test_what_is_missing_is_not_named() -> None:
+    assert said(cell("eager", 8.9)) == ""
+    assert said(cell("eager", 8.9), cell("compiled", None)) == ""
+    assert said(cell("eager", 8.9), cell("compiled", 1.0, batch=4)) == ""
+    assert said(cell("eager", 8.9), cell("compiled", 1.0, device="another")) == ""
+    assert said(cell("eager", 8.9), cell("compiled", 1.0, max_new_tokens=32)) == ""
+    unknown = {"step_floor_ms": None, "step_limit": None, "floor_source": None}
+    without = said(cell("eager", 8.9, **unknown), cell("compiled", 1.0, **unknown))
+    assert without == "Decode takes 8.90 ms a token eager, 1.00 compiled."
+
+
+def test_the_group_with_most_strategies_is_named_where_there_are_others() -> None:
+    large = {"preset": "gundam", "prefill_len": 921}
+    cells = [cell(strategy, 3.0, batch=rows) for strategy in ("eager", "compiled") for rows in (1, 4)]
+    assert said(*cells).startswith("At base, batch 1, decode takes 3.00 ms a token eager, 3.00 compiled;")
+    cells += [cell(strategy, 9.0, batch=4, **large) for strategy in NAMES]
+    assert said(*cells).startswith("At gundam, batch 4, decode takes 9.00 ms for a step of 4 rows eager, ")
+
+
+def test_vision_is_told_of_the_eager_step_first() -> None:
+    prefills = {"eager": 32.7, "compiled": 21.3}
+    cells = [
+        cell(strategy, 5.0, vision=vision, prefill_ms=ms * factor, prefill_floor_ms=10.0)
+        for strategy, factor in (("compiled", 2.0), ("eager", 1.0))
+        for vision, ms in prefills.items()
+    ]
+    assert vision_sentence(pd.DataFrame(cells)) == (
+        "The prefill takes 32.7 ms with vision eager, 21.3 compiled; its floor is 10.0 "
+        "(measured on this device)."
+    )
+    assert vision_sentence(pd.DataFrame(cells[::2])) == ""
+    unlike = [cells[2], {**cells[3], "batch": 4}]
+    assert vision_sentence(pd.DataFrame(unlike)) == ""
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from(list(NAMES)), st.sampled_from([1, 4]), st.sampled_from([32, 128])),
+        st.floats(0.01, 5e4),
+        min_size=1,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_every_figure_is_a_cells(measured: dict[tuple[str, int, int], float]) -> None:
+    cells = [cell(name, ms, batch=rows, max_new_tokens=count) for (name, rows, count), ms in measured.items()]
+    sentence = said(*cells)
+    groups = [{key[0] for key in measured if key[1:] == place} for place in {key[1:] for key in measured}]
+    most = max(groups, key=len)
+    assert bool(sentence) == (len(most) > 1)
+    named = [words for words in NAMES.values() if f" {words}" in sentence]
+    assert not sentence or len(named) == len(most)
+    figures = {ms_text(ms).split()[0] for ms in (*measured.values(), 0.28)}
+    pieces = sentence.split(" takes ")[-1].replace(";", ",").split(", ")
+    numbers = [piece.removeprefix("memory bandwidth allows ").split()[0] for piece in pieces if sentence]
+    assert set(numbers) <= figures
+
+
+def test_a_comparison_of_strategies_says_it_too_and_others_do_not() -> None:
+    runs = [PhaseRun.load(RUNS / f"h200-dummy-{name}.json") for name in ("gundam", "gundam-compiled", "base")]
+    labels = ["eager", "compiled", "base"]
+    said = compare_verdict(compare_runs(runs, labels), runs, labels)
+    assert (
+        "Decode takes 8.85 ms a token eager, 0.928 compiled; memory bandwidth allows 0.289 "
+        "(measured on this device)." in said.replace("At gundam, batch 1, decode", "Decode")
+    )
+    eager = make_run()
+    compiled = dataclasses.replace(eager, model={**eager.model, "strategy": "compiled"})
+    elsewhere = dataclasses.replace(compiled, device={**eager.device, "name": "another"})
+    for other, told in ((compiled, True), (elsewhere, False), (eager, False)):
+        verdict = compare_verdict(compare_runs([eager, other]), [eager, other], ["a", "b"])
+        assert ("a token eager" in verdict) == told
+
+
+def test_the_sweeps_table_says_where_a_floor_is_from() -> None:
+    run = make_run(cuda=True)  # a GPU with a datasheet, but without ceilings of its own
+    run = dataclasses.replace(run, model={**run.model, "config": TINY})
+    row = sweep_table({"a": run}).iloc[0]
+    assert (row["floor_source"], row["step_limit"]) == ("datasheet", "bandwidth")
