@@ -501,10 +501,10 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_s
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
     from ocr_phases.measure import warm
 
-    loaded: list[tuple[str, str, str | None]] = []
+    loaded: list[tuple[str | None, ...]] = []
 
-    def load(model: str, *, device: str, dtype: str | None) -> object:
-        loaded.append((model, device, dtype))
+    def load(model: str, *, device: str, dtype: str | None, revision: str | None) -> object:
+        loaded.append((model, device, dtype, revision))
         return object()
 
     monkeypatch.setattr(warm.DeepSeekOCRSession, "load", load)
@@ -512,8 +512,13 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
     first = warm.warm_session("tiny", device="cpu")
     assert warm.warm_session("tiny", device="cpu") is first
     assert warm.warm_session("tiny", device="cpu", dtype="bfloat16") is not first
+    assert warm.warm_session("tiny", device="cpu", dtype="bfloat16", revision="a") is not first
     assert len(warm._kept) == 1
-    assert loaded == [("tiny", "cpu", None), ("tiny", "cpu", "bfloat16")]
+    assert loaded == [
+        ("tiny", "cpu", None, None),
+        ("tiny", "cpu", "bfloat16", None),
+        ("tiny", "cpu", "bfloat16", "a"),
+    ]
 
 
 def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
@@ -634,6 +639,7 @@ def test_the_workers_of_a_named_scheduler_let_go_of_their_model_at_the_end(tmp_p
         (dask_worker,) = first.client.run(os.getpid).values()
         second = DaskPool(first.cluster.scheduler_address, command=STUB)
         try:
+            assert driver.auto_device(second) == driver.auto_device(first) == "cpu"
             assert measure_pages(jobs(pages), out, second).done == 1
             (status,) = statuses(out).values()
             host, _, child = status["attempts"][0]["worker"].rpartition(":")

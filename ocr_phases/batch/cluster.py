@@ -88,6 +88,16 @@ class DaskPool:
         self._check()
         return self.executor.submit(run_on_worker, dict(request), timeout, self.command)
 
+    def ask(self, request: Mapping[str, Any]) -> list[Future[Outcome]]:
+        """As in `Pool`; those of this machine are alike."""
+        self._check()
+        workers = list(self.client.nthreads())
+        executors = [
+            self.client.get_executor(pure=False, workers=[worker], allow_other_workers=True)
+            for worker in (workers if self.cluster is None else workers[:1])
+        ]
+        return [executor.submit(run_on_worker, dict(request), None, self.command) for executor in executors]
+
     def room(self) -> int:
         """As in `Pool`."""
         return max(2, 2 * self.workers())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -88,7 +89,7 @@ def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterat
 
 
 def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, Any], total: int) -> Counts:
-    from ocr_phases.batch.driver import measure_pages
+    from ocr_phases.batch.driver import Counts, auto_device, measure_pages
     from ocr_phases.batch.job import make_jobs
 
     with _measuring_pool(arguments, settings["device"]) as pool:
@@ -98,9 +99,13 @@ def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, An
             waiting = "" if pool.workers() else ", waiting for a worker"
             progress.show(counts.pages, counts.failed, counts.done + counts.failed, waiting)
 
+        @functools.cache
+        def device() -> str:
+            return auto_device(pool, lambda: show(Counts()))
+
         try:
             return measure_pages(
-                make_jobs(_found(arguments, settings), settings),
+                make_jobs(_found(arguments, settings), settings, device),
                 out,
                 pool,
                 mode="notebook" if arguments.render == "during" else "measure",

@@ -127,6 +127,28 @@ def measure_pages(
     return counts
 
 
+def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
+    """What ``--device auto`` stands for on the pool's workers: ``cuda`` or ``cpu``.
+
+    ``waiting`` is called every second until they have answered. Raises `OcrPhasesError` where none can say,
+    where they differ, and where the scheduler was lost.
+    """
+    while not (asked := pool.ask({"mode": "device"})):
+        waiting()
+        time.sleep(_WAIT_SECONDS)
+    while wait(asked, timeout=_WAIT_SECONDS).not_done:
+        waiting()
+    outcomes = [_result(future) for future in asked]
+    found = {outcome.device for outcome in outcomes if outcome.failure is None}
+    if not found:
+        raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
+    if len(found) > 1:
+        raise OcrPhasesError(
+            "Some workers have a GPU and some have none: give --device cuda or --device cpu."
+        )
+    return found.pop()
+
+
 def render_pages(
     out: Path,
     pool: Pool,

@@ -39,6 +39,8 @@ class Outcome:
     rss_bytes: int = 0
     facts: dict[str, Any] | None = None
     """What the status keeps of a measurement: device and model revision."""
+    device: str = ""
+    """What ``auto`` stands for there, where that was the request."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

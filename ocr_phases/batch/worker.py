@@ -81,7 +81,10 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
         from ocr_phases.measure.warm import warm_session
 
         session = warm_session(
-            settings.pop("model"), device=settings.pop("device"), dtype=settings.pop("dtype")
+            settings.pop("model"),
+            device=settings.pop("device"),
+            dtype=settings.pop("dtype"),
+            revision=settings.pop("revision", None),
         )
     ready()
     with _page_failures(job):
@@ -91,6 +94,14 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     with _failing_as("output"):
         run.save(output_folder(folder) / RECORD)
     return Outcome(facts={"device": run.device["name"], "revision": run.model["revision"]})
+
+
+def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
+    """What ``auto`` stands for in this process."""
+    from ocr_phases.measure.checkpoint import resolve_device
+
+    ready()
+    return Outcome(device=resolve_device("auto"))
 
 
 class Notebooks:
@@ -105,7 +116,7 @@ class Notebooks:
         from ocr_phases.report.render import report_page
 
         job, folder = _job_and_folder(request)
-        options = {name: job.settings[name] for name in ("device", "dtype")}
+        options = {name: job.settings.get(name) for name in ("device", "dtype", "revision")}
         with _failing_as("model"):
             self.measuring.run(
                 "from ocr_phases.measure.warm import warm_session\n"
@@ -128,8 +139,13 @@ class Notebooks:
 
 
 def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None]) -> Outcome:
-    """Do what the request's ``mode`` says: ``measure``, ``notebook`` or ``render``."""
-    handlers = {"measure": measure_page, "notebook": notebooks.measure, "render": notebooks.render}
+    """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render`` or ``device``."""
+    handlers = {
+        "measure": measure_page,
+        "notebook": notebooks.measure,
+        "render": notebooks.render,
+        "device": find_device,
+    }
     return handlers[request["mode"]](request, ready)
 
 
