@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -32,7 +33,7 @@ from ocr_phases.batch.job import Job, make_jobs
 from ocr_phases.batch.manifest import find_pages
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.pool import LocalPool
-from ocr_phases.batch.store import LISTING, finished, read_listing, read_status
+from ocr_phases.batch.store import LISTING, finished, read_listing, read_status, take_attempt
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer
@@ -326,19 +327,59 @@ def test_driver_and_workers_killed_at_random_moments_lose_nothing(tmp_path):
     assert len(list((tmp_path / "out").glob("pages/*/*/status.json"))) == 60
 
 
-def start_driver(folder: Path) -> subprocess.Popen[bytes]:
+def test_a_late_attempt_changes_nothing(tmp_path):
+    pages, out = make_pages(tmp_path / "in", "wait"), tmp_path / "out"
+    (job,) = jobs(pages)
+    folder = out / job.folder
+    late: list[Outcome] = []
+    child = Child(command=STUB)
+    request = {"job": job.as_dict(), "folder": str(folder.resolve())}
+    orphan = threading.Thread(target=lambda: late.append(child.run(request)))
+    orphan.start()
+    wait_for((pages / "page-0.began").exists)
+    try:
+        assert measure(pages, out).done == 1  # the next driver's
+        record, status = folder / "run.json", (folder / "status.json").read_text()
+        known = record.stat()
+        (pages / "page-0.go").touch()
+        orphan.join(timeout=30.0)
+    finally:
+        child.stop()
+    assert late
+    assert os.path.samestat(record.stat(), known)
+    assert (folder / "status.json").read_text() == status
+    assert measure(pages, out).kept == 1
+
+
+def test_the_files_of_an_attempt_take_the_place_of_older_ones(tmp_path):
+    for place, text in ((tmp_path, "old"), (tmp_path / ".attempt-1", "new")):
+        (place / "images").mkdir(parents=True)
+        for name in ("run.json", "images/0.jpg"):
+            (place / name).write_text(text)
+    (tmp_path / "images" / "1.jpg").touch()
+    take_attempt(tmp_path, ".attempt-1")
+    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert found == ["images", "images/0.jpg", "run.json"]
+    assert (tmp_path / "run.json").read_text() == (tmp_path / "images/0.jpg").read_text() == "new"
+    with pytest.raises(OcrPhasesError, match="cannot be put in its place .* one file system"):
+        take_attempt(tmp_path, ".attempt-1")
+
+
+def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen[bytes]:
     program = (
         "import json, sys; from pathlib import Path\n"
         "from ocr_phases.batch.driver import measure_pages\n"
         "from ocr_phases.batch.job import make_jobs\n"
         "from ocr_phases.batch.manifest import find_pages\n"
+        "from ocr_phases.batch.cluster import DaskPool\n"
         "from ocr_phases.batch.pool import LocalPool\n"
         "folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
         "(folder / 'out').mkdir(exist_ok=True)\n"
         "pages = find_pages([str(folder / 'in')], list(settings))\n"
-        "measure_pages(make_jobs(pages, settings), folder / 'out', LocalPool(command=stub))"
+        "pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool(command=stub)\n"
+        "measure_pages(make_jobs(pages, settings), folder / 'out', pool)"
     )
-    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB)]
+    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB), scheduler or ""]
     return subprocess.Popen([sys.executable, "-c", program, *values])
 
 
@@ -650,6 +691,57 @@ def test_the_workers_of_a_named_scheduler_let_go_of_their_model_at_the_end(tmp_p
         assert Path(f"/proc/{dask_worker}").exists()
     finally:
         first.close()
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The address of a scheduler that is a process of its own, with one worker, and that worker's log."""
+    pytest.importorskip("distributed")
+    file, log = tmp_path / "scheduler.json", tmp_path / "worker.log"
+    where = ["--scheduler-file", str(file), "--no-dashboard"]
+    commands = [
+        ["dask_scheduler", "--host", "127.0.0.1", "--port", "0", *where],
+        ["dask_worker", "--nthreads", "1", "--memory-limit", "0", "--no-nanny", *where],
+    ]
+    with log.open("w") as output:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", f"from distributed.cli.{name} import main; main()", *options],
+                stdout=output,
+                stderr=output,
+                cwd=tmp_path,
+            )
+            for name, *options in commands
+        ]
+    try:
+        wait_for(file.exists)
+        yield json.loads(file.read_text())["address"], log
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_driver_killed_at_a_scheduler_leaves_nobody_at_its_page(scheduler, tmp_path):
+    address, log = scheduler
+    pages, out = make_pages(tmp_path / "in", "wait", "ok", "ok"), tmp_path / "out"
+    process = start_driver(tmp_path, address)
+    wait_for((pages / "page-0.began").exists)
+    process.kill()
+    process.wait()
+    pool = DaskPool(address, command=STUB)
+    end = time.monotonic() + 60.0
+
+    def in_time(counts: Counts) -> None:
+        assert time.monotonic() < end, log.read_text()
+
+    try:
+        # Its child waits for ever: were it not killed, no page would be done.
+        counts = measure_pages(jobs(pages), out, pool, progress=in_time)
+    finally:
+        pool.close()
+    assert (counts.done, counts.kept, counts.failed) == (3, 0, 0)
+    assert not list(out.glob("pages/*/*/.*"))
 
 
 def status_of(pid: str) -> str:

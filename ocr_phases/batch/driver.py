@@ -1,8 +1,8 @@
 """Hands out pages, keeps what is finished, writes down what became of each, and never loses one.
 
-The driver is the only writer of status files and the only judge: a worker's answer counts once, when its
-status is written. Pages are read, hashed and handed out as there is room, so a million of them are never in
-memory at once, neither here nor in a scheduler.
+The driver is the only writer of status files and the only judge: a worker's answer counts once, when what it
+wrote is put in place and its status is written. Pages are read, hashed and handed out as there is room, so a
+million of them are never in memory at once, neither here nor in a scheduler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Any
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.outcome import FAILURES, Outcome
 from ocr_phases.batch.pool import Pool
-from ocr_phases.batch.store import Listing, clear_left_behind, finished, read_listing, write_status
+from ocr_phases.batch.store import (
+    Listing,
+    clear_left_behind,
+    finished,
+    read_listing,
+    take_attempt,
+    write_status,
+)
 from ocr_phases.errors import OcrPhasesError
 
 #: So many pages failing alike before any page went well, or one after another in one worker's place, is no
@@ -92,10 +99,15 @@ def measure_pages(
             task.attempts.append(_attempt(outcome))
             _stop_if_hopeless(outcome, counts)
             _stop_if_worker_is_broken(outcome, task.job, suspects)
-            if outcome.failure is not None and len(task.attempts) <= retries:
-                hand_out(task)
-                continue
-            write_status(out / task.job.folder, _status(task, outcome, mode))
+            folder = out / task.job.folder
+            if outcome.failure is None:
+                take_attempt(folder, outcome.place)
+            else:
+                clear_left_behind(folder)
+                if len(task.attempts) <= retries:
+                    hand_out(task)
+                    continue
+            write_status(folder, _status(task, outcome, mode))
             if outcome.failure is None:
                 counts.done += 1
             else:

@@ -22,9 +22,8 @@ from typing import IO, Any
 
 from ocr_phases.batch.job import Job, versions
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.store import RECORD
+from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_folder
 from ocr_phases.report.jupyter_kernels import WarmKernel
 
 Request = Mapping[str, Any]
@@ -91,9 +90,9 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
         run = session.run_inference(job.source, **settings)
     if job.sha256 not in (None, run.page["sha256"]):
         raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
-    with _failing_as("output"):
-        run.save(output_folder(folder) / RECORD)
-    return Outcome(facts={"device": run.device["name"], "revision": run.model["revision"]})
+    with _failing_as("output"), attempt_folder(folder) as place:
+        run.save(place / RECORD)
+    return Outcome(place=place.name, facts={"device": run.device["name"], "revision": run.model["revision"]})
 
 
 def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
@@ -123,9 +122,9 @@ class Notebooks:
                 f"warm_session({job.settings['model']!r}, **{options!r})"
             )
         ready()
-        with _page_failures(job):
-            report_page(folder, {**job.settings, "page": job.source}, kernel=self.measuring)
-        return Outcome()
+        with _page_failures(job), attempt_folder(folder) as place:
+            report_page(place, {**job.settings, "page": job.source}, kernel=self.measuring)
+        return Outcome(place=place.name)
 
     def render(self, request: Request, ready: Callable[[], None]) -> Outcome:
         """Render a record that is there."""
