@@ -529,14 +529,24 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
 
 
 def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_session, tmp_path, capsys):
-    page = str(PAGES / "slide.png")
+    page, out = str(PAGES / "slide.png"), tmp_path / "out"
     plain = tiny_session.run_inference(page, max_new_tokens=3, repeats=1, warmup=0)
-    assert main(["batch", page, page, "--out", str(tmp_path), *QUICK, "--render", "during"]) == 0
-    entry = next(read_listing(tmp_path))
-    within = PhaseRun.load(tmp_path / entry["folder"] / "run.json")
+    nameless, damaged = tmp_path / os.fsdecode(b"caf\xe9.png"), tmp_path / "damaged.png"
+    nameless.write_bytes(Path(page).read_bytes())
+    damaged.write_bytes(Path(page).read_bytes()[:2000])
+    pages = [page, page, str(nameless), str(damaged)]
+    assert main(["batch", *pages, "--out", str(out), *QUICK, "--render", "during", "--retries", "0"]) == 1
+    assert "4 pages: 2 measured, 0 kept, 1 failed, 1 named twice" in capsys.readouterr().out
+    entries = {entry["page"]: out / entry["folder"] for entry in read_listing(out)}
+    within = PhaseRun.load(entries["slide.png"] / "run.json")
     assert within.results == plain.results
-    assert (tmp_path / entry["folder"] / "report.html").read_text().rstrip().endswith("</html>")
-    assert f"{entry['folder']}/report.html" in (tmp_path / "index.html").read_text()
+    assert (entries["slide.png"] / "report.html").read_text().rstrip().endswith("</html>")
+    assert f"{entries['slide.png'].relative_to(out)}/report.html" in (out / "index.html").read_text()
+    again = PhaseRun.load(entries["caf?.png"] / "run.json")
+    assert (again.results, again.page["file"]) == (plain.results, "caf?.png")
+    status = statuses(out)["damaged.png"]
+    assert (status["failure"], "damaged" in status["reason"]) == ("the page cannot be read", True)
+    assert not list(out.glob("pages/*/*/.*"))
 
 
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):

@@ -77,7 +77,7 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
         again = f", {counts.again:,} named twice" if counts.again else ""
         print(f"{counts.pages:,} pages: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
-        unrendered = _render(out, arguments) if arguments.render == "after" else 0
+        unrendered = 0 if arguments.render == "none" else _render(out, arguments)
     return 1 if counts.failed or unrendered else 0
 
 

@@ -122,7 +122,7 @@ def measure_pages(
             if any(task.job.id == job.id for task in handed_out.values()):
                 counts.again += 1
                 continue
-            if _is_finished(out / job.folder, job, mode):
+            if finished(out / job.folder, job.id) is not None:
                 counts.kept += 1
                 if counts.kept % 100 == 0:
                     progress(counts)
@@ -210,11 +210,6 @@ def render_pages(
     return numbers[False]
 
 
-def _is_finished(folder: Path, job: Job, mode: str) -> bool:
-    status = finished(folder, job.id)
-    return status is not None and (mode != "notebook" or (status["report"] or {}).get("state") == "done")
-
-
 def _result(future: Future[Outcome]) -> Outcome:
     if future.cancelled():
         raise OcrPhasesError(f"The scheduler was lost. {_GOES_ON}")
@@ -278,5 +273,5 @@ def _status(task: _Task, outcome: Outcome, mode: str) -> dict[str, Any]:
 
 
 def _report(outcome: Outcome) -> dict[str, Any]:
-    failed = outcome.failure is not None
-    return {"state": "failed" if failed else "done", "reason": outcome.reason, "seconds": outcome.seconds}
+    reason = outcome.reason if outcome.failure else outcome.report
+    return {"state": "failed" if reason else "done", "reason": reason, "seconds": outcome.seconds}

@@ -17,6 +17,7 @@ from typing import Any
 import ocr_phases
 from ocr_phases.batch.manifest import Page
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import split_pdf
 from ocr_phases.git_state import git_state, source_changes
 from ocr_phases.measure.folders import folder_hash, hub_commit, local_folder
 
@@ -114,8 +115,7 @@ def versions() -> dict[str, Any]:
 
 
 def _page_hash(source: str) -> str | None:
-    file, mark, number = source.rpartition("#")
-    path = Path(file if mark and number.isdigit() and file.lower().endswith(".pdf") else source)
+    path = Path(split_pdf(source)[0])
     try:
         state = path.stat()
         return _file_hash(str(path), state.st_mtime_ns, state.st_size)

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.errors import OcrPhasesError, Stopped
+from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.measure import phases
 from ocr_phases.measure.caches import cache_bytes_per_token
 from ocr_phases.measure.ceilings import measure_ceilings
@@ -460,7 +460,7 @@ def _memory_errors_explained(device: str, request: Request) -> Iterator[None]:
         if len(request.pages) > 1:
             advice.append(f"fewer than {len(request.pages)} pages at once")
         advice.append(f"fewer than {request.max_new_tokens} new tokens")
-        raise OcrPhasesError(
+        raise OutOfMemory(
             f"{device} is out of memory with {len(request.pages)} row(s) at preset {request.preset} "
             f"and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
         ) from error
