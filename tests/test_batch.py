@@ -184,10 +184,22 @@ def test_a_worker_that_fails_page_after_page_stops_the_batch(kept, tmp_path, mon
     if kept:
         with pytest.raises(OcrPhasesError):
             measure(pages, out)
-    with pytest.raises(OcrPhasesError, match="3 pages one after another failed .*ValueError.* goes on"):
+    with pytest.raises(
+        OcrPhasesError, match="3 pages one after another failed .*ValueError.* goes on"
+    ) as caught:
         measure(pages, out)
+    assert "--timeout" not in str(caught.value)
     assert len(list(read_listing(out))) >= 4  # what is finished can be shown
     assert not list(out.glob(".*"))
+
+
+def test_pages_that_take_too_long_one_after_another_say_what_would_help(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "GIVE_UP_AFTER", 2)
+    pages = make_pages(tmp_path / "in", "ok", "sleep", "sleep")
+    with pytest.raises(
+        OcrPhasesError, match="2 pages .* More than 0.1 s .*leave these pages out, or raise --timeout"
+    ):
+        measure(pages, tmp_path / "out", retries=0, timeout=0.1)
 
 
 def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path):
@@ -257,6 +269,7 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--out", str(tmp_path / "file")], "cannot be written"),
         ([page, "--retries", "-1"], "retries is -1"),
         ([page, "--timeout", "0"], "timeout is 0"),
+        ([page, "--wait-workers", "0"], "wait-workers is 0"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
         ([page, "--workers", "0"], "workers is 0"),
         ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --scheduler"),
@@ -701,6 +714,22 @@ def test_the_workers_of_a_named_scheduler_let_go_of_their_model_at_the_end(tmp_p
         assert Path(f"/proc/{dask_worker}").exists()
     finally:
         first.close()
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("ocr_phases.batch.cluster._COUNT_SECONDS", 0.0)
+    nobody = DaskPool(environments=[])
+    try:
+        address = nobody.cluster.scheduler_address
+        page, options = str(PAGES / "slide.png"), ["--scheduler", address, "--wait-workers", "0.5"]
+        command = ["batch", page, "--out", str(tmp_path), *QUICK, "--device", device, *options]
+        assert main(command) == 2
+    finally:
+        nobody.close()
+    assert "There was no worker for 0.5 s. What is finished is kept" in capsys.readouterr().err
+    assert not statuses(tmp_path)
 
 
 @pytest.fixture

@@ -36,7 +36,8 @@ GIVE_UP_AFTER = 10
 # Failures of which a worker may be the cause, and outcomes that prove it sound.
 _BROKEN = ("model", "died", "error", "timeout")
 _SOUND = (None, "page", "request")
-_GOES_ON = "What is finished is kept: the same command goes on from here."
+#: The end of what a batch that stops says.
+GOES_ON = "What is finished is kept: the same command goes on from here."
 
 _WAIT_SECONDS = 1.0
 
@@ -212,7 +213,7 @@ def render_pages(
 
 def _result(future: Future[Outcome]) -> Outcome:
     if future.cancelled():
-        raise OcrPhasesError(f"The scheduler was lost. {_GOES_ON}")
+        raise OcrPhasesError(f"The scheduler was lost. {GOES_ON}")
     error = future.exception()
     if error is None:
         return future.result()
@@ -223,7 +224,7 @@ def _result(future: Future[Outcome]) -> Outcome:
 
 def _stop_if_hopeless(outcome: Outcome, counts: Counts) -> None:
     if outcome.failure in ("output", "versions"):
-        raise OcrPhasesError(f"{outcome.reason} {_GOES_ON}")
+        raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
     if outcome.failure == "model" and not (counts.done or counts.failed):
         raise OcrPhasesError(outcome.reason)
 
@@ -237,9 +238,11 @@ def _stop_if_worker_is_broken(outcome: Outcome, job: Job, suspects: dict[str, se
         failed.add(job.id)
         if len(failed) >= GIVE_UP_AFTER:
             where = outcome.slot.partition(":")[0]
+            longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
             raise OcrPhasesError(
                 f"{len(failed)} pages one after another failed in one worker on {where}, "
-                f"the last with: {outcome.reason.rstrip('.')}. Mend that. {_GOES_ON}"
+                f"the last with: {outcome.reason.rstrip('.')}. "
+                f"Mend the device or its model; if it is sound, leave these pages out{longer}. {GOES_ON}"
             )
 
 
