@@ -270,7 +270,6 @@ def _status(task: _Task, outcome: Outcome, mode: str) -> dict[str, Any]:
         "reason": outcome.reason,
         "attempts": task.attempts,
         "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        "facts": outcome.facts or {},
         "report": _report(outcome) if mode == "notebook" and not failed else None,
     }
 

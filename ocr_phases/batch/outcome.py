@@ -37,8 +37,6 @@ class Outcome:
     worker: str = ""
     slot: str = ""
     rss_bytes: int = 0
-    facts: dict[str, Any] | None = None
-    """What the status keeps of a measurement: device and model revision."""
     report: str = ""
     """Why the report of a page that was measured could not be rendered with it; empty where it was."""
     place: str = ""

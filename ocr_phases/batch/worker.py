@@ -99,7 +99,7 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     _check_unchanged(job, run)
     with _failing_as("output"), attempt_folder(folder) as place:
         run.save(place / RECORD)
-    return Outcome(place=place.name, facts={"device": run.device["name"], "revision": run.model["revision"]})
+    return Outcome(place=place.name)
 
 
 def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
