@@ -550,8 +550,8 @@ def _measured_how(run: dict[str, Any]) -> str:
     return textwrap.fill(
         f"One device and {run['workers']}: {where}; {options}; {counts} pages in the three runs; threads a "
         f"worker: {run['threads_a_worker']}. Paces are each worker's own, from page end to page end while "
-        f"all were at it ({both['pages_in_window']} pages in {both['window_s']:.0f} s on {run['workers']}), so "
-        "without the model and each first page; in brackets behind seconds are the quartiles over pages.",
+        f"all were at it ({both['pages_in_window']} pages in {both['window_s']:.0f} s on {run['workers']}),"
+        " so without the model and each first page; in brackets behind seconds are the quartiles over pages.",
         120,
         break_on_hyphens=False,
         break_long_words=False,
