@@ -24,6 +24,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -76,9 +77,15 @@ def draw_pages(folder: Path, count: int, bad_every: int) -> dict[str, Any]:
 class Driver:
     """``ocr-phases batch`` in a process of its own, with the memory of driver and worker watched."""
 
-    def __init__(self, pages: Path, out: Path, options: list[str]) -> None:
+    def __init__(
+        self, pages: Path, out: Path, options: list[str], environment: dict[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-m", "ocr_phases.cli", "batch", str(pages), "--out", str(out)]
-        self.process = subprocess.Popen([*command, "--render", "none", *options], stdout=sys.stderr)
+        self.process = subprocess.Popen(
+            [*command, "--render", "none", *options],
+            stdout=sys.stderr,
+            env={**os.environ, **(environment or {})},
+        )
         self.memory: list[tuple[float, int]] = []
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -120,6 +127,22 @@ def last_attempts(out: Path) -> list[dict[str, Any]]:
     return sorted(done, key=lambda attempt: attempt["started"])
 
 
+def measured_with(out: Path) -> dict[str, list[Any]]:
+    """The devices, versions and models in a batch's records."""
+    devices, versions, models = set(), set(), set()
+    for entry, status in all_statuses(out):
+        if status["state"] == "done":
+            record = PhaseRun.load(out / entry["folder"] / "run.json")
+            devices.add(record.device["name"])
+            versions.add(json.dumps(record.versions))
+            models.add(f"{record.model['name']} in {record.model['dtype']}")
+    return {
+        "devices": sorted(devices),
+        "versions": [json.loads(text) for text in sorted(versions)],
+        "models": sorted(models),
+    }
+
+
 def slope(points: list[tuple[float, float]]) -> float:
     """Least squares over the last four fifths: what the start allocates once is none of the run's growth."""
     late = points[len(points) // 5 :]
@@ -149,6 +172,8 @@ def steady(pages: Path, out: Path) -> dict[str, Any]:
     tables = sum(path.stat().st_size for path in out.glob("*.*"))
     return {
         "what": "steady",
+        "options": SMALL,
+        "measured_with": measured_with(out),
         "exit_code": code,
         "pages": len(attempts),
         "pages_per_min": len(attempts) / measuring * 60,
@@ -325,45 +350,99 @@ def cold(pages: Path, rounds: int = 5) -> dict[str, Any]:
 def gpus(pages: Path, out: Path, workers: int, options: list[str]) -> dict[str, Any]:
     """One device against several: pages a minute once all are warm, and a page's own decode step.
 
-    Runs one, several, one again, so that a machine that drifts shows.
+    Runs one, several, one again, so that a machine that drifts shows; each worker has the same share of the
+    cores in all of them. `OUT` must be new: pages that are kept have no pace.
     """
-    runs = [("one", 1), ("several", workers), ("one again", 1)]
-    found: dict[str, Any] = {"what": "gpus", "workers": workers, "options": options}
-    for name, count in runs:
+    if out.exists():
+        raise SystemExit(f"{out} is there already: name a new folder.")
+    share = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
+    runs = {"one": 1, "several": workers, "one again": 1}
+    found: dict[str, Any] = {
+        "what": "gpus",
+        "workers": workers,
+        "options": options,
+        "threads_a_worker": int(share),
+    }
+    for name, count in runs.items():
         folder = out / name.replace(" ", "-")
-        driver = Driver(pages, folder, [*options, "--workers", str(count)])
-        code = driver.process.wait()
-        attempts = last_attempts(folder)
-        by_worker: dict[str, list[dict[str, Any]]] = {}
-        for attempt in attempts:
-            by_worker.setdefault(attempt["worker"], []).append(attempt)
-        # Each worker from the end of its first page, which set it up, to the end of its last.
-        rates = [(len(own) - 1) / (_end(own[-1]) - _end(own[0])) for own in by_worker.values()]
-        # A page's own times count while all workers are at it.
-        begin = max(_end(own[0]) for own in by_worker.values())
-        end = min(_end(own[-1]) for own in by_worker.values())
-        steps = []
-        for entry, status in all_statuses(folder):
-            if status["state"] == "done" and begin <= status["attempts"][-1]["started"] <= end:
-                record = PhaseRun.load(folder / entry["folder"] / "run.json")
-                steps.append(record.summary()["inter_token_ms"])
-        found[name] = {
-            "exit_code": code,
-            "pages": len(attempts),
-            "workers_seen": len(by_worker),
-            "pages_per_min": sum(rates) * 60,
-            "median_decode_step_ms": statistics.median(steps),
-            "seconds_a_page": statistics.median(a["seconds"] for a in attempts[workers:]),
-        }
-    alone = [found["one"], found["one again"]]
-    rate = statistics.mean(run["pages_per_min"] for run in alone)
-    step = statistics.mean(run["median_decode_step_ms"] for run in alone)
-    found["speedup"] = found["several"]["pages_per_min"] / rate
-    found["step_change"] = found["several"]["median_decode_step_ms"] / step - 1
-    found["step_change_of_one_alone"] = (
-        alone[1]["median_decode_step_ms"] / alone[0]["median_decode_step_ms"] - 1
-    )
+        code = Driver(pages, folder, [*options, "--workers", str(count)], threads).process.wait()
+        found[name] = {"exit_code": code, **one_run(folder, count)}
+    found["measured_with"] = measured_with(out / "several")
+    several, alone = found["several"], [found["one"], found["one again"]]
+    rates = [run["pages_per_min"] for run in alone]
+    steps = [run["decode_step_ms"]["median"] for run in alone]
+    found["speedup"] = several["pages_per_min"] / statistics.mean(rates)
+    found["speedup_range"] = [several["pages_per_min"] / rate for rate in (max(rates), min(rates))]
+    found["pages_per_min_change_of_one_alone"] = rates[1] / rates[0] - 1
+    found["step_change"] = several["decode_step_ms"]["median"] / statistics.mean(steps) - 1
+    found["step_change_of_one_alone"] = steps[1] / steps[0] - 1
     return found
+
+
+def one_run(folder: Path, workers: int) -> dict[str, Any]:
+    """The pace of a batch of ``workers`` while all of them were at it, and its pages' own times there."""
+    attempts = []
+    for entry, status in all_statuses(folder):
+        if status["state"] == "done":
+            attempts.append({**status["attempts"][-1], "folder": folder / entry["folder"]})
+    by_worker = pages_by_worker(attempts)
+    if len(by_worker) != workers:
+        raise SystemExit(
+            f"{len(by_worker)} of {workers} workers measured pages in {folder}: give more pages."
+        )
+    begin, end = steady_window(by_worker)
+    inside = [a for a in attempts if a["started"] >= begin and _end(a) <= end]
+    records = {id(a): PhaseRun.load(a["folder"] / "run.json") for a in inside}
+    paces = {worker: pace(own, begin, end) for worker, own in by_worker.items()}
+    return {
+        "pages": len(attempts),
+        "window_s": end - begin,
+        "pages_in_window": len(inside),
+        "pages_per_min": sum(paces.values()) * 60,
+        "workers": [
+            {
+                "device": sorted({records[id(a)].device["name"] for a in inside if a["worker"] == worker}),
+                "pages": len(own),
+                "load_s": own[0]["load_s"],
+                "pages_per_min": paces[worker] * 60,
+            }
+            for worker, own in by_worker.items()
+        ],
+        "seconds_a_page": spread([a["seconds"] for a in inside]),
+        "decode_step_ms": spread([record.summary()["inter_token_ms"] for record in records.values()]),
+    }
+
+
+def pages_by_worker(attempts: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Each worker's attempts in the order in which they ended."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for attempt in sorted(attempts, key=_end):
+        found.setdefault(attempt["worker"], []).append(attempt)
+    return found
+
+
+def steady_window(by_worker: dict[str, list[dict[str, Any]]]) -> tuple[float, float]:
+    """UNIX times between which every worker is at it: after each first page, before anyone's last is over."""
+    return max(_end(own[0]) for own in by_worker.values()), min(_end(own[-1]) for own in by_worker.values())
+
+
+def pace(own: list[dict[str, Any]], begin: float, end: float) -> float:
+    """Pages a second of one worker, from its first page that ended in the window to its last there.
+
+    From end to end, so that it counts whole pages with the waits between them: a rate over the window itself
+    would err by up to a page a worker.
+    """
+    ends = [_end(attempt) for attempt in own if begin <= _end(attempt) <= end]
+    if len(ends) < 2:
+        raise SystemExit("A worker ended fewer than two pages while all were at it: give more pages.")
+    return (len(ends) - 1) / (ends[-1] - ends[0])
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, quartiles, and how many there are."""
+    low, median, high = (float(value) for value in np.percentile(values, (25, 50, 75)))
+    return {"median": median, "q25": low, "q75": high, "count": len(values)}
 
 
 def _end(attempt: dict[str, Any]) -> float:
@@ -424,19 +503,59 @@ def as_markdown(evidence: list[Path]) -> str:
         rows.append(("report in a fresh kernel", f"{run['seconds_in_a_fresh_kernel']:.2f} s"))
     if run := known.get("gpus"):
         one, several = run["one"]["pages_per_min"], run["several"]["pages_per_min"]
+        again = run["one again"]["pages_per_min"]
+        low, high = run["speedup_range"]
         rows += [
-            (f"one GPU, {run['workers']} GPUs", f"{one:.1f}, {several:.1f} pages a minute"),
-            ("speed-up", f"{run['speedup']:.2f}"),
+            ("one device, before and after", f"{one:.1f} and {again:.1f} pages a minute"),
+            (f"{run['workers']} devices", f"{several:.1f} pages a minute"),
+            (
+                "each of them",
+                " and ".join(f"{own['pages_per_min']:.1f}" for own in run["several"]["workers"]),
+            ),
+            ("speed-up", f"{run['speedup']:.2f} ({low:.2f} to {high:.2f} by the one run or the other)"),
+            ("seconds a page, one device", _quartiles(run["one"]["seconds_a_page"])),
+            ("seconds a page beside a neighbour", _quartiles(run["several"]["seconds_a_page"])),
             ("median decode step beside a neighbour", f"{run['step_change'] * 100:+.1f} %"),
             ("the same, alone before and after", f"{run['step_change_of_one_alone'] * 100:+.1f} %"),
         ]
     lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)]
+    for run in known.values():
+        if "measured_with" in run:
+            lines += ["", _measured_how(run)]
     needs = million(evidence)
     lines += ["", f"{needs.pop('pages'):,} such pages need, by these figures:", "", "| | |", "| --- | --- |"]
     for name, value in needs.items():
         shown = bytes_text(value) if "bytes" in name else f"{value:,.0f}"
         lines.append(f"| {name.replace('_', ' ').replace(' bytes', ' size')} | {shown} |")
     return "\n".join(lines)
+
+
+def _quartiles(values: dict[str, float]) -> str:
+    return f"{values['median']:.3f} ({values['q25']:.3f} to {values['q75']:.3f})"
+
+
+def _measured_how(run: dict[str, Any]) -> str:
+    """One paragraph: what a file of evidence was measured with, and how its paces were counted."""
+    made = run["measured_with"]
+    versions = " or ".join(
+        ", ".join(f"{name} {value}" for name, value in each.items() if value is not None)
+        for each in made["versions"]
+    )
+    where = f"{' and '.join(made['devices'])}, {versions}; {' and '.join(made['models'])}"
+    options = f"`{shlex.join(run['options'])}`"
+    if run["what"] != "gpus":
+        return textwrap.fill(f"The {run['pages']} pages: {where}; {options}.", 120)
+    counts = ", ".join(str(run[name]["pages"]) for name in ("one", "several", "one again"))
+    both = run["several"]
+    return textwrap.fill(
+        f"One device and {run['workers']}: {where}; {options}; {counts} pages in the three runs; threads a "
+        f"worker: {run['threads_a_worker']}. Paces are each worker's own, from page end to page end while "
+        f"all were at it ({both['pages_in_window']} pages in {both['window_s']:.0f} s on {run['workers']}),"
+        " so without the model and each first page; in brackets behind seconds are the quartiles over pages.",
+        120,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def write(document: Path, evidence: list[Path]) -> dict[str, Any]:

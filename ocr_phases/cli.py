@@ -16,6 +16,7 @@ import ocr_phases
 from ocr_phases.batch.command import add_batch_options, run_batch
 from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import split_pdf
 
 if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
@@ -58,7 +59,7 @@ def report(arguments: argparse.Namespace) -> None:
         if page is None:
             parameters = {"record": str(Path(arguments.record).resolve())}
         else:
-            name, number = _split_pdf(page)
+            name, number = split_pdf(page)
             parameters = {"page": str(Path(name).resolve()) + number, **_measure_parameters(arguments)}
             parameters |= {"kernels": arguments.kernels or arguments.trace, "trace": arguments.trace}
         written = report_page(folder, parameters, show_code=arguments.show_code)
@@ -258,21 +259,13 @@ def _folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
     """A folder for each page, named like it; a number is added where two pages share a name."""
     folders: dict[str | None, Path] = {}
     for page in pages:
-        name, number = _split_pdf(page)
+        name, number = split_pdf(page)
         stem = Path(name).stem + number.replace("#", "-")
         folder, count = out / stem, 2
         while folder in folders.values():
             folder, count = out / f"{stem}-{count}", count + 1
         folders[page] = folder
     return folders
-
-
-def _split_pdf(page: str) -> tuple[str, str]:
-    """``file.pdf#3`` to ``file.pdf`` and ``#3``; any other name stays whole."""
-    name, mark, number = page.rpartition("#")
-    if mark and name.lower().endswith(".pdf") and number.isdigit():
-        return name, mark + number
-    return page, ""
 
 
 def _parser() -> argparse.ArgumentParser:

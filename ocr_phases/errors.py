@@ -1,10 +1,31 @@
-"""The package's own exception: every message is one sentence that says what to do."""
+"""The package's own exceptions: every message is one sentence that says what to do."""
 
 from __future__ import annotations
 
 
 class OcrPhasesError(Exception):
     """Bad input or an unusable environment; the command line prints it and exits with code 2."""
+
+
+class OutOfMemory(OcrPhasesError):
+    """The device has not enough memory for what was asked."""
+
+
+class CannotWrite(OcrPhasesError):
+    """A file or folder for results cannot be written."""
+
+
+class NotebookFailed(OcrPhasesError):
+    """A notebook was not run to its end.
+
+    ``ename`` and ``evalue`` are the type and the text of what ended it: the error of a cell, or
+    ``DeadKernelError``.
+    """
+
+    def __init__(self, message: str, ename: str, evalue: str) -> None:
+        super().__init__(message)
+        self.ename = ename
+        self.evalue = evalue
 
 
 class Stopped(Exception):

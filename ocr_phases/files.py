@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old one or the new one, never half of it."""
+"""Writing files so that a reader sees the old one or the new one, never half of it; naming a PDF's page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import CannotWrite, OcrPhasesError
 
 try:
     import fcntl
@@ -23,15 +23,23 @@ TRACE_NAME = "trace.json.gz"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
+def split_pdf(page: str) -> tuple[str, str]:
+    """``file.pdf#3`` to ``file.pdf`` and ``#3``; any other name stays whole."""
+    name, mark, number = page.rpartition("#")
+    if mark and name.lower().endswith(".pdf") and number.isdigit():
+        return name, mark + number
+    return page, ""
+
+
 def output_folder(folder: str | Path) -> Path:
-    """Create ``folder`` where it is missing and prove that it can be written; else `OcrPhasesError`."""
+    """Create ``folder`` where it is missing and prove that it can be written; else `CannotWrite`."""
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise OcrPhasesError(
+        raise CannotWrite(
             f"The output folder {path} cannot be written ({error.strerror or error}): choose another one."
         ) from error
     return path
@@ -51,7 +59,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise OcrPhasesError(f"{path} cannot be written ({error.strerror or error}).") from error
+        raise CannotWrite(f"{path} cannot be written ({error.strerror or error}).") from error
     try:
         if not _locked(handle, path):
             raise OcrPhasesError(
@@ -82,7 +90,7 @@ def _locked(handle: int, path: Path) -> bool:
 
 
 def write_atomic(path: str | Path, data: bytes) -> Path:
-    """Write ``data`` beside ``path`` and rename it into place; `OcrPhasesError` when that fails."""
+    """Write ``data`` beside ``path`` and rename it into place; `CannotWrite` when that fails."""
     target = Path(path)
     scratch = None
     try:
@@ -97,7 +105,7 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
         if scratch is not None:
             with contextlib.suppress(OSError):
                 Path(scratch).unlink(missing_ok=True)
-        raise OcrPhasesError(f"{target} cannot be written ({error.strerror or error}).") from error
+        raise CannotWrite(f"{target} cannot be written ({error.strerror or error}).") from error
     return target
 
 

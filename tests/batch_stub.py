@@ -2,7 +2,7 @@
 
 ``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error. ``memory``: the
 host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``kill 2``: the first two times.
-``full``: the disk is full.
+``full``: the disk is full. ``wait``: the first attempt is not over before a file ``.go`` is beside the page.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.store import attempt_folder
 from ocr_phases.batch.worker import Refused, Request, serve
 
 RECORD = "BATCH_STUB_RECORD"
@@ -22,6 +23,8 @@ RECORD = "BATCH_STUB_RECORD"
 
 def handler(request: Request, ready: Callable[[], None]) -> Outcome:
     ready()
+    if request.get("mode") == "device":
+        return Outcome(device="cpu")
     folder = Path(request["folder"])
     source = Path(request["job"]["source"])
     word, _, times = source.read_text().strip().partition(" ")
@@ -41,11 +44,13 @@ def handler(request: Request, ready: Callable[[], None]) -> Outcome:
         time.sleep(600)
     if word == "full":
         raise Refused("output", f"{folder} cannot be written (No space left on device).")
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / ".run.json.part"
-    shutil.copy(os.environ[RECORD], part)
-    part.replace(folder / "run.json")
-    return Outcome(facts={"page": source.name})
+    with attempt_folder(folder) as place:
+        if word == "wait" and not source.with_suffix(".began").exists():
+            source.with_suffix(".began").touch()
+            while not source.with_suffix(".go").exists():
+                time.sleep(0.01)
+        shutil.copy(os.environ[RECORD], place / "run.json")
+    return Outcome(place=place.name)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -32,7 +33,7 @@ from ocr_phases.batch.job import Job, make_jobs
 from ocr_phases.batch.manifest import find_pages
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.pool import LocalPool
-from ocr_phases.batch.store import LISTING, finished, read_listing, read_status
+from ocr_phases.batch.store import LISTING, finished, read_listing, read_status, take_attempt
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer
@@ -183,10 +184,22 @@ def test_a_worker_that_fails_page_after_page_stops_the_batch(kept, tmp_path, mon
     if kept:
         with pytest.raises(OcrPhasesError):
             measure(pages, out)
-    with pytest.raises(OcrPhasesError, match="3 pages one after another failed .*ValueError.* goes on"):
+    with pytest.raises(
+        OcrPhasesError, match="3 pages one after another failed .*ValueError.* goes on"
+    ) as caught:
         measure(pages, out)
+    assert "--timeout" not in str(caught.value)
     assert len(list(read_listing(out))) >= 4  # what is finished can be shown
     assert not list(out.glob(".*"))
+
+
+def test_pages_that_take_too_long_one_after_another_say_what_would_help(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "GIVE_UP_AFTER", 2)
+    pages = make_pages(tmp_path / "in", "ok", "sleep", "sleep")
+    with pytest.raises(
+        OcrPhasesError, match="2 pages .* More than 0.1 s .*leave these pages out, or raise --timeout"
+    ):
+        measure(pages, tmp_path / "out", retries=0, timeout=0.1)
 
 
 def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path):
@@ -256,6 +269,7 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--out", str(tmp_path / "file")], "cannot be written"),
         ([page, "--retries", "-1"], "retries is -1"),
         ([page, "--timeout", "0"], "timeout is 0"),
+        ([page, "--wait-workers", "0"], "wait-workers is 0"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
         ([page, "--workers", "0"], "workers is 0"),
         ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --scheduler"),
@@ -326,19 +340,59 @@ def test_driver_and_workers_killed_at_random_moments_lose_nothing(tmp_path):
     assert len(list((tmp_path / "out").glob("pages/*/*/status.json"))) == 60
 
 
-def start_driver(folder: Path) -> subprocess.Popen[bytes]:
+def test_a_late_attempt_changes_nothing(tmp_path):
+    pages, out = make_pages(tmp_path / "in", "wait"), tmp_path / "out"
+    (job,) = jobs(pages)
+    folder = out / job.folder
+    late: list[Outcome] = []
+    child = Child(command=STUB)
+    request = {"job": job.as_dict(), "folder": str(folder.resolve())}
+    orphan = threading.Thread(target=lambda: late.append(child.run(request)))
+    orphan.start()
+    wait_for((pages / "page-0.began").exists)
+    try:
+        assert measure(pages, out).done == 1  # the next driver's
+        record, status = folder / "run.json", (folder / "status.json").read_text()
+        known = record.stat()
+        (pages / "page-0.go").touch()
+        orphan.join(timeout=30.0)
+    finally:
+        child.stop()
+    assert late
+    assert os.path.samestat(record.stat(), known)
+    assert (folder / "status.json").read_text() == status
+    assert measure(pages, out).kept == 1
+
+
+def test_the_files_of_an_attempt_take_the_place_of_older_ones(tmp_path):
+    for place, text in ((tmp_path, "old"), (tmp_path / ".attempt-1", "new")):
+        (place / "images").mkdir(parents=True)
+        for name in ("run.json", "images/0.jpg"):
+            (place / name).write_text(text)
+    (tmp_path / "images" / "1.jpg").touch()
+    take_attempt(tmp_path, ".attempt-1")
+    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert found == ["images", "images/0.jpg", "run.json"]
+    assert (tmp_path / "run.json").read_text() == (tmp_path / "images/0.jpg").read_text() == "new"
+    with pytest.raises(OcrPhasesError, match="cannot be put in its place .* one file system"):
+        take_attempt(tmp_path, ".attempt-1")
+
+
+def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen[bytes]:
     program = (
         "import json, sys; from pathlib import Path\n"
         "from ocr_phases.batch.driver import measure_pages\n"
         "from ocr_phases.batch.job import make_jobs\n"
         "from ocr_phases.batch.manifest import find_pages\n"
+        "from ocr_phases.batch.cluster import DaskPool\n"
         "from ocr_phases.batch.pool import LocalPool\n"
         "folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
         "(folder / 'out').mkdir(exist_ok=True)\n"
         "pages = find_pages([str(folder / 'in')], list(settings))\n"
-        "measure_pages(make_jobs(pages, settings), folder / 'out', LocalPool(command=stub))"
+        "pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool(command=stub)\n"
+        "measure_pages(make_jobs(pages, settings), folder / 'out', pool)"
     )
-    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB)]
+    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB), scheduler or ""]
     return subprocess.Popen([sys.executable, "-c", program, *values])
 
 
@@ -488,23 +542,33 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
 
 
 def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_session, tmp_path, capsys):
-    page = str(PAGES / "slide.png")
+    page, out = str(PAGES / "slide.png"), tmp_path / "out"
     plain = tiny_session.run_inference(page, max_new_tokens=3, repeats=1, warmup=0)
-    assert main(["batch", page, page, "--out", str(tmp_path), *QUICK, "--render", "during"]) == 0
-    entry = next(read_listing(tmp_path))
-    within = PhaseRun.load(tmp_path / entry["folder"] / "run.json")
+    nameless, damaged = tmp_path / os.fsdecode(b"caf\xe9.png"), tmp_path / "damaged.png"
+    nameless.write_bytes(Path(page).read_bytes())
+    damaged.write_bytes(Path(page).read_bytes()[:2000])
+    pages = [page, page, str(nameless), str(damaged)]
+    assert main(["batch", *pages, "--out", str(out), *QUICK, "--render", "during", "--retries", "0"]) == 1
+    assert "4 pages: 2 measured, 0 kept, 1 failed, 1 named twice" in capsys.readouterr().out
+    entries = {entry["page"]: out / entry["folder"] for entry in read_listing(out)}
+    within = PhaseRun.load(entries["slide.png"] / "run.json")
     assert within.results == plain.results
-    assert (tmp_path / entry["folder"] / "report.html").read_text().rstrip().endswith("</html>")
-    assert f"{entry['folder']}/report.html" in (tmp_path / "index.html").read_text()
+    assert (entries["slide.png"] / "report.html").read_text().rstrip().endswith("</html>")
+    assert f"{entries['slide.png'].relative_to(out)}/report.html" in (out / "index.html").read_text()
+    again = PhaseRun.load(entries["caf?.png"] / "run.json")
+    assert (again.results, again.page["file"]) == (plain.results, "caf?.png")
+    status = statuses(out)["damaged.png"]
+    assert (status["failure"], "damaged" in status["reason"]) == ("the page cannot be read", True)
+    assert not list(out.glob("pages/*/*/.*"))
 
 
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
     from ocr_phases.measure import warm
 
-    loaded: list[tuple[str, str, str | None]] = []
+    loaded: list[tuple[str | None, ...]] = []
 
-    def load(model: str, *, device: str, dtype: str | None) -> object:
-        loaded.append((model, device, dtype))
+    def load(model: str, *, device: str, dtype: str | None, revision: str | None) -> object:
+        loaded.append((model, device, dtype, revision))
         return object()
 
     monkeypatch.setattr(warm.DeepSeekOCRSession, "load", load)
@@ -512,8 +576,13 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
     first = warm.warm_session("tiny", device="cpu")
     assert warm.warm_session("tiny", device="cpu") is first
     assert warm.warm_session("tiny", device="cpu", dtype="bfloat16") is not first
+    assert warm.warm_session("tiny", device="cpu", dtype="bfloat16", revision="a") is not first
     assert len(warm._kept) == 1
-    assert loaded == [("tiny", "cpu", None), ("tiny", "cpu", "bfloat16")]
+    assert loaded == [
+        ("tiny", "cpu", None, None),
+        ("tiny", "cpu", "bfloat16", None),
+        ("tiny", "cpu", "bfloat16", "a"),
+    ]
 
 
 def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
@@ -634,6 +703,7 @@ def test_the_workers_of_a_named_scheduler_let_go_of_their_model_at_the_end(tmp_p
         (dask_worker,) = first.client.run(os.getpid).values()
         second = DaskPool(first.cluster.scheduler_address, command=STUB)
         try:
+            assert driver.auto_device(second) == driver.auto_device(first) == "cpu"
             assert measure_pages(jobs(pages), out, second).done == 1
             (status,) = statuses(out).values()
             host, _, child = status["attempts"][0]["worker"].rpartition(":")
@@ -644,6 +714,73 @@ def test_the_workers_of_a_named_scheduler_let_go_of_their_model_at_the_end(tmp_p
         assert Path(f"/proc/{dask_worker}").exists()
     finally:
         first.close()
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("ocr_phases.batch.cluster._COUNT_SECONDS", 0.0)
+    nobody = DaskPool(environments=[])
+    try:
+        address = nobody.cluster.scheduler_address
+        page, options = str(PAGES / "slide.png"), ["--scheduler", address, "--wait-workers", "0.5"]
+        command = ["batch", page, "--out", str(tmp_path), *QUICK, "--device", device, *options]
+        assert main(command) == 2
+    finally:
+        nobody.close()
+    assert "There was no worker for 0.5 s. What is finished is kept" in capsys.readouterr().err
+    assert not statuses(tmp_path)
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The address of a scheduler that is a process of its own, with one worker, and that worker's log."""
+    pytest.importorskip("distributed")
+    file, log = tmp_path / "scheduler.json", tmp_path / "worker.log"
+    where = ["--scheduler-file", str(file), "--no-dashboard"]
+    commands = [
+        ["dask_scheduler", "--host", "127.0.0.1", "--port", "0", *where],
+        ["dask_worker", "--nthreads", "1", "--memory-limit", "0", "--no-nanny", *where],
+    ]
+    with log.open("w") as output:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", f"from distributed.cli.{name} import main; main()", *options],
+                stdout=output,
+                stderr=output,
+                cwd=tmp_path,
+            )
+            for name, *options in commands
+        ]
+    try:
+        wait_for(file.exists)
+        yield json.loads(file.read_text())["address"], log
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_driver_killed_at_a_scheduler_leaves_nobody_at_its_page(scheduler, tmp_path):
+    address, log = scheduler
+    pages, out = make_pages(tmp_path / "in", "wait", "ok", "ok"), tmp_path / "out"
+    process = start_driver(tmp_path, address)
+    wait_for((pages / "page-0.began").exists)
+    process.kill()
+    process.wait()
+    pool = DaskPool(address, command=STUB)
+    end = time.monotonic() + 60.0
+
+    def in_time(counts: Counts) -> None:
+        assert time.monotonic() < end, log.read_text()
+
+    try:
+        # Its child waits for ever: were it not killed, no page would be done.
+        counts = measure_pages(jobs(pages), out, pool, progress=in_time)
+    finally:
+        pool.close()
+    assert (counts.done, counts.kept, counts.failed) == (3, 0, 0)
+    assert not list(out.glob("pages/*/*/.*"))
 
 
 def status_of(pid: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 from ocr_phases.batch.job import make_jobs
 from ocr_phases.batch.manifest import Page, find_pages
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.images import load_page
 
 KNOWN = ("model", "preset", "max_new_tokens", "seed", "embed_page")
 
@@ -66,7 +68,7 @@ def test_a_batch_takes_no_page_from_its_own_results(folder, monkeypatch):
     assert len(list(find_pages([str(picture)], KNOWN, Path("out/pages")))) == 1  # named, so taken
 
 
-def test_a_folder_that_cannot_be_read_is_refused_and_not_left_out(folder, monkeypatch):
+def test_a_folder_that_cannot_be_read_is_a_page_that_fails(folder, monkeypatch):
     def closed(path: object) -> object:
         if str(path).endswith("sub"):
             raise PermissionError(13, "Permission denied", str(path))
@@ -74,8 +76,54 @@ def test_a_folder_that_cannot_be_read_is_refused_and_not_left_out(folder, monkey
 
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", closed)
-    with pytest.raises(OcrPhasesError, match="sub cannot be read .Permission denied"):
-        names(folder)
+    for argument in (folder, folder / "*"):
+        found = {page.name: page.source for page in find_pages([str(argument)], KNOWN)}
+        assert found == {"a.png": str(folder / "a.png"), "sub/": f"{folder}/sub/"}
+    with pytest.raises(OcrPhasesError, match="sub/ cannot be opened .*Permission denied"):
+        load_page(found["sub/"])
+    with pytest.raises(OcrPhasesError, match="sub cannot be read .Permission denied"):  # it was named
+        names(folder / "sub")
+
+
+def test_links_to_folders_are_followed_under_their_own_names_and_never_in_a_circle(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "deep").mkdir()
+    for page in ("x.png", "deep/y.png"):
+        (elsewhere / page).write_bytes((folder / "a.png").read_bytes())
+    plain = names(folder)
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "sub" / "twin").symlink_to(elsewhere / "deep")
+    followed = [*plain[:1], "linked/x.png", "linked/deep/y.png", *plain[1:], "sub/twin/y.png"]
+    assert names(folder) == followed
+    (folder / "again").symlink_to(folder)
+    assert sorted(names(folder / "**" / "*.png")) == sorted(name for name in followed if name.endswith("png"))
+    for circle, target in (
+        ("sub/up", folder),
+        ("sub/self", folder / "sub"),
+        ("sub/broken", folder / "none"),
+    ):
+        (folder / circle).symlink_to(target)
+    (elsewhere / "deep" / "back").symlink_to(folder)
+    assert names(folder) == followed
+    found = subprocess.run(
+        ["find", "-L", ".", "-not", "-path", "*/.*", "-name", "*.png"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+    if found.stdout:  # there is a find that follows links
+        assert {name.removeprefix("./") for name in found.stdout.split()} == {
+            name for name in followed if name.endswith("png")
+        }
+
+
+def test_a_link_to_itself_is_a_page_that_fails(folder):
+    (folder / "ring").symlink_to("ring")
+    assert "ring/" in names(folder)
+    with pytest.raises(OcrPhasesError, match="ring cannot be opened"):
+        load_page(folder / "ring/")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])

@@ -14,7 +14,7 @@ from test_summary import SHAPES
 
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
@@ -181,8 +181,9 @@ def test_a_failing_cell_leaves_the_notebook_with_its_error(notebooks: Path, tmp_
 
 def test_a_dead_kernel_and_a_slow_cell_are_errors_too(notebooks: Path, tmp_path: Path) -> None:
     write_notebook(notebooks / "dead.ipynb", "x = 1", "import os\nos._exit(3)")
-    with pytest.raises(OcrPhasesError, match="dead was not run to its end"):
+    with pytest.raises(NotebookFailed, match="dead was not run to its end") as caught:
         execute_notebook("dead", {}, tmp_path / "dead.ipynb")
+    assert caught.value.ename == "DeadKernelError"
     write_notebook(notebooks / "slow.ipynb", "x = 1", "import time\ntime.sleep(60)")
     with pytest.raises(OcrPhasesError, match="slow was not run to its end"):
         execute_notebook("slow", {}, tmp_path / "slow.ipynb", timeout=2)

@@ -12,7 +12,7 @@ import pytest
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.report import render
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
 from ocr_phases.report.render import execute_notebook
 
 NOTEBOOK = """\
@@ -80,3 +80,5 @@ def test_a_notebook_that_hangs_costs_its_kernel(kernel, tmp_path):
 def test_code_that_fails_beside_a_notebook_says_so(kernel):
     with pytest.raises(OcrPhasesError, match="no such thing"):
         kernel.run("raise LookupError('no such thing')")
+    with pytest.raises(KernelLost, match="it died"):
+        kernel.run("import os; os._exit(3)")

@@ -2,18 +2,20 @@
 
 dask places pages, notices workers that are lost and hands their pages out again; what a page needs beyond
 that (a timeout, a process that may die) is a `Child` of the dask worker, exactly as without dask. So a dask
-worker itself never loads torch, and its death takes its child with it.
+worker itself never loads torch, and its death takes its child with it. When a driver is gone, its scheduler
+cancels its pages, and the children that were at them are killed: the device is free again.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,6 +25,7 @@ from ocr_phases.errors import OcrPhasesError
 
 _CONNECT_SECONDS = 30
 _COUNT_SECONDS = 5.0
+_WATCH_SECONDS = 1.0
 _LOST = "The scheduler was lost. What is finished is kept: the same command goes on from here."
 
 _children: dict[tuple[str, ...], Child] = {}
@@ -42,7 +45,34 @@ def run_on_worker(
             _children[key] = Child(command=key)
             atexit.register(_children[key].stop)
         child = _children[key]
-        return child.run(request, timeout)
+        with _killed_when_cancelled(child):
+            outcome = child.run(request, timeout)
+        if child.killed and _children.pop(key, None) is not None:
+            atexit.unregister(child.stop)
+        return outcome
+
+
+@contextlib.contextmanager
+def _killed_when_cancelled(child: Child) -> Iterator[None]:
+    """Kill the child when this task is cancelled, which dask does to a driver's tasks when it is gone."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    task = worker.get_current_task()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_WATCH_SECONDS):
+            known = worker.state.tasks.get(task)
+            if known is None or known.state == "cancelled":
+                child.kill()
+                return
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def stop_children() -> None:
@@ -87,6 +117,16 @@ class DaskPool:
         """As in `Pool`; raises `OcrPhasesError` where the scheduler was lost."""
         self._check()
         return self.executor.submit(run_on_worker, dict(request), timeout, self.command)
+
+    def ask(self, request: Mapping[str, Any]) -> list[Future[Outcome]]:
+        """As in `Pool`; those of this machine are alike."""
+        self._check()
+        workers = list(self.client.nthreads())
+        executors = [
+            self.client.get_executor(pure=False, workers=[worker], allow_other_workers=True)
+            for worker in (workers if self.cluster is None else workers[:1])
+        ]
+        return [executor.submit(run_on_worker, dict(request), None, self.command) for executor in executors]
 
     def room(self) -> int:
         """As in `Pool`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -47,6 +48,12 @@ def add_batch_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--scheduler", metavar="ADDRESS", help="use this dask scheduler's workers")
     command.add_argument(
+        "--wait-workers",
+        type=float,
+        metavar="S",
+        help="stop after so many seconds without any worker (default: wait for one)",
+    )
+    command.add_argument(
         "--render-workers", type=int, default=1, metavar="N", help="processes that render (default: 1)"
     )
     command.add_argument(
@@ -76,7 +83,7 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
         again = f", {counts.again:,} named twice" if counts.again else ""
         print(f"{counts.pages:,} pages: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
-        unrendered = _render(out, arguments) if arguments.render == "after" else 0
+        unrendered = 0 if arguments.render == "none" else _render(out, arguments)
     return 1 if counts.failed or unrendered else 0
 
 
@@ -88,19 +95,31 @@ def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterat
 
 
 def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, Any], total: int) -> Counts:
-    from ocr_phases.batch.driver import measure_pages
+    from ocr_phases.batch.driver import GOES_ON, Counts, auto_device, measure_pages
     from ocr_phases.batch.job import make_jobs
 
     with _measuring_pool(arguments, settings["device"]) as pool:
         progress = Progress("measured", total)
 
+        last_seen = time.monotonic()
+
         def show(counts: Counts) -> None:
+            nonlocal last_seen
             waiting = "" if pool.workers() else ", waiting for a worker"
             progress.show(counts.pages, counts.failed, counts.done + counts.failed, waiting)
+            now = time.monotonic()
+            if not waiting:
+                last_seen = now
+            elif arguments.wait_workers is not None and now - last_seen > arguments.wait_workers:
+                raise OcrPhasesError(f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}")
+
+        @functools.cache
+        def device() -> str:
+            return auto_device(pool, lambda: show(Counts()))
 
         try:
             return measure_pages(
-                make_jobs(_found(arguments, settings), settings),
+                make_jobs(_found(arguments, settings), settings, device),
                 out,
                 pool,
                 mode="notebook" if arguments.render == "during" else "measure",
@@ -168,6 +187,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise OcrPhasesError(f"retries is {arguments.retries}: it must be 0 or more.")
     if arguments.timeout <= 0:
         raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0.")
+    if arguments.wait_workers is not None and arguments.wait_workers <= 0:
+        raise OcrPhasesError(f"wait-workers is {arguments.wait_workers:g}: give seconds above 0.")
     if arguments.render_workers < 1:
         raise OcrPhasesError(f"render-workers is {arguments.render_workers}: it must be at least 1.")
     if not arguments.pages and arguments.render != "only":

@@ -1,8 +1,8 @@
 """Hands out pages, keeps what is finished, writes down what became of each, and never loses one.
 
-The driver is the only writer of status files and the only judge: a worker's answer counts once, when its
-status is written. Pages are read, hashed and handed out as there is room, so a million of them are never in
-memory at once, neither here nor in a scheduler.
+The driver is the only writer of status files and the only judge: a worker's answer counts once, when what it
+wrote is put in place and its status is written. Pages are read, hashed and handed out as there is room, so a
+million of them are never in memory at once, neither here nor in a scheduler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from typing import Any
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.outcome import FAILURES, Outcome
 from ocr_phases.batch.pool import Pool
-from ocr_phases.batch.store import Listing, clear_left_behind, finished, read_listing, write_status
+from ocr_phases.batch.store import (
+    Listing,
+    clear_left_behind,
+    finished,
+    read_listing,
+    take_attempt,
+    write_status,
+)
 from ocr_phases.errors import OcrPhasesError
 
 #: So many pages failing alike before any page went well, or one after another in one worker's place, is no
@@ -29,7 +36,8 @@ GIVE_UP_AFTER = 10
 # Failures of which a worker may be the cause, and outcomes that prove it sound.
 _BROKEN = ("model", "died", "error", "timeout")
 _SOUND = (None, "page", "request")
-_GOES_ON = "What is finished is kept: the same command goes on from here."
+#: The end of what a batch that stops says.
+GOES_ON = "What is finished is kept: the same command goes on from here."
 
 _WAIT_SECONDS = 1.0
 
@@ -92,10 +100,15 @@ def measure_pages(
             task.attempts.append(_attempt(outcome))
             _stop_if_hopeless(outcome, counts)
             _stop_if_worker_is_broken(outcome, task.job, suspects)
-            if outcome.failure is not None and len(task.attempts) <= retries:
-                hand_out(task)
-                continue
-            write_status(out / task.job.folder, _status(task, outcome, mode))
+            folder = out / task.job.folder
+            if outcome.failure is None:
+                take_attempt(folder, outcome.place)
+            else:
+                clear_left_behind(folder)
+                if len(task.attempts) <= retries:
+                    hand_out(task)
+                    continue
+            write_status(folder, _status(task, outcome, mode))
             if outcome.failure is None:
                 counts.done += 1
             else:
@@ -110,7 +123,7 @@ def measure_pages(
             if any(task.job.id == job.id for task in handed_out.values()):
                 counts.again += 1
                 continue
-            if _is_finished(out / job.folder, job, mode):
+            if finished(out / job.folder, job.id) is not None:
                 counts.kept += 1
                 if counts.kept % 100 == 0:
                     progress(counts)
@@ -125,6 +138,28 @@ def measure_pages(
             collect()
     progress(counts)
     return counts
+
+
+def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
+    """What ``--device auto`` stands for on the pool's workers: ``cuda`` or ``cpu``.
+
+    ``waiting`` is called every second until they have answered. Raises `OcrPhasesError` where none can say,
+    where they differ, and where the scheduler was lost.
+    """
+    while not (asked := pool.ask({"mode": "device"})):
+        waiting()
+        time.sleep(_WAIT_SECONDS)
+    while wait(asked, timeout=_WAIT_SECONDS).not_done:
+        waiting()
+    outcomes = [_result(future) for future in asked]
+    found = {outcome.device for outcome in outcomes if outcome.failure is None}
+    if not found:
+        raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
+    if len(found) > 1:
+        raise OcrPhasesError(
+            "Some workers have a GPU and some have none: give --device cuda or --device cpu."
+        )
+    return found.pop()
 
 
 def render_pages(
@@ -176,14 +211,9 @@ def render_pages(
     return numbers[False]
 
 
-def _is_finished(folder: Path, job: Job, mode: str) -> bool:
-    status = finished(folder, job.id)
-    return status is not None and (mode != "notebook" or (status["report"] or {}).get("state") == "done")
-
-
 def _result(future: Future[Outcome]) -> Outcome:
     if future.cancelled():
-        raise OcrPhasesError(f"The scheduler was lost. {_GOES_ON}")
+        raise OcrPhasesError(f"The scheduler was lost. {GOES_ON}")
     error = future.exception()
     if error is None:
         return future.result()
@@ -194,7 +224,7 @@ def _result(future: Future[Outcome]) -> Outcome:
 
 def _stop_if_hopeless(outcome: Outcome, counts: Counts) -> None:
     if outcome.failure in ("output", "versions"):
-        raise OcrPhasesError(f"{outcome.reason} {_GOES_ON}")
+        raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
     if outcome.failure == "model" and not (counts.done or counts.failed):
         raise OcrPhasesError(outcome.reason)
 
@@ -208,9 +238,11 @@ def _stop_if_worker_is_broken(outcome: Outcome, job: Job, suspects: dict[str, se
         failed.add(job.id)
         if len(failed) >= GIVE_UP_AFTER:
             where = outcome.slot.partition(":")[0]
+            longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
             raise OcrPhasesError(
                 f"{len(failed)} pages one after another failed in one worker on {where}, "
-                f"the last with: {outcome.reason.rstrip('.')}. Mend that. {_GOES_ON}"
+                f"the last with: {outcome.reason.rstrip('.')}. "
+                f"Mend the device or its model; if it is sound, leave these pages out{longer}. {GOES_ON}"
             )
 
 
@@ -238,11 +270,10 @@ def _status(task: _Task, outcome: Outcome, mode: str) -> dict[str, Any]:
         "reason": outcome.reason,
         "attempts": task.attempts,
         "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        "facts": outcome.facts or {},
         "report": _report(outcome) if mode == "notebook" and not failed else None,
     }
 
 
 def _report(outcome: Outcome) -> dict[str, Any]:
-    failed = outcome.failure is not None
-    return {"state": "failed" if failed else "done", "reason": outcome.reason, "seconds": outcome.seconds}
+    reason = outcome.reason if outcome.failure else outcome.report
+    return {"state": "failed" if reason else "done", "reason": reason, "seconds": outcome.seconds}

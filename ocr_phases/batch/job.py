@@ -7,7 +7,7 @@ import json
 import platform
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,14 +16,17 @@ from typing import Any
 
 import ocr_phases
 from ocr_phases.batch.manifest import Page
-from ocr_phases.git_state import git_state
-from ocr_phases.measure.folders import folder_hash
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import split_pdf
+from ocr_phases.git_state import git_state, source_changes
+from ocr_phases.measure.folders import folder_hash, hub_commit, local_folder
 
 #: The folder of all pages' folders, below the batch's.
 PAGES = "pages"
 
 _PACKAGES = ("torch", "transformers", "tokenizers")
 _ID_DIGITS = 16
+_CHANGES_DIGITS = 12
 _STEM = 48
 
 
@@ -32,7 +35,7 @@ class Job:
     """One page to measure. ``id`` is equal exactly where page, settings, versions and model are equal.
 
     ``sha256`` is the page file's (None where it cannot be read), ``model_hash`` a checkpoint folder's (None
-    for any other model, whose name says it all).
+    for any other model: a hub id's commit is the setting ``revision``, and the rest their names say).
     """
 
     name: str
@@ -68,11 +71,21 @@ class Job:
         return cls(**values)
 
 
-def make_jobs(pages: Iterable[Page], settings: Mapping[str, Any]) -> Iterator[Job]:
-    """A job for each page, in order: ``settings`` with the page's own in their place; reads each file."""
+def make_jobs(
+    pages: Iterable[Page], settings: Mapping[str, Any], auto_device: Callable[[], str] | None = None
+) -> Iterator[Job]:
+    """A job for each page, in order: ``settings`` with the page's own in their place; reads each file.
+
+    What a name leaves open is settled here: ``auto_device()`` is the device that ``auto`` stands for, and the
+    ``revision`` of a hub id is the commit in this machine's cache.
+    """
     found = versions()
     for page in pages:
         merged = {**settings, **page.settings}
+        if merged.get("device") == "auto" and auto_device is not None:
+            merged["device"] = auto_device()
+        if commit := _hub_commit(merged["model"]):
+            merged["revision"] = commit
         yield Job(
             page.name, page.source, _page_hash(page.source), merged, found, _model_hash(merged["model"])
         )
@@ -80,7 +93,10 @@ def make_jobs(pages: Iterable[Page], settings: Mapping[str, Any]) -> Iterator[Jo
 
 @lru_cache(maxsize=1)
 def versions() -> dict[str, Any]:
-    """What a measurement depends on, read without importing it; None for what is not installed."""
+    """What a measurement depends on, read without importing it; None for what is not installed.
+
+    ``git`` is the commit of a source tree; where the source was changed since, a hash of it is behind it.
+    """
     installed: dict[str, Any] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -88,16 +104,18 @@ def versions() -> dict[str, Any]:
         except PackageNotFoundError:
             installed[package] = None
     commit = git_state()
+    if commit is not None:
+        changes = source_changes()
+        commit = commit.removesuffix("-dirty") + (f"+{changes[:_CHANGES_DIGITS]}" if changes else "")
     return {
         **installed,
         "ocr_phases": ocr_phases.__version__,
-        "git": None if commit is None else commit.removesuffix("-dirty"),
+        "git": commit,
     }
 
 
 def _page_hash(source: str) -> str | None:
-    file, mark, number = source.rpartition("#")
-    path = Path(file if mark and number.isdigit() and file.lower().endswith(".pdf") else source)
+    path = Path(split_pdf(source)[0])
     try:
         state = path.stat()
         return _file_hash(str(path), state.st_mtime_ns, state.st_size)
@@ -112,6 +130,17 @@ def _file_hash(path: str, changed: int, size: int) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _hub_commit(model: str) -> str | None:
+    """A hub id's commit; None for every other model."""
+    if model == "tiny" or model.partition(":")[0] == "dummy":
+        return None
+    try:
+        return None if local_folder(model) is not None else hub_commit(model)
+    except OcrPhasesError:
+        return None  # no model at all: loading it says so
 
 
 @lru_cache(maxsize=64)

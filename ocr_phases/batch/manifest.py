@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
 import glob
 import itertools
 import json
@@ -35,6 +37,8 @@ PAGE_SUFFIXES = frozenset(
 )
 LIST_SUFFIXES = (".csv", ".jsonl")
 
+_Identity = tuple[int, int]  # device and inode
+
 _INTEGERS = ("max_new_tokens", "repeats", "warmup", "seed", "eos_check_every")
 _SWITCHES = ("embed_page", "ceilings")
 _WORDS = {"true": True, "false": False}
@@ -59,9 +63,12 @@ def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | N
     An argument is a file, a folder (with all below it), a glob, or a list of pages (``.csv`` with a header
     or ``.jsonl``): there ``page`` is the path, from the list's own folder, and every other column one of
     ``known``, the settings. ``results`` is the folder of a batch's own pictures: folders and globs take
-    nothing from it. Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder
-    that cannot be read. A page of a list that is not there, or a PDF that cannot be opened, is for the
-    measurement to find out.
+    nothing from it. Links to folders are followed as ``find -L`` does, each under its own name, save where
+    one leads back to a folder it lies in.
+
+    Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder that was named and
+    cannot be read; one below it is a page of its own, whose name ends in ``/``: its measurement says why it
+    fails. That goes too for a page of a list that is not there, or a PDF that cannot be opened.
     """
     own = None if results is None else results.resolve()
     for argument in arguments:
@@ -81,17 +88,34 @@ def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | N
         yield from found
 
 
-def _below(folder: Path, base: Path, own: Path | None) -> Iterator[Page]:
-    """The pages below ``folder``, named from ``base``."""
-    for parent, folders, files in os.walk(folder, onerror=_unreadable):
-        if _within(Path(parent), own):
-            folders[:] = []
+def _below(folder: Path, base: Path, own: Path | None, above: tuple[_Identity, ...] = ()) -> Iterator[Page]:
+    """The pages below ``folder``, named from ``base``: its own files first, then folder by folder.
+
+    ``above`` are the folders that lead to it: one of them again is a link that goes in a circle.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        identity = _identity(folder)
+    except OSError as error:
+        if not above:
+            raise OcrPhasesError(
+                f"The folder {folder} cannot be read ({error.strerror}): name its pages without it."
+            ) from error
+        yield Page(f"{folder.relative_to(base).as_posix()}/", f"{folder.absolute()}/")
+        return
+    if identity in above or _within(folder, own):
+        return
+    folders = []
+    for entry in entries:
+        path = Path(entry.path)
+        if entry.name.startswith("."):
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in sorted(files):
-            path = Path(parent, file)
-            if path.suffix.lower() in PAGE_SUFFIXES and not file.startswith("."):
-                yield from _pages_of(path.relative_to(base).as_posix(), path, {})
+        if _is_folder(entry):
+            folders.append(path)
+        elif path.suffix.lower() in PAGE_SUFFIXES:
+            yield from _pages_of(path.relative_to(base).as_posix(), path, {})
+    for path in folders:
+        yield from _below(path, base, own, (*above, identity))
 
 
 def _globbed(pattern: str, own: Path | None) -> Iterator[Page]:
@@ -101,8 +125,11 @@ def _globbed(pattern: str, own: Path | None) -> Iterator[Page]:
     base = Path(*fixed)
     for match in sorted(glob.iglob(str(whole), recursive=True)):  # noqa: PTH207 (may be absolute)
         path = Path(match)
+        above = _way(path.parent, base)
+        if len(set(above)) < len(above):  # ** goes through a link in a circle again and again
+            continue
         if path.is_dir():
-            yield from _below(path, base, own)
+            yield from _below(path, base, own, above)
         elif path.suffix.lower() in PAGE_SUFFIXES and not _within(path, own):
             yield from _pages_of(path.relative_to(base).as_posix(), path, {})
 
@@ -111,10 +138,28 @@ def _within(path: Path, own: Path | None) -> bool:
     return own is not None and path.resolve().is_relative_to(own)
 
 
-def _unreadable(error: OSError) -> None:
-    raise OcrPhasesError(
-        f"The folder {error.filename} cannot be read ({error.strerror}): name its pages without it."
-    ) from error
+@functools.lru_cache(maxsize=64)
+def _way(folder: Path, base: Path) -> tuple[_Identity, ...]:
+    """The folders from ``base`` to ``folder``, both with it; those that are gone are left out."""
+    found = []
+    for path in (folder, *folder.parents):
+        if path.is_relative_to(base):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(_identity(path))
+    return tuple(found)
+
+
+def _identity(folder: Path) -> _Identity:
+    state = folder.stat()
+    return state.st_dev, state.st_ino
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Also where that cannot be found out: reading it then says why."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
 
 
 def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:

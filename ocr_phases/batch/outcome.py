@@ -37,8 +37,12 @@ class Outcome:
     worker: str = ""
     slot: str = ""
     rss_bytes: int = 0
-    facts: dict[str, Any] | None = None
-    """What the status keeps of a measurement: device and model revision."""
+    report: str = ""
+    """Why the report of a page that was measured could not be rendered with it; empty where it was."""
+    place: str = ""
+    """The folder of this attempt's files, below the page's own: see `store.take_attempt`."""
+    device: str = ""
+    """What ``auto`` stands for there, where that was the request."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

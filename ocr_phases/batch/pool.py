@@ -19,6 +19,9 @@ class Pool(Protocol):
     def submit(self, request: Request, timeout: float | None) -> Future[Outcome]:
         """Do one page some time; the future's result is its outcome."""
 
+    def ask(self, request: Request) -> list[Future[Outcome]]:
+        """The same of every worker that may differ from the others; none while there is no worker."""
+
     def room(self) -> int:
         """How many pages should be handed out at most: every worker busy, and one page waiting for each."""
 
@@ -49,6 +52,10 @@ class LocalPool:
     def submit(self, request: Request, timeout: float | None) -> Future[Outcome]:
         """As in `Pool`."""
         return self.threads.submit(self._run, request, timeout)
+
+    def ask(self, request: Request) -> list[Future[Outcome]]:
+        """As in `Pool`; here all are alike."""
+        return [self.submit(request, None)]
 
     def room(self) -> int:
         """As in `Pool`."""

@@ -2,11 +2,18 @@
 
 ``jobs.jsonl`` lists the pages of the last command. Each page has a folder with its record, its report and
 ``status.json``, which the driver alone writes and writes last: a page without it is not finished.
+
+A worker writes into a folder of its attempt's own, and the driver puts in place what the answer it counts has
+named. So a worker that nobody waits for any more, because its driver was killed, changes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +21,14 @@ from typing import Any
 
 from ocr_phases.batch.job import Job
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import write_atomic
+from ocr_phases.files import output_folder, write_atomic
 
 LISTING = "jobs.jsonl"
 STATUS = "status.json"
 RECORD = "run.json"
 SCHEMA = 1
+
+_ATTEMPT = ".attempt-"
 
 
 class Listing:
@@ -102,8 +111,43 @@ def finished(folder: Path, job_id: str) -> dict[str, Any] | None:
     return status if (folder / RECORD).is_file() else None
 
 
+@contextlib.contextmanager
+def attempt_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder in a page's own, for the files of one attempt; it goes where the attempt fails.
+
+    Raises `OcrPhasesError` where it cannot be written.
+    """
+    place = output_folder(folder / f"{_ATTEMPT}{uuid.uuid4().hex}")
+    try:
+        yield place
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def take_attempt(folder: Path, name: str) -> None:
+    """Put what the attempt in ``folder / name`` wrote in its place; `OcrPhasesError` where that fails."""
+    place = folder / name
+    try:
+        # A network file system may still remember that the folder was missing: this makes it look again.
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(place.iterdir()):
+            target = folder / path.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(path, target)  # noqa: PTH105
+        place.rmdir()
+    except OSError as error:
+        raise OcrPhasesError(
+            f"What a worker wrote into {place} cannot be put in its place ({error.strerror or error}): "
+            "driver and workers need one file system, under the same path."
+        ) from error
+
+
 def clear_left_behind(folder: Path) -> None:
-    """Remove the hidden files that a kill in the middle of writing leaves."""
+    """Remove the hidden files that a kill in the middle of writing leaves, and attempts that failed."""
     for pattern in (".*.part", ".*.ipynb"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
+    for place in folder.glob(f"{_ATTEMPT}*"):
+        shutil.rmtree(place, ignore_errors=True)  # a worker may be at it still, and then fails

@@ -13,6 +13,7 @@ import os
 import platform
 import queue
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -22,13 +23,17 @@ from typing import IO, Any
 
 from ocr_phases.batch.job import Job, versions
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.store import RECORD
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_folder
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.batch.store import RECORD, attempt_folder
+from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
+from ocr_phases.files import split_pdf
+from ocr_phases.record import PhaseRun
+from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
 
 Request = Mapping[str, Any]
 Handler = Callable[[Request, Callable[[], None]], Outcome]
+
+#: Errors of a notebook's cell that say more than that something unexpected happened, by their names.
+_OWN_ERRORS = {kind.__name__: kind for kind in (OcrPhasesError, OutOfMemory, CannotWrite)}
 
 
 class Refused(Exception):
@@ -81,16 +86,28 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
         from ocr_phases.measure.warm import warm_session
 
         session = warm_session(
-            settings.pop("model"), device=settings.pop("device"), dtype=settings.pop("dtype")
+            settings.pop("model"),
+            device=settings.pop("device"),
+            dtype=settings.pop("dtype"),
+            revision=settings.pop("revision", None),
         )
     ready()
-    with _page_failures(job):
+    try:
         run = session.run_inference(job.source, **settings)
-    if job.sha256 not in (None, run.page["sha256"]):
-        raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
-    with _failing_as("output"):
-        run.save(output_folder(folder) / RECORD)
-    return Outcome(facts={"device": run.device["name"], "revision": run.model["revision"]})
+    except OcrPhasesError as error:
+        raise _refused(job, error) from error
+    _check_unchanged(job, run)
+    with _failing_as("output"), attempt_folder(folder) as place:
+        run.save(place / RECORD)
+    return Outcome(place=place.name)
+
+
+def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
+    """What ``auto`` stands for in this process."""
+    from ocr_phases.measure.checkpoint import resolve_device
+
+    ready()
+    return Outcome(device=resolve_device("auto"))
 
 
 class Notebooks:
@@ -105,16 +122,45 @@ class Notebooks:
         from ocr_phases.report.render import report_page
 
         job, folder = _job_and_folder(request)
-        options = {name: job.settings[name] for name in ("device", "dtype")}
-        with _failing_as("model"):
+        options = {name: job.settings.get(name) for name in ("device", "dtype", "revision")}
+        try:
             self.measuring.run(
                 "from ocr_phases.measure.warm import warm_session\n"
                 f"warm_session({job.settings['model']!r}, **{options!r})"
             )
+        except KernelLost as error:
+            raise Refused("died", str(error)) from error
+        except OcrPhasesError as error:
+            raise Refused("model", str(error)) from error
         ready()
-        with _page_failures(job):
-            report_page(folder, {**job.settings, "page": job.source}, kernel=self.measuring)
-        return Outcome()
+        unrendered = ""
+        with _failing_as("output"), attempt_folder(folder) as place, _readable_name(job.source) as page:
+            try:
+                report_page(place, {**job.settings, "page": page}, kernel=self.measuring)
+            except Exception as error:  # whatever it was: a page that is measured stays so
+                if not (place / RECORD).is_file():
+                    if isinstance(error, OcrPhasesError):
+                        raise self._refused(job, error) from error
+                    raise
+                unrendered = str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
+            _check_unchanged(job, PhaseRun.load(place / RECORD))
+        return Outcome(place=place.name, report=unrendered)
+
+    def _refused(self, job: Job, error: OcrPhasesError) -> Refused:
+        """The failure of a notebook that measured nothing, as `measure_page` would have told it."""
+        if not isinstance(error, NotebookFailed):
+            return _refused(job, error)
+        if error.ename in _OWN_ERRORS:
+            refused = _refused(job, _OWN_ERRORS[error.ename](error.evalue))
+        elif error.ename == "DeadKernelError":
+            refused = Refused("died", "The kernel died (perhaps out of host memory).")
+        elif error.ename == "MemoryError":
+            refused = Refused("memory", f"The host is out of memory ({error.evalue}).")
+        else:
+            refused = Refused("error", f"{error.ename}: {error.evalue}")
+        if refused.failure in ("memory", "error"):
+            self.measuring.stop()  # it keeps what the failed cell held
+        return refused
 
     def render(self, request: Request, ready: Callable[[], None]) -> Outcome:
         """Render a record that is there."""
@@ -128,8 +174,13 @@ class Notebooks:
 
 
 def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None]) -> Outcome:
-    """Do what the request's ``mode`` says: ``measure``, ``notebook`` or ``render``."""
-    handlers = {"measure": measure_page, "notebook": notebooks.measure, "render": notebooks.render}
+    """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render`` or ``device``."""
+    handlers = {
+        "measure": measure_page,
+        "notebook": notebooks.measure,
+        "render": notebooks.render,
+        "device": find_device,
+    }
     return handlers[request["mode"]](request, ready)
 
 
@@ -154,19 +205,39 @@ def _failing_as(failure: str) -> Iterator[None]:
         raise Refused(failure, str(error)) from error
 
 
-@contextlib.contextmanager
-def _page_failures(job: Job) -> Iterator[None]:
-    """Tell a page that cannot be read from a request that cannot be met."""
-    try:
-        yield
-    except OcrPhasesError as error:
-        if type(error.__cause__).__name__ == "OutOfMemoryError":
-            raise Refused("memory", str(error)) from error
-        from ocr_phases.measure.images import load_page
+def _refused(job: Job, error: OcrPhasesError) -> Refused:
+    """The kind of a measurement's failure: not least, a page to blame or the request."""
+    if isinstance(error, OutOfMemory):
+        return Refused("memory", str(error))
+    if isinstance(error, CannotWrite):
+        return Refused("output", str(error))
+    from ocr_phases.measure.images import load_page
 
-        with _failing_as("page"):
-            load_page(job.source)
-        raise Refused("request", str(error)) from error
+    try:
+        load_page(job.source)
+    except OcrPhasesError as unreadable:
+        return Refused("page", str(unreadable))
+    return Refused("request", str(error))
+
+
+def _check_unchanged(job: Job, run: PhaseRun) -> None:
+    if job.sha256 not in (None, run.page["sha256"]):
+        raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
+
+
+@contextlib.contextmanager
+def _readable_name(source: str) -> Iterator[str]:
+    """``source``, or where its name is no UTF-8, and so cannot be a notebook's parameter, a link to it."""
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        file, number = split_pdf(source)
+        with tempfile.TemporaryDirectory(prefix="ocr-") as folder:
+            link = Path(folder, Path(file).name.encode("utf-8", "replace").decode())
+            link.symlink_to(file)
+            yield f"{link}{number}"
+    else:
+        yield source
 
 
 def worker_name() -> str:

@@ -44,6 +44,24 @@ def download(name: str, revision: str | None, *, code: bool = False) -> Path:
         ) from error
 
 
+def hub_commit(name: str) -> str | None:
+    """The commit that a hub id's ``main`` stands for in this machine's cache; None where that is unknown.
+
+    No request is made where the cache knows it. Where it does not, ``config.json`` alone is fetched, which
+    settles it for the next call too.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        path = try_to_load_from_cache(name, "config.json")
+        if not isinstance(path, str):
+            path = hf_hub_download(name, "config.json")
+    except (OSError, HfHubHTTPError, HFValidationError):
+        return None  # loading it says what is wrong
+    return Path(path).parent.name
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; `OcrPhasesError` where it or the safetensors weights are missing."""
     path = folder / "config.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import struct
 import warnings
@@ -160,6 +161,7 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
         if match and not path.exists():
             path, number = Path(match["file"]), _page_number(match["number"])
         if path.is_dir():
+            os.scandir(path).close()  # says why where it cannot be read
             raise OcrPhasesError(f"{source!s} is a folder: give one page's file inside it.")
         return path.read_bytes(), path.name, path.suffix.lower(), number
     except FileNotFoundError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.measure.page import PRESETS, get_preset, resolve_prompt
 from ocr_phases.measure.sampling import SamplingSettings
 from ocr_phases.strategies import STRATEGIES, VISIONS
@@ -123,7 +123,7 @@ def memory_errors_explained(device: str, request: Request) -> Iterator[None]:
         if len(request.pages) > 1:
             advice.append(f"fewer than {len(request.pages)} pages at once")
         advice.append(f"fewer than {request.max_new_tokens} new tokens")
-        raise OcrPhasesError(
+        raise OutOfMemory(
             f"{device} is out of memory with {len(request.pages)} row(s) at preset {request.preset} "
             f"and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
         ) from error

@@ -45,6 +45,10 @@ def fresh_kernel() -> Iterator[dict[str, Any]]:
         yield {"kernel_manager_class": Manager}
 
 
+class KernelLost(OcrPhasesError):
+    """A kernel died, or never answered."""
+
+
 class WarmKernel:
     """One kernel for many notebooks: what they import stays loaded, what they name is gone before the next.
 
@@ -94,7 +98,10 @@ class WarmKernel:
                 made.stop_channels()
 
     def run(self, code: str) -> None:
-        """Run code outside any notebook, starting the kernel where needed; `OcrPhasesError` if it fails."""
+        """Run code outside any notebook, starting the kernel where needed.
+
+        Raises `OcrPhasesError` if the code fails, `KernelLost` if the kernel does.
+        """
         if not self._alive():
             self.stop()
             self._start()
@@ -105,7 +112,7 @@ class WarmKernel:
             content = self._reply(client, client.execute(code, silent=True))
         except RuntimeError as error:
             self.stop()
-            raise OcrPhasesError(f"The kernel could not be used ({error}).") from error
+            raise KernelLost(f"The kernel could not be used ({error}).") from error
         finally:
             client.stop_channels()
         if content["status"] != "ok":

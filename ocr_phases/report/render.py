@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.assets import asset
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
 from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
@@ -83,8 +83,8 @@ def execute_notebook(
 
     The kernel is this interpreter, in this working directory: a fresh one, or ``kernel`` with what it has
     imported and nothing else. ``timeout`` is in seconds, for each cell.
-    Raises `OcrPhasesError` for an unknown notebook or parameter, and where a cell fails: the notebook is then
-    kept up to its error, which the message names.
+    Raises `OcrPhasesError` for an unknown notebook or parameter, and `NotebookFailed` where a cell fails or
+    the kernel dies: the notebook is then kept up to its error, which the message names.
     """
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -97,7 +97,7 @@ def execute_notebook(
     try:
         handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".ipynb")
     except OSError as error:
-        raise OcrPhasesError(f"{target} cannot be written ({error.strerror or error}).") from error
+        raise CannotWrite(f"{target} cannot be written ({error.strerror or error}).") from error
     os.close(handle)
     failure = None
     try:
@@ -113,11 +113,13 @@ def execute_notebook(
             )
     except PapermillExecutionError as error:
         failure = f"Cell {error.cell_index} of {name} failed ({error.ename}: {_one_line(error.evalue)})"
+        cause = (error.ename, error.evalue)
     except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died, or a cell took too long
         failure = f"{name} was not run to its end ({type(error).__name__}: {_one_line(str(error))})"
+        cause = (type(error).__name__, str(error))
     _keep(Path(scratch), target)
     if failure is not None:
-        raise OcrPhasesError(f"{failure}: see {target}.")
+        raise NotebookFailed(f"{failure}: see {target}.", *cause)
     return target
 
 

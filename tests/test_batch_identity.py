@@ -1,0 +1,200 @@
+"""What a page of a batch is known by, beyond its file and its settings: source, revision, device."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PAGES
+
+from ocr_phases import git_state
+from ocr_phases.batch import job as batch_job
+from ocr_phases.batch import worker
+from ocr_phases.batch.driver import auto_device
+from ocr_phases.batch.job import Job, make_jobs
+from ocr_phases.batch.manifest import Page
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.store import read_listing, read_status
+from ocr_phases.cli import main
+from ocr_phases.errors import OcrPhasesError
+
+HUB = "some-org/some-model"
+QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--no-ceilings", "--render", "none"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source tree with one commit, of which the package is made to run."""
+    for name in ("ocr_phases/a.py", "data/tiny/config.json", "docs/page.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("as committed")
+    (tmp_path / ".gitignore").write_text("*.pyc\n")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    monkeypatch.setattr(git_state, "_ROOT", tmp_path)
+    return tmp_path
+
+
+def edit(name: str) -> Callable[[Path], object]:
+    return lambda tree: (tree / name).write_text("changed")
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        (edit("docs/page.md"), False),
+        (edit("ocr_phases/a.pyc"), False),
+        (edit("ocr_phases/a.py"), True),
+        (edit("ocr_phases/new.py"), True),
+        (edit("data/tiny/config.json"), True),
+        (lambda tree: (tree / "ocr_phases/a.py").unlink(), True),
+    ],
+    ids=["docs", "ignored", "changed", "new", "model", "removed"],
+)
+def test_uncommitted_changes_of_what_measures_are_part_of_the_versions(tree, change, counts):
+    def found() -> str | None:
+        batch_job.versions.cache_clear()
+        return batch_job.versions()["git"]
+
+    try:
+        commit = found()
+        assert commit is not None and "+" not in commit
+        change(tree)
+        changed = found()
+        assert changed is not None
+        assert (changed != commit) == counts
+        assert changed.startswith(commit)
+        (tree / "ocr_phases/a.py").write_text("as committed, and more")
+        assert found() not in (commit, changed)
+    finally:
+        batch_job.versions.cache_clear()
+
+
+def test_a_tree_that_git_knows_nothing_of_has_no_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(git_state, "_ROOT", tmp_path)
+    (tmp_path / ".git").touch()  # and no repository
+    assert git_state.git_state() is None
+    assert git_state.source_changes() is None
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache of its own, empty, and no hub."""
+    import huggingface_hub
+
+    def unreachable(*args: Any, **options: Any) -> str:
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def put_in_cache(cache: Path, commit: str) -> Path:
+    """``main`` of `HUB` is ``commit``."""
+    folder = cache / f"models--{HUB.replace('/', '--')}"
+    for path, text in ((folder / "refs/main", commit), (folder / f"snapshots/{commit}/config.json", "{}")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
+
+
+def one_job(**settings: Any) -> Job:
+    batch_job._hub_commit.cache_clear()
+    (job,) = make_jobs([Page("a.png", "/none/a.png")], {"model": "tiny", **settings})
+    return job
+
+
+def test_a_hub_model_is_known_by_the_commit_in_the_cache(cache, monkeypatch):
+    unknown = one_job(model=HUB)
+    assert "revision" not in unknown.settings
+    put_in_cache(cache, "a" * 40)
+    first = one_job(model=HUB)
+    put_in_cache(cache, "b" * 40)
+    second = one_job(model=HUB)
+    assert (first.settings["revision"], second.settings["revision"]) == ("a" * 40, "b" * 40)
+    assert len({unknown.id, first.id, second.id}) == 3
+    assert "revision" not in one_job(model="tiny").settings
+
+    # What is not in the cache is settled there, once.
+    fetched: list[tuple[str, ...]] = []
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download",
+        lambda *names: fetched.append(names) or str(put_in_cache(cache, "c" * 40)),
+    )
+    assert one_job(model=HUB).settings["revision"] == "b" * 40
+    assert not fetched
+    (cache / f"models--{HUB.replace('/', '--')}" / "refs/main").unlink()
+    assert [one_job(model=HUB).settings["revision"] for _ in range(2)] == ["c" * 40] * 2
+    assert fetched == [(HUB, "config.json")]
+
+
+def test_a_worker_loads_the_revision_that_its_page_is_known_by(cache, monkeypatch, tmp_path):
+    asked: list[dict[str, Any]] = []
+
+    def load(model: str, **options: Any) -> object:
+        asked.append({"model": model, **options})
+        raise OcrPhasesError("Not here.")
+
+    put_in_cache(cache, "a" * 40)
+    monkeypatch.setattr("ocr_phases.measure.session.DeepSeekOCRSession.load", load)
+    job = one_job(model=HUB, device="cpu", dtype=None)
+    with pytest.raises(worker.Refused, match="Not here"):
+        worker.measure_page({"job": job.as_dict(), "folder": str(tmp_path)}, lambda: None)
+    assert asked == [{"model": HUB, "device": "cpu", "dtype": None, "revision": "a" * 40}]
+
+
+def test_the_automatic_device_is_known_by_what_it_is(tmp_path, capsys):
+    from ocr_phases.measure.checkpoint import resolve_device
+
+    command = ["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]
+    assert main(command) == 0
+    (entry,) = read_listing(tmp_path)
+    status = read_status(tmp_path / entry["folder"])
+    assert status is not None
+    assert status["settings"]["device"] == resolve_device("auto")
+    assert main([*command, "--device", resolve_device("auto")]) == 0
+    assert "0 measured, 1 kept" in capsys.readouterr().out
+
+
+class Workers:
+    """A pool whose workers, from the second time they are asked on, have these devices (None: they die)."""
+
+    def __init__(self, *devices: str | None) -> None:
+        self.devices = devices
+        self.asked = 0
+
+    def ask(self, request: Any) -> list[Future[Outcome]]:
+        self.asked += 1
+        if self.asked == 1:
+            return []
+        futures: list[Future[Outcome]] = [Future() for _ in self.devices]
+        for future, device in zip(futures, self.devices, strict=True):
+            future.set_result(Outcome(device=device) if device else Outcome("died", "It has no torch."))
+        return futures
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        (["cuda", "cuda"], "cuda"),
+        (["cpu", None], "cpu"),
+        (["cuda", "cpu"], "Some workers have a GPU and some have none: give"),
+        ([None], "No worker could start: It has no torch"),
+    ],
+)
+def test_the_device_of_all_workers_is_one(devices, expected, monkeypatch):
+    monkeypatch.setattr("ocr_phases.batch.driver._WAIT_SECONDS", 0.01)
+    waited: list[int] = []
+    pool: Any = Workers(*devices)
+    if " " in expected:
+        with pytest.raises(OcrPhasesError, match=expected):
+            auto_device(pool, lambda: waited.append(1))
+    else:
+        assert auto_device(pool, lambda: waited.append(1)) == expected
+    assert waited
