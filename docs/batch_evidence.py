@@ -508,10 +508,6 @@ def as_markdown(evidence: list[Path]) -> str:
         rows += [
             ("one device, before and after", f"{one:.1f} and {again:.1f} pages a minute"),
             (f"{run['workers']} devices", f"{several:.1f} pages a minute"),
-            (
-                "each of them",
-                " and ".join(f"{own['pages_per_min']:.1f}" for own in run["several"]["workers"]),
-            ),
             ("speed-up", f"{run['speedup']:.2f} ({low:.2f} to {high:.2f} by the one run or the other)"),
             ("seconds a page, one device", _quartiles(run["one"]["seconds_a_page"])),
             ("seconds a page beside a neighbour", _quartiles(run["several"]["seconds_a_page"])),
@@ -522,6 +518,8 @@ def as_markdown(evidence: list[Path]) -> str:
     for run in known.values():
         if "measured_with" in run:
             lines += ["", _measured_how(run)]
+        if "note" in run:
+            lines += ["", textwrap.fill(run["note"], 120)]
     needs = million(evidence)
     lines += ["", f"{needs.pop('pages'):,} such pages need, by these figures:", "", "| | |", "| --- | --- |"]
     for name, value in needs.items():
@@ -531,7 +529,8 @@ def as_markdown(evidence: list[Path]) -> str:
 
 
 def _quartiles(values: dict[str, float]) -> str:
-    return f"{values['median']:.3f} ({values['q25']:.3f} to {values['q75']:.3f})"
+    median = f"{values['median']:.3f}"
+    return f"{median} ({values['q25']:.3f} to {values['q75']:.3f})" if "q25" in values else median
 
 
 def _measured_how(run: dict[str, Any]) -> str:
