@@ -508,6 +508,16 @@ def as_markdown(evidence: list[Path]) -> str:
         rows += [
             ("one device, before and after", f"{one:.1f} and {again:.1f} pages a minute"),
             (f"{run['workers']} devices", f"{several:.1f} pages a minute"),
+            *(
+                [
+                    (
+                        "each of them",
+                        " and ".join(f"{own['pages_per_min']:.1f}" for own in run["several"]["workers"]),
+                    )
+                ]
+                if "workers" in run["several"]
+                else []
+            ),
             ("speed-up", f"{run['speedup']:.2f} ({low:.2f} to {high:.2f} by the one run or the other)"),
             ("seconds a page, one device", _quartiles(run["one"]["seconds_a_page"])),
             ("seconds a page beside a neighbour", _quartiles(run["several"]["seconds_a_page"])),

@@ -319,7 +319,9 @@ def test_driver_and_workers_killed_at_random_moments_lose_nothing(tmp_path):
     for _ in range(3):
         process = start_driver(tmp_path)
         workers = wait_for(lambda process=process: children(process.pid))
-        time.sleep(chance.uniform(0.1, 0.5))
+        before = len(list((tmp_path / "out").rglob("status.json")))
+        wait_for(lambda before=before: len(list((tmp_path / "out").rglob("status.json"))) > before)
+        time.sleep(chance.uniform(0.0, 0.2))
         for victim in (workers[0], process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)

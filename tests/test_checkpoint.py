@@ -54,7 +54,7 @@ def test_published_layout_loads_whole(golden_session):
 
 
 def test_transformers_layout_loads(tiny_session):
-    assert tiny_session.checkpoint.default_preset == "tiny"
+    assert tiny_session.checkpoint.default_preset == "small"
     assert tiny_session.family.parameters(tiny_session.model)["total"] > 9_000_000
 
 

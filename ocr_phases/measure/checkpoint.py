@@ -119,7 +119,7 @@ def load_checkpoint(
         raise OcrPhasesError(f"Unknown implementation {implementation!r}: use native or vendor.")
     _require_transformers()
     if not local_only and name == "tiny":
-        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="tiny")
+        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
     folder = local_folder(name, local_only=local_only)
