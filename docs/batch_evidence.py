@@ -484,7 +484,11 @@ def as_markdown(evidence: list[Path]) -> str:
         first, last = (f"{value / 1e6:.0f}" for value in run["worker_rss_bytes"])
         rows += [
             (f"{run['pages']} pages with `tiny`", f"{run['pages_per_min']:.0f} pages a minute"),
-            ("overhead over the bare loop on the same pages", f"{run['overhead'] * 100:.1f} %"),
+            ("overhead over the bare loop on the same pages", f"{run['overhead'] * 100:+.1f} %"),
+            (
+                "the bare loop before and after",
+                " and ".join(f"{s:.3f}" for s in run["bare_runs_s_a_page"]) + " s a page",
+            ),
             ("the worker waits between two pages", f"{run['idle_ms_between_pages']:.1f} ms"),
             ("worker's memory, first and last page", f"{first} and {last} MB"),
             ("its slope", f"{run['worker_rss_slope_bytes_a_page'] / 1e3:.2f} kB a page"),
