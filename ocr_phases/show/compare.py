@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ocr_phases.analyse.compare import FEW, in_units
 from ocr_phases.analyse.summary import ms_text, stage_name, stage_table, step_table
@@ -122,8 +122,10 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
     if low > 0 and high / low > _LOG_FROM:  # a tenth as long and ten times as fast are as far from 1
         axes.set_xscale("log")
         axes.set_xlim(low / 1.15, high * 1.15)
+        # Matplotlib's own would name powers of ten alone, and there is often but one of them.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5)))
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         room = 0.06 * max(high - low, 0.02)
         axes.set_xlim(low - room, high + room)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -27,6 +27,7 @@ from ocr_phases.show.plots import (
     style_axes,
     title_axes,
 )
+from ocr_phases.strategies import STRATEGIES
 
 _Line = Literal["-", "--", ":", "-."]
 _LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
@@ -285,30 +286,38 @@ def _name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:
 class _Looks:
     """How lines are told apart: colours for the values of one column, line styles for those of another.
 
-    Where the first column has a single value, the second gets the colours and every line is solid.
+    Where the first column has a single value, the second gets the colours and every line is solid. A strategy
+    has the same colour in every plot, whichever others are there.
     """
 
     def __init__(self, table: pd.DataFrame, coloured: str, styled: str) -> None:
         if table[coloured].nunique() == 1:
             coloured, styled = styled, coloured
         self.coloured, self.styled = coloured, styled
-        self.colours = list(dict.fromkeys(table[coloured]))
-        self.styles = list(dict.fromkeys(table[styled]))
+        self.colours = self._numbered(table[coloured])
+        self.styles = self._numbered(table[styled])
 
     def of(self, row: pd.Series) -> tuple[str, _Line]:
         """Colour and style of the line that ``row`` belongs to."""
-        style = self.styles.index(row[self.styled])
-        return _colour(self.colours.index(row[self.coloured])), _LINES[style % len(_LINES)]
+        style = self.styles[row[self.styled]]
+        return _colour(self.colours[row[self.coloured]]), _LINES[style % len(_LINES)]
 
     def legend(self, figure: Figure, faint: str = "") -> None:
         """The keys under a figure; ``faint`` says what its light grey lines are."""
         keys = [
             Line2D([], [], color=_colour(number), linewidth=3, label=self._name(self.coloured, value))
-            for number, value in enumerate(self.colours)
+            for value, number in self.colours.items()
         ]
         keys += [
-            Line2D([], [], color=INK, linewidth=1.4, linestyle=_LINES[number % len(_LINES)], label=name)
-            for number, name in enumerate(self._name(self.styled, value) for value in self.styles)
+            Line2D(
+                [],
+                [],
+                color=INK,
+                linewidth=1.4,
+                linestyle=_LINES[number % len(_LINES)],
+                label=self._name(self.styled, value),
+            )
+            for value, number in self.styles.items()
             if len(self.styles) > 1
         ]
         if faint:
@@ -316,6 +325,14 @@ class _Looks:
         figure.legend(
             handles=keys, loc="outside lower center", ncols=6, fontsize=9, frameon=False, labelcolor=INK
         )
+
+    @staticmethod
+    def _numbered(values: pd.Series) -> dict[Any, int]:
+        """A number for each value: a strategy's own, else by first appearance."""
+        found = list(dict.fromkeys(values))
+        if set(found) <= set(STRATEGIES):
+            return {name: number for number, name in enumerate(STRATEGIES) if name in found}
+        return {value: number for number, value in enumerate(found)}
 
     @staticmethod
     def _name(column: str, value: object) -> str:
