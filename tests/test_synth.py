@@ -22,6 +22,8 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.synth import effects, random_pages
 from ocr_phases.synth.fonts import collect, debian, family_characters
+from ocr_phases.synth.vocabulary import COMMON, SHORT
+from ocr_phases.synth.words import Words
 
 PAGES = Path(__file__).resolve().parents[1] / "data" / "pages"
 
@@ -331,3 +333,15 @@ def test_the_debian_families_are_enough() -> None:
     assert len({row.name for row in debian.TABLE if not row.held_out}) >= 20
     files = [name for row in debian.TABLE for name in row.files]
     assert len(files) == len(set(files))
+
+
+def test_plainer_words_read_more_like_english():
+    """Fewer made-up words, and fewer numbers, names and signs between them."""
+    shares = []
+    for plain in (0.0, 0.5, 1.0):
+        words = Words(random.Random(1), frozenset(synth.CHARACTERS), plain)
+        tokens = [words.token().strip(".,:;!?()[]{}").lower() for _ in range(2000)]
+        shares.append(sum(token in SHORT or token in COMMON for token in tokens) / len(tokens))
+    assert shares[0] < 0.05
+    assert shares[0] < shares[1] < shares[2]
+    assert shares[2] > 0.6

@@ -229,6 +229,27 @@ def test_the_forward_pass_is_the_library_s(codec: tokens.Codec, preset: str, siz
     torch.testing.assert_close(counts, expected, rtol=1e-5, atol=1e-4)
 
 
+def test_a_coordinate_aside_counts_in_part(codec: tokens.Codec) -> None:
+    """Cross entropy against a bell around the truth, cut off at the ends of the scale; text as ever."""
+    kinds = torch.tensor(codec.kinds())
+    coordinates = (kinds == forward.COORDINATE).nonzero().flatten()
+    truth = torch.tensor([[int(coordinates[500]), int(coordinates[0]), int((kinds == 0).nonzero()[7])]])
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(1, 3, 8, generator=generator)
+    head = torch.randn(len(kinds), 8, generator=generator)
+    wanted = torch.ones_like(truth, dtype=torch.bool)
+    counts = forward.token_losses(h, head, truth, wanted, kinds, forward.nearness(1.5))
+    logs = (h[0] @ head.T).log_softmax(-1)
+    bell = torch.exp(-0.5 * (torch.arange(-4, 5) / 1.5) ** 2)
+    bell /= bell.sum()
+    middle = -(bell * logs[0, coordinates[496:505]]).sum()
+    # Below 0 there is nothing: what would lie there counts as the truth.
+    edge = -(bell[4:] * logs[1, coordinates[:5]]).sum() - bell[:4].sum() * logs[1, coordinates[0]]
+    assert counts[0, 1].item() == pytest.approx((middle + edge).item(), rel=1e-5)
+    assert counts[0, 0].item() == pytest.approx(-logs[2, truth[0, 2]].item(), rel=1e-5)
+    assert counts[2].tolist() == [1, 2, 0]
+
+
 @pytest.mark.parametrize("name", ["tiny", "large", "gundam 1x2", "gundam 3x2"])
 def test_examples_are_cut_by_the_package_and_fit_their_bucket(codec: tokens.Codec, name: str) -> None:
     config = json.loads((CODE / "config.json").read_text())
