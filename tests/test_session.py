@@ -208,6 +208,8 @@ def test_dummy_runs_the_asked_number_of_tokens():
         ({"repeats": 0}, "repeats is 0"),
         ({"warmup": -1}, "warmup is -1"),
         ({"eos_check_every": 0}, "eos_check_every is 0"),
+        ({"eos_check_every": 2.5}, "eos_check_every is 2.5: give a whole number"),
+        ({"repeats": "three"}, "repeats is 'three': give a whole number"),
         ({"preset": "huge"}, "huge.*tiny"),
         ({"first_token": "none"}, "Unknown first_token 'none'"),
         ({"strategy": "magic"}, "Unknown strategy 'magic'"),

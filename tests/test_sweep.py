@@ -163,13 +163,21 @@ def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path
     assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "kept"
     assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "measured"
     # Another request, another version and a file that is no record: each is measured again.
-    assert states(run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, repeats=2, warmup=0)) == ["measured"]
+    with pytest.raises(
+        OcrPhasesError, match="sweep of another number of repeats"
+    ):  # beside those not asked for
+        run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, repeats=2, warmup=0)
+    assert states(run_sweep(tiny_session, PAGE, wider, tmp_path, repeats=2, warmup=0)) == ["measured"] * 4
     old = PhaseRun.load(tmp_path / "runs" / "tiny-eager-b2-n3.json")
     dataclasses.replace(old, versions={**old.versions, "torch": "1.0"}).save(
         tmp_path / "runs" / "tiny-eager-b2-n3.json"
     )
     (tmp_path / "runs" / "tiny-eager-b1-n3.json").write_text("{")
-    assert states(run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)) == ["measured", "measured"]
+    again = {
+        o.cell.name: o.state for o in run_sweep(tiny_session, PAGE, wider, tmp_path, repeats=2, warmup=0)
+    }
+    assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "measured"
+    assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "kept"
 
 
 def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path: Path) -> None:

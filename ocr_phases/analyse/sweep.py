@@ -165,31 +165,37 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     """What a sweep found, as a short paragraph of plain text; first what the strategies take."""
     sentences = list(filter(None, [strategy_sentence(table)]))
-    prefills = table.dropna(subset=["prefill_ms"]).sort_values("prefill_ms")
+    prefills = table.dropna(subset=["prefill_ms"])
     if len(prefills):
-        several = prefills["vision"].nunique() > 1
-        ends = [
-            f"{ms_text(row['prefill_ms'])} ({_prompt(row)}{', vision ' + row['vision'] if several else ''})"
-            for _, row in prefills.iterrows()
-        ]
+        # The median of the cells whose prefill is the same work.
+        work = ["preset", "prefill_len", "batch", "vision"]
+        middle = prefills.groupby(work, sort=False)["prefill_ms"].median().sort_values().reset_index()
+        ends = [f"{ms_text(row['prefill_ms'])} ({_prompt(row, table)})" for _, row in middle.iterrows()]
         sentences.append(f"Prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
         sentences += filter(None, [vision_sentence(table)])
     for _, fast in table.dropna(subset=["inter_token_ms"]).nsmallest(1, "inter_token_ms").iterrows():
-        sentences.append(f"The fastest decode step is {ms_text(fast['inter_token_ms'])} ({_cell(fast)}).")
+        took = ms_text(fast["inter_token_ms"])
+        sentences.append(f"The fastest decode step is {took} ({_cell(fast, table)}).")
     for _, most in table.dropna(subset=["tokens_per_s"]).nlargest(1, "tokens_per_s").iterrows():
-        sentences.append(f"Decode makes at most {most['tokens_per_s']:,.0f} tokens/s ({_cell(most)}).")
+        sentences.append(f"Decode makes at most {most['tokens_per_s']:,.0f} tokens/s ({_cell(most, table)}).")
     if len(failures):
         count = len(failures)
         sentences.append(f"{count} cell{'' if count == 1 else 's'} could not be measured.")
     return " ".join(sentences) or "No cell of this sweep could be measured."
 
 
-def _prompt(row: pd.Series) -> str:
-    return f"{row['preset']}, {row['prefill_len']:,} prompt tokens, batch {row['batch']}"
+def _prompt(row: pd.Series, table: pd.DataFrame) -> str:
+    named = f"{row['preset']}, {row['prefill_len']:,} prompt tokens, batch {row['batch']}"
+    return f"{named}, vision {row['vision']}" if table["vision"].nunique() > 1 else named
 
 
-def _cell(row: pd.Series) -> str:
-    return f"{row['preset']}, {row['strategy']}, batch {row['batch']}"
+def _cell(row: pd.Series, table: pd.DataFrame) -> str:
+    parts = [str(row["preset"]), str(row["strategy"]), f"batch {row['batch']}"]
+    if table["max_new_tokens"].nunique() > 1:
+        parts.append(f"{row['max_new_tokens']:,} tokens")
+    if table["vision"].nunique() > 1:
+        parts.append(f"vision {row['vision']}")
+    return ", ".join(parts)
 
 
 def _failure(path: Path) -> tuple[Any, ...]:

@@ -91,11 +91,14 @@ def _side_by_side(
 
 
 def _where(table: pd.DataFrame, rows: pd.DataFrame, what: str) -> str:
-    """The sentence's subject, with the group's preset and batch size where the table has others."""
+    """The sentence's subject, with the group's preset, batch size and length where the table has others."""
     cell = rows.iloc[0]
-    if len(table[["preset", "prefill_len", "batch"]].drop_duplicates()) == 1:
-        return what[0].upper() + what[1:]
-    return f"At {cell['preset']}, batch {cell['batch']}, {what}"
+    parts = []
+    if len(table[["preset", "prefill_len", "batch"]].drop_duplicates()) > 1:
+        parts += [str(cell["preset"]), f"batch {cell['batch']}"]
+    if table["max_new_tokens"].nunique() > 1:
+        parts.append(f"{cell['max_new_tokens']:,} tokens")
+    return f"At {', '.join(parts)}, {what}" if parts else what[0].upper() + what[1:]
 
 
 def _source(floor: pd.DataFrame) -> str:

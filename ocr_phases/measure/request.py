@@ -54,6 +54,8 @@ class Request:
         get_preset(self.preset)
         for name, least in (("max_new_tokens", 1), ("eos_check_every", 1), ("repeats", 1), ("warmup", 0)):
             value = getattr(self, name)
+            if not isinstance(value, int):
+                raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
             if value < least:
                 raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
         for name, known in (

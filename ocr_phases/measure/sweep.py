@@ -66,6 +66,8 @@ def make_cells(
     for preset in presets:
         get_preset(preset)
     for what, names, known in (("strategy", strategies, STRATEGIES), ("vision", visions, VISIONS)):
+        if isinstance(names, str):
+            raise OcrPhasesError(f"Give a list of each {what}, like [{names!r}].")
         for name in names:
             if name not in known:
                 raise OcrPhasesError(f"Unknown {what} {name!r}: use {' or '.join(known)}.")
@@ -99,8 +101,9 @@ def run_sweep(
 
     A record is written as soon as its cell is done, ``progress`` is told of every cell. A cell that failed
     before is left alone unless ``retry_failed`` or something it depends on has changed. Raises
-    `OcrPhasesError` where the folder holds the sweep of another page, model or device, cannot be written, or
-    is being written by another process.
+    `OcrPhasesError` where the folder holds the sweep of another page, model or device, or cells, not
+    asked for now, with another prompt, seed or number of repeats; where it cannot be written, or is being
+    written by another process.
     """
     runs = output_folder(Path(folder) / RUNS)
     image, data, name = load_page(page)
@@ -117,7 +120,7 @@ def run_sweep(
     }
     outcomes = []
     with only_writer(runs.parent):
-        _same_subject(runs, asked_of_all)
+        _same_subject(runs, asked_of_all, {cell.name for cell in cells})
         for cell in cells:
             asked = {**asked_of_all, **asdict(cell)}
             outcome = _known(runs, cell, asked, retry_failed)
@@ -209,17 +212,22 @@ def _answered(run: PhaseRun) -> dict[str, Any]:
     }
 
 
-def _same_subject(runs: Path, asked: dict[str, Any]) -> None:
-    """A folder is one sweep: records of something else in it are not written over."""
+def _same_subject(runs: Path, asked: dict[str, Any], again: set[str]) -> None:
+    """A folder is one sweep: records of something else in it are not written over, nor put beside others.
+
+    Cells of the names in ``again`` are measured again where only their settings were others.
+    """
     for path in sorted(runs.glob("*.json")):
         run = None if path.name.endswith(FAILED) else _loaded(path)
         if run is None:
             continue
         answered = _answered(run)
-        for name in ("page", "model", "device", "dtype"):
+        settings = () if path.stem in again else ("prompt", "repeats", "warmup", "seed")
+        for name in ("page", "model", "device", "dtype", *settings):
             if answered[name] != asked[name]:
+                what = "number of " + name if name in ("repeats", "warmup") else name
                 raise OcrPhasesError(
-                    f"{runs.parent} holds a sweep of another {name}: choose another folder (--out)."
+                    f"{runs.parent} holds a sweep of another {what}: choose another folder (--out)."
                 )
 
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 _LONGEST_STEP_S = 2.0  # what a step takes longer is compiling, which no learning rate should decay for
 _SAVE_EVERY_S = 120
+_MINUTES, _COMPILE_MINUTES = 8.0, 4.0
 _SEEDS_APART = 1_000_000  # of one rank and the next
 
 
@@ -237,21 +238,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--tokenizer", type=Path, help="a folder; without, OUT/tokenizer, built if missing")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0, help="of this call, compiling counted in")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="of this call, compiling counted in (default: 8, or as --extend and 4 more)",
+    )
     parser.add_argument("--steps", type=int, help="of this call at most")
     parser.add_argument("--finish", action="store_true", help="fit the rest of the run into this call")
-    parser.add_argument("--extend", type=float, metavar="MINUTES", help="go on beyond the budget")
+    parser.add_argument(
+        "--extend", type=float, metavar="MINUTES", help="go on beyond the budget; once, not in later calls"
+    )
     parser.add_argument(
         "--rate", type=float, default=0.5, help="of an extension, at its highest; 1 is the config's"
     )
     parser.add_argument(
-        "--weights", type=Path, metavar="CHECKPOINT", help="weights of a new run; needs --extend"
+        "--weights", type=Path, metavar="CHECKPOINT", help="weights of a new run; with --extend"
     )
     parser.add_argument("--export", action="store_true", help="write the checkpoint though the run goes on")
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     parser.add_argument("--workers", type=int, default=14, help="drawing processes; 0 draws in this one")
     parser.add_argument("--no-compile", action="store_true")
     args = parser.parse_args(arguments)
+    if args.weights and not args.extend:
+        parser.error("--weights needs --extend MINUTES: how long to go on from them")
+    if args.weights and any(args.out.glob("state.pt")):
+        parser.error(f"{args.out} has a run already: leave --weights and --extend out to go on with it")
     start = time.perf_counter()
     config = json.loads(args.config.read_text(encoding="utf-8"))
     args.out.mkdir(parents=True, exist_ok=True)
@@ -273,7 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         state.start_from(training.modules["model"], args.weights)
     if args.extend:
         training.schedule.extend(args.extend, args.rate)
-    deadline = start + 60 * args.minutes
+    minutes = args.minutes or (args.extend + _COMPILE_MINUTES if args.extend else _MINUTES)
+    deadline = start + 60 * minutes
     if args.finish:
         training.schedule.finish_by(deadline)
     if compiled:
