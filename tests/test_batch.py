@@ -175,6 +175,8 @@ def test_pages_that_all_fail_alike_from_the_start_stop_the_batch(tmp_path, monke
         measure(pages, tmp_path / "out", retries=0)
     pages = make_pages(tmp_path / "in", "ok", *["raise", "raise", "bad"] * 2)
     assert measure(pages, tmp_path / "out", retries=0).failed == 6
+    counts = measure(pages, tmp_path / "out", retries=0)  # what is kept proves as much
+    assert (counts.kept, counts.failed) == (1, 6)
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -269,6 +271,8 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--out", str(tmp_path / "file")], "cannot be written"),
         ([page, "--retries", "-1"], "retries is -1"),
         ([page, "--timeout", "0"], "timeout is 0"),
+        ([page, "--timeout", "nan"], "timeout is nan"),
+        ([page, "--render", "only"], "name no others"),
         ([page, "--wait-workers", "0"], "wait-workers is 0"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
         ([page, "--workers", "0"], "workers is 0"),

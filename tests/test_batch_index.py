@@ -20,7 +20,7 @@ from ocr_phases.batch import tables
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.store import Listing, write_status
+from ocr_phases.batch.store import Listing, read_listing, write_status
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.show.distributions import plot_distributions
@@ -191,6 +191,22 @@ def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
     index = build_index(tmp_path)
     assert index.pages["status"].tolist() == ["not finished"]
     assert "nothing to draw" in html_of(index)
+
+
+@pytest.mark.parametrize(("now", "shown"), [("ab", "abc"), ("xb", "xb"), ("", "abc")])
+def test_a_batch_that_stops_lists_what_its_own_command_reached(now, shown, tmp_path):
+    """The last command's listing says more only where it begins alike."""
+
+    def add(names: str) -> None:
+        for name in names:
+            listing.add(Job(f"{name}.png", f"/in/{name}.png", None, {"model": "tiny"}, {}, None))
+
+    with Listing(tmp_path) as listing:
+        add("abc")
+    with pytest.raises(KeyboardInterrupt), Listing(tmp_path) as listing:
+        add(now)
+        raise KeyboardInterrupt
+    assert [entry["page"][0] for entry in read_listing(tmp_path)] == list(shown)
 
 
 def test_distributions_have_a_panel_a_figure_with_its_median():

@@ -190,3 +190,10 @@ def test_any_bytes_as_a_list_are_read_or_refused(tmp_path_factory, data):
             continue
         assert found
         assert all(set(page.settings) <= set(KNOWN) for page in found)
+
+
+def test_a_link_to_itself_is_a_page_that_cannot_be_read(tmp_path):
+    (tmp_path / "self.png").symlink_to("self.png")
+    (tmp_path / "good.png").write_bytes(b"1")
+    found = find_pages([f"{tmp_path}/**/*.png"], [], tmp_path / "out" / "pages")
+    assert [page.name for page in found] == ["good.png", "self.png"]

@@ -74,7 +74,8 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
     if arguments.render == "only":
         next(read_listing(arguments.out), None)  # there is a batch
         with only_writer(output_folder(arguments.out)), _indexed(arguments.out):
-            return 1 if _render(arguments.out, arguments) else 0
+            unrendered = _render(arguments.out, arguments)
+        return 1 if unrendered or _any_failed(arguments.out) else 0
     settings = {**settings, "embed_page": not arguments.no_embed}
     total = sum(1 for _ in _found(arguments, settings))
     out = output_folder(arguments.out)
@@ -85,6 +86,13 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         print(f"{counts.pages:,} pages: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
         unrendered = 0 if arguments.render == "none" else _render(out, arguments)
     return 1 if counts.failed or unrendered else 0
+
+
+def _any_failed(out: Path) -> bool:
+    from ocr_phases.batch.store import read_listing, read_status
+
+    statuses = (read_status(out / entry["folder"]) for entry in read_listing(out))
+    return any(status is not None and status["state"] == "failed" for status in statuses)
 
 
 def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[Page]:
@@ -185,14 +193,16 @@ class Progress:
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.retries < 0:
         raise OcrPhasesError(f"retries is {arguments.retries}: it must be 0 or more.")
-    if arguments.timeout <= 0:
+    if not arguments.timeout > 0:
         raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0.")
-    if arguments.wait_workers is not None and arguments.wait_workers <= 0:
+    if arguments.wait_workers is not None and not arguments.wait_workers > 0:
         raise OcrPhasesError(f"wait-workers is {arguments.wait_workers:g}: give seconds above 0.")
     if arguments.render_workers < 1:
         raise OcrPhasesError(f"render-workers is {arguments.render_workers}: it must be at least 1.")
     if not arguments.pages and arguments.render != "only":
         raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
+    if arguments.pages and arguments.render == "only":
+        raise OcrPhasesError("--render only is of the pages that --out holds: name no others.")
     if arguments.scheduler and arguments.workers:
         raise OcrPhasesError("--workers start on this machine: drop them, or drop --scheduler.")
 

@@ -103,11 +103,10 @@ def measure_pages(
             folder = out / task.job.folder
             if outcome.failure is None:
                 take_attempt(folder, outcome.place)
-            else:
-                clear_left_behind(folder)
-                if len(task.attempts) <= retries:
-                    hand_out(task)
-                    continue
+            clear_left_behind(folder)  # also what a lost worker left, whose task dask began again
+            if outcome.failure is not None and len(task.attempts) <= retries:
+                hand_out(task)
+                continue
             write_status(folder, _status(task, outcome, mode))
             if outcome.failure is None:
                 counts.done += 1
@@ -146,13 +145,17 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     ``waiting`` is called every second until they have answered. Raises `OcrPhasesError` where none can say,
     where they differ, and where the scheduler was lost.
     """
-    while not (asked := pool.ask({"mode": "device"})):
-        waiting()
-        time.sleep(_WAIT_SECONDS)
-    while wait(asked, timeout=_WAIT_SECONDS).not_done:
-        waiting()
-    outcomes = [_result(future) for future in asked]
-    found = {outcome.device for outcome in outcomes if outcome.failure is None}
+    found: set[str] = set()
+    for _ in range(2):  # a worker may be lost over the question, as over a page
+        while not (asked := pool.ask({"mode": "device"})):
+            waiting()
+            time.sleep(_WAIT_SECONDS)
+        while wait(asked, timeout=_WAIT_SECONDS).not_done:
+            waiting()
+        outcomes = [_result(future) for future in asked]
+        found = {outcome.device for outcome in outcomes if outcome.failure is None}
+        if found:
+            break
     if not found:
         raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
     if len(found) > 1:
@@ -225,7 +228,7 @@ def _result(future: Future[Outcome]) -> Outcome:
 def _stop_if_hopeless(outcome: Outcome, counts: Counts) -> None:
     if outcome.failure in ("output", "versions"):
         raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
-    if outcome.failure == "model" and not (counts.done or counts.failed):
+    if outcome.failure == "model" and not (counts.kept or counts.done or counts.failed):
         raise OcrPhasesError(outcome.reason)
 
 
@@ -247,7 +250,7 @@ def _stop_if_worker_is_broken(outcome: Outcome, job: Job, suspects: dict[str, se
 
 
 def _stop_if_all_alike(outcome: Outcome, counts: Counts, alike: collections.Counter[str]) -> None:
-    if counts.done or alike[outcome.reason] < GIVE_UP_AFTER:
+    if counts.kept or counts.done or alike[outcome.reason] < GIVE_UP_AFTER:
         return
     raise OcrPhasesError(
         f"The first {GIVE_UP_AFTER} pages failed alike: {outcome.reason.rstrip('.')}. "

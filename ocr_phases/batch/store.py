@@ -34,7 +34,7 @@ _ATTEMPT = ".attempt-"
 class Listing:
     """Writes ``jobs.jsonl`` as the jobs come; it takes its place when all of them are there.
 
-    Where the batch stops before that, the longer one stays: this, or the last command's.
+    Where the batch stops before that, the last command's stays if it begins as this one does.
     """
 
     def __init__(self, out: Path) -> None:
@@ -62,7 +62,7 @@ class Listing:
     ) -> None:
         try:
             self.file.close()
-            if kind is None or self._is_longer():
+            if kind is None or self._says_more():
                 self.scratch.replace(self.path)
             else:
                 self.scratch.unlink(missing_ok=True)
@@ -70,8 +70,8 @@ class Listing:
             if kind is None:
                 raise OcrPhasesError(f"{self.path} cannot be written ({cause.strerror or cause}).") from cause
 
-    def _is_longer(self) -> bool:
-        return not self.path.exists() or self.scratch.stat().st_size > self.path.stat().st_size
+    def _says_more(self) -> bool:
+        return not (self.path.exists() and self.path.read_bytes().startswith(self.scratch.read_bytes()))
 
 
 def read_listing(out: Path) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ def compare(arguments: argparse.Namespace) -> int:
 
     if arguments.metric and arguments.fail_above is None:
         raise OcrPhasesError("--metric names what --fail-above judges: give both.")
+    if arguments.fail_above is not None and math.isnan(arguments.fail_above):
+        raise OcrPhasesError("--fail-above is no number: give percent, like 5.")
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
     labels = run_labels(runs, paths)

@@ -9,8 +9,11 @@ from typing import Any
 from ocr_phases.errors import OcrPhasesError
 
 
-def sweep(arguments: argparse.Namespace) -> None:
-    """Measure what is missing of a sweep, a record a cell, and show all of it as one HTML file."""
+def sweep(arguments: argparse.Namespace) -> int:
+    """Measure what is missing of a sweep, a record a cell, and show all of it as one HTML file.
+
+    The exit code is 1 where no cell could be measured.
+    """
     if bool(arguments.records) == bool(arguments.page):
         raise OcrPhasesError("Name the page to measure, or a folder of --records to show: one of the two.")
     from ocr_phases.analyse.sweep import load_sweep, sweep_table, sweep_verdict
@@ -25,11 +28,13 @@ def sweep(arguments: argparse.Namespace) -> None:
     table = sweep_table(found.runs)
     print(f"\n{sweep_verdict(table, found.failures)}\n")
     columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
-    print(table[columns].to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
+    if len(table):
+        print(table[columns].to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     for _, row in found.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
     notebook = execute_notebook("sweep_report", {"records": str(source.resolve())}, folder / "sweep.ipynb")
     print(f"\nWrote {render_html(notebook, folder / 'sweep.html', title='Sweep – ocr_phases')}")
+    return 1 if table.empty else 0
 
 
 def _measure(arguments: argparse.Namespace) -> None:

@@ -85,6 +85,10 @@ def environment_html(table: pd.DataFrame) -> str:
     return table_html(shown.map(lambda text: printable(str(text), 80)), caption="What differs")
 
 
+#: Of few repeats, or of one.
+_UNJUDGED = (FEW, "n/a")
+
+
 def plot_ratios(table: pd.DataFrame) -> Figure:
     """Ratio to the base with its interval, a row a metric, as `compare_runs` gives it; 1 is no difference."""
     table = table[table["ratio"].notna()].reset_index(drop=True)
@@ -93,7 +97,7 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
     figure, axes = new_figure(1.5 + 0.3 * len(table))
     for place, (_, row) in enumerate(table.iterrows()):
         colour = VERDICT_COLOURS.get(row["verdict"], MUTED)
-        few = row["verdict"] == FEW
+        few = row["verdict"] in _UNJUDGED
         if not np.isnan(row["ratio_low"]):
             ends = (row["ratio_low"], row["ratio_high"])
             width, style = (1.2, ":") if few else (2.2, "-")
@@ -135,7 +139,7 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
         Line2D([], [], color=VERDICT_COLOURS[verdict], marker="o", linewidth=2.2, label=words)
         for verdict, words in _WORDS.items()
     ]
-    if (table["verdict"] == FEW).any():
+    if table["verdict"].isin(_UNJUDGED).any():
         few_key = Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle=":")
         few_key.set(linewidth=1.2, label=_FEW_WORDS)
         keys.append(few_key)

@@ -48,9 +48,7 @@ def _histogram(axes: Axes, values: np.ndarray, name: str, unit: str, colour: str
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=unit == "tokens"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     title_axes(axes, f"{name}: {_text(middle, unit)}")
-    axes.set_title(
-        f"p10 {_text(low, unit)}, p90 {_text(high, unit)}", loc="right", fontsize=9, color=INK, pad=9
-    )
+    axes.set_xlabel(f"{unit} (p10 {_text(low, unit)}, p90 {_text(high, unit)})")
 
 
 def _edges(values: np.ndarray) -> np.ndarray:
