@@ -35,6 +35,7 @@ import numpy as np
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.summary import bytes_text
+from ocr_phases.batch.cluster import thread_share
 from ocr_phases.batch.store import read_listing, read_status
 
 SMALL = ["--max-new-tokens", "48", "--repeats", "1", "--warmup", "0"]
@@ -355,14 +356,13 @@ def gpus(pages: Path, out: Path, workers: int, options: list[str]) -> dict[str, 
     """
     if out.exists():
         raise SystemExit(f"{out} is there already: name a new folder.")
-    share = str(max(1, len(os.sched_getaffinity(0)) // workers))
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
+    threads = thread_share(workers)
     runs = {"one": 1, "several": workers, "one again": 1}
     found: dict[str, Any] = {
         "what": "gpus",
         "workers": workers,
         "options": options,
-        "threads_a_worker": int(share),
+        "threads_a_worker": int(threads["OMP_NUM_THREADS"]),
     }
     for name, count in runs.items():
         folder = out / name.replace(" ", "-")

@@ -20,13 +20,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from ocr_phases.batch.child import WORKER_COMMAND, Child
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.outcome import SCHEDULER_LOST, Outcome
 from ocr_phases.errors import OcrPhasesError
 
 _CONNECT_SECONDS = 30
 _COUNT_SECONDS = 5.0
 _WATCH_SECONDS = 1.0
-_LOST = "The scheduler was lost. What is finished is kept: the same command goes on from here."
 
 _children: dict[tuple[str, ...], Child] = {}
 _one_page_at_a_time = threading.Lock()
@@ -140,7 +139,7 @@ class DaskPool:
             try:
                 count = len(self.client.nthreads())
             except (OSError, TimeoutError) as error:
-                raise OcrPhasesError(_LOST) from error
+                raise OcrPhasesError(SCHEDULER_LOST) from error
             self.counted = (time.monotonic(), count)
         return count
 
@@ -155,7 +154,7 @@ class DaskPool:
 
     def _check(self) -> None:
         if self.client.status != "running":
-            raise OcrPhasesError(_LOST)
+            raise OcrPhasesError(SCHEDULER_LOST)
 
 
 def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
@@ -174,17 +173,17 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
             return [{}]
         if device.startswith("cuda"):
             raise OcrPhasesError(f"{count} workers on {device}: give --device cuda, which is one GPU each.")
-        return [_threads(count) for _ in range(count)]
+        return [thread_share(count) for _ in range(count)]
     count = len(gpus) if workers is None else workers
     if count > len(gpus):
         raise OcrPhasesError(f"{count} workers on {len(gpus)} GPUs: timings need a GPU each; ask for fewer.")
     if count == 1:
         return [{"CUDA_VISIBLE_DEVICES": gpus[0]}]
-    return [{"CUDA_VISIBLE_DEVICES": gpu, **_threads(count)} for gpu in gpus[:count]]
+    return [{"CUDA_VISIBLE_DEVICES": gpu, **thread_share(count)} for gpu in gpus[:count]]
 
 
-def _threads(workers: int) -> dict[str, str]:
-    """A share of the cores each. All three, because dask's nanny sets to 1 what is left out."""
+def thread_share(workers: int) -> dict[str, str]:
+    """A worker's environment: its share of the cores. All three: dask's nanny sets to 1 what is left out."""
     share = str(max(1, _cores() // workers))
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
 

@@ -103,8 +103,9 @@ def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterat
 
 
 def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, Any], total: int) -> Counts:
-    from ocr_phases.batch.driver import GOES_ON, Counts, auto_device, measure_pages
+    from ocr_phases.batch.driver import Counts, auto_device, measure_pages
     from ocr_phases.batch.job import make_jobs
+    from ocr_phases.batch.outcome import GOES_ON
 
     with _measuring_pool(arguments, settings["device"]) as pool:
         progress = Progress("measured", total)

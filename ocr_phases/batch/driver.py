@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.batch.job import Job
-from ocr_phases.batch.outcome import FAILURES, Outcome
+from ocr_phases.batch.outcome import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome
 from ocr_phases.batch.pool import Pool
 from ocr_phases.batch.store import (
     Listing,
@@ -36,8 +36,6 @@ GIVE_UP_AFTER = 10
 # Failures of which a worker may be the cause, and outcomes that prove it sound.
 _BROKEN = ("model", "died", "error", "timeout")
 _SOUND = (None, "page", "request")
-#: The end of what a batch that stops says.
-GOES_ON = "What is finished is kept: the same command goes on from here."
 
 _WAIT_SECONDS = 1.0
 
@@ -216,7 +214,7 @@ def render_pages(
 
 def _result(future: Future[Outcome]) -> Outcome:
     if future.cancelled():
-        raise OcrPhasesError(f"The scheduler was lost. {GOES_ON}")
+        raise OcrPhasesError(SCHEDULER_LOST)
     error = future.exception()
     if error is None:
         return future.result()

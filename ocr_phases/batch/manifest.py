@@ -75,9 +75,10 @@ def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | N
         path = Path(argument).expanduser()
         if path.suffix.lower() in LIST_SUFFIXES:
             found = _listed(path, known)
-        elif _folder_there(path):
+        # Path.is_dir and is_file raise where a folder above cannot be entered.
+        elif os.path.isdir(path):  # noqa: PTH112
             found = _below(path, path, own)
-        elif _file_there(path) or _pdf_page(argument):
+        elif os.path.isfile(path) or _pdf_page(argument):  # noqa: PTH113
             found = _pages_of(path.name, path, {})
         else:
             found = _globbed(argument, own)
@@ -128,7 +129,7 @@ def _globbed(pattern: str, own: Path | None) -> Iterator[Page]:
         above = _way(path.parent, base)
         if len(set(above)) < len(above):  # ** goes through a link in a circle again and again
             continue
-        if _folder_there(path):
+        if os.path.isdir(path):  # noqa: PTH112
             yield from _below(path, base, own, above)
         elif path.suffix.lower() in PAGE_SUFFIXES and not _within(path, own):
             yield from _pages_of(path.relative_to(base).as_posix(), path, {})
@@ -138,20 +139,6 @@ def _within(path: Path, own: Path | None) -> bool:
     try:
         return own is not None and path.resolve().is_relative_to(own)
     except (OSError, RuntimeError):  # links in a circle, of which the reader of the page will tell
-        return False
-
-
-def _folder_there(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
-def _file_there(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
         return False
 
 

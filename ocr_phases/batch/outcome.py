@@ -18,6 +18,9 @@ FAILURES = {
     "died": "the worker died",
     "timeout": "timeout",
 }
+#: The end of what a batch that stops says.
+GOES_ON = "What is finished is kept: the same command goes on from here."
+SCHEDULER_LOST = f"The scheduler was lost. {GOES_ON}"
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,11 @@ def resume(
     return progress
 
 
+def has_run(folder: Path) -> bool:
+    """Whether `resume` finds anything there."""
+    return (folder / "state.pt").is_file() or any(folder.glob("carry.part*"))
+
+
 def read_carry(folder: Path) -> dict[str, Any] | None:
     """The contents of carry.part*, None where there are none."""
     parts = sorted(folder.glob("carry.part*"))

@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.weights and not args.extend:
         parser.error("--weights needs --extend MINUTES: how long to go on from them")
-    if args.weights and any(args.out.glob("state.pt")):
+    if args.weights and state.has_run(args.out):
         parser.error(f"{args.out} has a run already: leave --weights and --extend out to go on with it")
     start = time.perf_counter()
     config = json.loads(args.config.read_text(encoding="utf-8"))
