@@ -176,11 +176,12 @@ class Explorer(widgets.VBox):
         run = self.run
         if run is None:
             return
-        self._verdict.value = html.note_html(verdict(run))
         for pane in self.panes.values():
             pane.show(run)
         self.compare_pane.offer(self.runs, self._names(), self.shown.value)
         self._open_tab()
+        # Last, so that it never stands above another record's tabs and download.
+        self._verdict.value = html.note_html(verdict(run))
 
     def _open_tab(self) -> None:
         with self.messages:
