@@ -381,6 +381,9 @@ def test_errors_are_counted() -> None:
     assert (swapped.out_of_order, swapped.found, swapped.well_formed) == (1, 2, True)
     half = metrics.score(one.replace("abcd", "abxd"), f"{one}\n\n{two}", ended=False, tokens=1)
     assert (half.edits, half.letters, half.found, half.truths) == (6, 9, 1, 2)
+    assert metrics.by_length([half, swapped], step=8) == {
+        "16": {"pages": 2, "cer": round((6 + swapped.edits) / 18, 5)},
+    }
     broken = block("table", "0, 0, 9, 9", "<table><tr><td>a</tr></table>")
     assert not metrics.well_formed(broken)
     assert not metrics.well_formed(one[:-20])

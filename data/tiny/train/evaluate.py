@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from metrics import Score, score, summary
+from metrics import Score, by_length, score, summary
 from pages import Bucket, load_families, make_buckets, make_page
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
@@ -192,6 +192,7 @@ def _row(
     rates = [result.edits / max(1, result.letters) for result, _ in results]
     row: dict[str, Any] = {"preset": preset, "condition": condition, **figures}
     row["seconds"] = round(time.perf_counter() - start, 1)
+    row["by_letters"] = by_length([result for result, _ in results])
     if condition == "samples":
         row["each"] = {
             case.name: {"cer": round(rate, 5), "found": result.found, "regions": result.truths}

@@ -166,3 +166,14 @@ def summary(scores: Sequence[Score]) -> dict[str, float]:
         "ended": total("ended") / pages,
         "tokens": total("tokens") / pages,
     }
+
+
+def by_length(scores: Sequence[Score], step: int = 150) -> dict[str, dict[str, float]]:
+    """Error rate over all characters of pages that hold up to 150 letters, up to 300, and so on."""
+    groups: dict[int, list[Score]] = {}
+    for page in scores:
+        groups.setdefault(max(1, -(-page.letters // step)) * step, []).append(page)
+    return {
+        str(longest): {"pages": len(pages), "cer": round(summary(pages)["cer"], 5)}
+        for longest, pages in sorted(groups.items())
+    }
