@@ -119,6 +119,6 @@ class Schedule:
 
 
 def squareness(bucket: Bucket) -> float:
-    """1 for as many columns as rows, less the narrower the grid: narrow pages are rare, but as hard to learn."""
+    """1 for as many columns as rows, less the narrower the grid: such pages are rare, but hard."""
     columns, rows = bucket.grid
     return min(columns / rows, rows / columns) ** 0.5
