@@ -284,6 +284,37 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         assert not list(tmp_path.glob("out/*"))
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("preset", "huge"),
+        ("prompt", "locate:"),
+        ("prompt", " "),
+        ("strategy", "fast"),
+        ("vision", "sharp"),
+        ("max_new_tokens", 0),
+        ("eos_check_every", 0),
+        ("repeats", 0),
+        ("warmup", -1),
+    ],
+)
+def test_a_setting_wrong_for_every_page_is_refused_before_anything_starts(
+    option, value, tiny_session, tmp_path, monkeypatch, capsys
+):
+    with pytest.raises(OcrPhasesError) as single:
+        tiny_session.run_inference(PAGES / "slide.png", **{option: value})
+    stopped = tmp_path / "stopped"
+    measure(make_pages(tmp_path / "in", "bad"), stopped)
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    monkeypatch.setattr(subprocess, "Popen", None)  # no worker could start now
+    command = ["batch", str(tmp_path / "in"), f"--{option.replace('_', '-')}", str(value)]
+    for out in (tmp_path / "new", stopped):
+        assert main([*command, "--out", str(out)]) == 2
+        assert capsys.readouterr().err == f"ocr-phases: {single.value}\n"
+    assert not (tmp_path / "new").exists()
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
+
+
 def test_a_second_driver_on_the_same_folder_is_refused(tmp_path, capsys):
     with only_writer(tmp_path):
         assert main(["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]) == 2

@@ -18,7 +18,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.analyse.cost import (
     COST_COLUMNS,
-    PRESET_SIDES,
     VisionCall,
     decode_cost,
     expected_experts,
@@ -187,11 +186,6 @@ def test_the_published_size_has_the_figures_of_the_design() -> None:
     assert step["weight_bytes"].sum() / 2e6 == pytest.approx(573, rel=0.005)
     assert step["kv_bytes"].sum() == 1000 * kv_bytes_per_token(PUBLISHED) == 1000 * 61_440
     assert logits_bytes(PUBLISHED, prompt_len=1000) == {"all": 517_120_000, "last": 517_120}
-
-
-def test_preset_sides_are_those_of_the_measuring_half() -> None:
-    sides = {name: (each.base_size, each.image_size if each.crops else 0) for name, each in PRESETS.items()}
-    assert sides == PRESET_SIDES
 
 
 @pytest.mark.parametrize(("preset", "grid"), PAGES)

@@ -26,10 +26,9 @@ from hypothesis import strategies as st
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.measure.page import PRESETS, PROMPTS
 from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
-from ocr_phases.show.explorer import Explorer, form
+from ocr_phases.show.explorer import Explorer
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.record_tab import make_report, read_record
 from ocr_phases.show.explorer.svg import Curve, curve_svg, page_svg
@@ -86,11 +85,6 @@ def test_an_empty_panel_offers_a_sample_and_no_record():
     assert explorer.form.settings().page == str(PAGES / "receipt.png")
     assert (explorer.run_button.disabled, explorer.stop_button.disabled) == (False, True)
     open_all(explorer)
-
-
-def test_the_form_knows_the_names_of_the_measuring_half():
-    assert set(form.PRESETS) == set(PRESETS)
-    assert set(form.PROMPTS) == set(PROMPTS) - {"locate"}  # which wants words of one's own
 
 
 def test_settings_are_what_the_widgets_say():

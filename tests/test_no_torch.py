@@ -15,7 +15,8 @@ ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phas
 
 
 def modules() -> list[str]:
-    names = ["ocr_phases", "ocr_phases.record", "ocr_phases.strategies", *ROOMS]
+    both = ("presets", "record", "strategies", "measure.images", "measure.request")
+    names = ["ocr_phases", *(f"ocr_phases.{name}" for name in both), *ROOMS]
     for room in ROOMS:
         paths = importlib.import_module(room).__path__
         names += [module.name for module in pkgutil.walk_packages(paths, prefix=f"{room}.")]

@@ -34,6 +34,7 @@ from ocr_phases.analyse.work import (
     swiglu,
 )
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.presets import get_preset
 from ocr_phases.record import PhaseRun
 
 COST_COLUMNS = (
@@ -48,14 +49,6 @@ COST_COLUMNS = (
     "kv_bytes",
 )
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: Sides in pixels of the global view and of a crop (0: no crops), as in `ocr_phases.measure.page.PRESETS`.
-PRESET_SIDES = {
-    "tiny": (512, 0),
-    "small": (640, 0),
-    "base": (1024, 0),
-    "large": (1280, 0),
-    "gundam": (1024, 640),
-}
 
 
 def vision_calls(preset: str, grids: Sequence[Sequence[int]]) -> list[VisionCall]:
@@ -63,12 +56,10 @@ def vision_calls(preset: str, grids: Sequence[Sequence[int]]) -> list[VisionCall
 
     Pages without crops have the grid (1, 1). Raises `OcrPhasesError` for a preset it does not know.
     """
-    if preset not in PRESET_SIDES:
-        raise OcrPhasesError(f"There is no preset {preset!r}: choose one of {', '.join(PRESET_SIDES)}.")
-    side, crop_side = PRESET_SIDES[preset]
-    crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if crop_side else 0
-    calls = [VisionCall("global", side, len(grids))]
-    return calls + [VisionCall("local", crop_side, crops)] if crops else calls
+    named = get_preset(preset)
+    crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if named.crops else 0
+    calls = [VisionCall("global", named.base_size, len(grids))]
+    return calls + [VisionCall("local", named.image_size, crops)] if crops else calls
 
 
 # -- tables ---------------------------------------------------------------------------------------------

@@ -65,10 +65,12 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
     """Measure all pages, render their reports, write the index; 0 where every page went well, else 1.
 
     ``settings`` are the measurement's, which a list of pages may override page by page. Raises
-    `OcrPhasesError` where the batch cannot start or go on; what is finished then stays, and is in the index.
+    `OcrPhasesError` where the batch cannot start, not least for a setting that is wrong whatever the page, or
+    where it cannot go on; what is finished then stays, and is in the index.
     """
     from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
+    from ocr_phases.measure.request import check_settings
 
     _check(arguments)
     if arguments.render == "only":
@@ -76,6 +78,8 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         with only_writer(output_folder(arguments.out)), _indexed(arguments.out):
             unrendered = _render(arguments.out, arguments)
         return 1 if unrendered or _any_failed(arguments.out) else 0
+    # What is None is left to the model.
+    check_settings({name: value for name, value in settings.items() if value is not None})
     settings = {**settings, "embed_page": not arguments.no_embed}
     total = sum(1 for _ in _found(arguments, settings))
     out = output_folder(arguments.out)

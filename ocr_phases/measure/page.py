@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.images import as_rgb, load_page
+from ocr_phases.presets import IMAGE_TAG, PRESETS, PROMPTS, Preset, get_preset, resolve_prompt
 
 __all__ = [
     "PRESETS",
@@ -34,82 +35,14 @@ __all__ = [
     "valid_image_tokens",
 ]
 
-IMAGE_TAG = "<image>"
-GROUNDING_TAG = "<|grounding|>"
-
 _PIXELS_PER_TOKEN = 16 * 4  # per side: patches of 16, then two convolutions of stride 2
 _DIRECT_SIZE = 640  # up to this side a page without crops is squeezed into the square; above, it is padded
 _PAD_COLOUR = (127, 127, 127)
 _MAX_TILES = 9
-_WORDS = "{words}"
 
 # What each of the 256 grey levels becomes. A table, so that every device gives the same bits: CUDA divides by
 # a constant through its reciprocal, which can land on the other side of a bfloat16 rounding.
 _LEVELS = ((torch.arange(256, dtype=torch.float32, device="cpu") / 255 - 0.5) / 0.5).to(torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Preset:
-    """How a page is cut: side of the global view and, with crops, side of one crop, both in pixels."""
-
-    name: str
-    base_size: int
-    image_size: int
-    crops: bool
-
-
-PRESETS: dict[str, Preset] = {
-    preset.name: preset
-    for preset in (
-        Preset("tiny", 512, 512, False),
-        Preset("small", 640, 640, False),
-        Preset("base", 1024, 1024, False),
-        Preset("large", 1280, 1280, False),
-        Preset("gundam", 1024, 640, True),
-    )
-}
-"""The published presets by name."""
-
-PROMPTS: dict[str, str] = {
-    "markdown": f"{IMAGE_TAG}\n{GROUNDING_TAG}Convert the document to markdown.",
-    "ocr": f"{IMAGE_TAG}\n{GROUNDING_TAG}OCR this image.",
-    "free": f"{IMAGE_TAG}\nFree OCR.",
-    "figure": f"{IMAGE_TAG}\nParse the figure.",
-    "describe": f"{IMAGE_TAG}\nDescribe this image in detail.",
-    "locate": f"{IMAGE_TAG}\nLocate <|ref|>{_WORDS}<|/ref|> in the image.",
-}
-"""The prompt presets by name; in ``locate``, ``{words}`` stands for the user's words."""
-
-
-def get_preset(name: str) -> Preset:
-    """The preset of that name; raises OcrPhasesError, listing the known ones, when there is none."""
-    if name not in PRESETS:
-        raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
-    return PRESETS[name]
-
-
-def resolve_prompt(prompt: str, *, grounding: bool = True) -> str:
-    """The text handed to the model, stripped: a preset of `PROMPTS`, or the user's own text.
-
-    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``<image>`` and a
-    line break, with ``<|grounding|>`` between unless `grounding` is False, if it carries no ``<image>``
-    itself.
-
-    Raises OcrPhasesError for an empty prompt and for ``locate`` without words.
-    """
-    prompt = prompt.strip()
-    name, _, words = prompt.partition(":")
-    if name.rstrip() == "locate":
-        if not words.strip():
-            raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
-        return PROMPTS["locate"].replace(_WORDS, words.strip())
-    if prompt in PROMPTS:
-        return PROMPTS[prompt]
-    if not prompt:
-        raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(PROMPTS)}.")
-    if IMAGE_TAG in prompt:
-        return prompt
-    return f"{IMAGE_TAG}\n{GROUNDING_TAG if grounding else ''}{prompt}"
 
 
 def crop_grid(width: int, height: int, image_size: int = 640) -> tuple[int, int]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
 
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
-from ocr_phases.measure.page import PRESETS, get_preset, resolve_prompt
-from ocr_phases.measure.sampling import SamplingSettings
+from ocr_phases.presets import PRESETS, get_preset, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
+
+if TYPE_CHECKING:
+    from ocr_phases.measure.sampling import SamplingSettings
 
 Page = str | Path | bytes | Image.Image
 
 FIRST_TOKENS = ("prefill", "redecode")
+
+_LEAST = {"max_new_tokens": 1, "eos_check_every": 1, "repeats": 1, "warmup": 0}
+_NAMES = {"first_token": FIRST_TOKENS, "strategy": STRATEGIES, "vision": VISIONS}
 
 
 @dataclass(frozen=True)
@@ -51,21 +55,7 @@ class Request:
     vision: str = "eager"
 
     def __post_init__(self) -> None:
-        get_preset(self.preset)
-        for name, least in (("max_new_tokens", 1), ("eos_check_every", 1), ("repeats", 1), ("warmup", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int):
-                raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
-            if value < least:
-                raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
-        for name, known in (
-            ("first_token", FIRST_TOKENS),
-            ("strategy", STRATEGIES),
-            ("vision", VISIONS),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(known)}.")
+        check_settings(vars(self))
         if self.generate and self.first_token == "redecode":
             raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
         if self.generate and self.strategy != "eager":
@@ -77,6 +67,27 @@ class Request:
         """The settings as plain JSON values, without the pages."""
         values = {name: value for name, value in vars(self).items() if name != "pages"}
         return {**values, "infer": asdict(self.infer)}
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise `OcrPhasesError` for the first setting of a request that is wrong whatever page and model it has.
+
+    A setting that is left out is not looked at. Needs no torch, so that a batch's driver can ask too.
+    """
+    if "prompt" in settings:
+        resolve_prompt(settings["prompt"])
+    if "preset" in settings:
+        get_preset(settings["preset"])
+    for name, least in _LEAST.items():
+        value = settings.get(name, least)
+        if not isinstance(value, int):
+            raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
+        if value < least:
+            raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
+    for name, known in _NAMES.items():
+        value = settings.get(name, known[0])
+        if value not in known:
+            raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(known)}.")
 
 
 def make_rows(
@@ -111,6 +122,8 @@ def check_length(prompt_len: int, request: Request, limit: int) -> None:
 @contextlib.contextmanager
 def memory_errors_explained(device: str, request: Request) -> Iterator[None]:
     """A device out of memory as one sentence: what was asked for, and what asks for less."""
+    import torch
+
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -11,12 +11,9 @@ import ipywidgets as widgets
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.presets import PRESETS, PROMPTS
 from ocr_phases.show.html import image_html
 from ocr_phases.strategies import STRATEGIES, VISIONS
-
-# The names the measuring half knows; it is not imported here, because it needs torch (a test compares them).
-PRESETS = ("tiny", "small", "base", "large", "gundam")
-PROMPTS = ("markdown", "ocr", "free", "figure", "describe")
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".pdf")
 _SAMPLE, _PATH, _UPLOAD = "Sample", "File or folder", "Upload"
@@ -178,7 +175,10 @@ class Form(widgets.HBox):
             description="Preset", options=[("the model's own", ""), *((name, name) for name in PRESETS)]
         )
         self.prompt = Choice(
-            "Prompt", dict(zip(PROMPTS, PROMPTS, strict=True)), "markdown", "your words, or locate:words"
+            "Prompt",
+            {name: name for name in PROMPTS if name != "locate"},  # which wants words of the user's own
+            "markdown",
+            "your words, or locate:words",
         )
         self.strategy = widgets.Dropdown(description="Decode strategy", options=STRATEGIES)
         self.vision = widgets.Dropdown(description="Vision strategy", options=VISIONS)
