@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -535,6 +536,17 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
     assert "exit code 1" in outcome.reason and "no_such_module_here" in outcome.reason
 
 
+def test_a_worker_stopped_in_the_middle_of_a_page_leaves_nothing_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = "import pathlib, sys; pathlib.Path(sys.argv[1], 'left').touch(); input(); input()"
+    pool = LocalPool(command=[sys.executable, "-c", program])
+    page = pool.submit({}, None)
+    wait_for(lambda: list(tmp_path.glob("*/left")))
+    pool.close()  # as after Ctrl-C
+    assert page.result().failure == "died"
+    assert not list(tmp_path.iterdir())
+
+
 # -- with the real worker and model -----------------------------------------------------------------
 
 
@@ -578,7 +590,11 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
     assert len(workers) == 1
 
 
-def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_session, tmp_path, capsys):
+def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(
+    tiny_session, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     page, out = str(PAGES / "slide.png"), tmp_path / "out"
     plain = tiny_session.run_inference(page, max_new_tokens=3, repeats=1, warmup=0)
     nameless, damaged = tmp_path / os.fsdecode(b"caf\xe9.png"), tmp_path / "damaged.png"
@@ -597,6 +613,7 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_s
     status = statuses(out)["damaged.png"]
     assert (status["failure"], "damaged" in status["reason"]) == ("the page cannot be read", True)
     assert not list(out.glob("pages/*/*/.*"))
+    assert not list(tmp_path.glob("ocr-*"))  # the kernel's files went with the worker
 
 
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):

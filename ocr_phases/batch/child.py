@@ -12,6 +12,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,8 @@ _numbers = itertools.count()
 class Child:
     """One worker process that does one page at a time. Not for several threads at once.
 
-    ``environment`` is put over this process's own, ``command`` is the program to start.
+    ``environment`` is put over this process's own, ``command`` is the program to start: its last argument is
+    a folder for what must not outlive it, which is removed when it is gone.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Child:
             process.kill()
 
     def stop(self) -> None:
-        """Kill the process, if there is one, and wait until it is gone."""
+        """Kill the process, if there is one, wait until it is gone and remove its folder."""
         if self.process is None:
             return
         self.process.kill()
@@ -87,10 +89,12 @@ class Child:
             with contextlib.suppress(OSError):  # what was left to write has no reader any more
                 self.process.stdin.close()
         self.process = None
+        self.scratch.cleanup()
 
     def _start(self) -> None:
+        self.scratch = tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True)
         self.process = subprocess.Popen(
-            self.command,
+            [*self.command, self.scratch.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

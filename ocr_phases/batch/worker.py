@@ -111,11 +111,12 @@ def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
 
 
 class Notebooks:
-    """Runs ``page_report`` for page after page in a warm kernel."""
+    """Runs ``page_report`` for page after page in a warm kernel; its files are in the folder ``scratch``."""
 
-    def __init__(self) -> None:
-        self.kernel = WarmKernel()
-        self.measuring = WarmKernel(pages_a_kernel=None)  # a new one would load the model again
+    def __init__(self, scratch: str | None = None) -> None:
+        self.kernel = WarmKernel(scratch=scratch)
+        # A new one would load the model again.
+        self.measuring = WarmKernel(pages_a_kernel=None, scratch=scratch)
 
     def measure(self, request: Request, ready: Callable[[], None]) -> Outcome:
         """Measure within the notebook, which keeps its model in the kernel, and render it."""
@@ -287,8 +288,8 @@ def _read_requests(requests: queue.Queue[str]) -> None:
 
 
 def main() -> None:
-    """Serve a driver."""
-    notebooks = Notebooks()
+    """Serve a driver, which gives a folder as the only argument."""
+    notebooks = Notebooks(sys.argv[1])
 
     def handler(request: Request, ready: Callable[[], None]) -> Outcome:
         return handle_page(notebooks, request, ready)

@@ -54,11 +54,13 @@ class WarmKernel:
 
     `lent` gives papermill's options for one notebook. A kernel that died, or a notebook that was broken off,
     makes the next one start afresh; so does the number of notebooks in ``pages_a_kernel`` (None: never).
-    Modules that a notebook changed stay changed until then.
+    Modules that a notebook changed stay changed until then. Its own files are in a folder below ``scratch``
+    (None: the system's for temporary files), which `stop` removes.
     """
 
-    def __init__(self, pages_a_kernel: int | None = PAGES_A_KERNEL) -> None:
+    def __init__(self, pages_a_kernel: int | None = PAGES_A_KERNEL, scratch: str | None = None) -> None:
         self.pages_a_kernel = pages_a_kernel
+        self.scratch = scratch
         self.manager: Any = None
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         self.pages = 0
@@ -151,7 +153,7 @@ class WarmKernel:
         from jupyter_client.manager import AsyncKernelManager
         from jupyter_core.utils import run_sync
 
-        self.folder = tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True)
+        self.folder = tempfile.TemporaryDirectory(prefix="ocr-", dir=self.scratch, ignore_cleanup_errors=True)
         # Not the synchronous one: nbclient would wait for it without ever looking whether it still lives.
         self.manager = AsyncKernelManager(kernel_name="python3", **_manager_options(self.folder.name))
         run_sync(self.manager.start_kernel)(env=_environment(self.folder.name))
