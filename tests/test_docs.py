@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,15 @@ def test_every_link_within_the_repository_leads_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
     inside = [target for target in targets if not re.match(r"[a-z]+:", target)]
     assert [target for target in inside if not (path.parent / target).exists()] == []
+
+
+def test_the_page_report_s_page_names_its_sections_in_their_order() -> None:
+    notebook = json.loads((ROOT / "notebooks" / "page_report.ipynb").read_text(encoding="utf-8"))
+    sections = [cell["source"][0][3:].strip() for cell in notebook["cells"] if cell["source"][0][:3] == "## "]
+    text = (ROOT / "docs" / "page_report.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z][\w ]+?) (?:\(.*\) )?\|", text, re.MULTILINE)
+    rows.remove("Kernels")  # a heading below Timeline's, which not every record has
+    assert rows == sections
 
 
 def test_pictures_are_small_and_shown() -> None:
