@@ -1,7 +1,8 @@
 """Writes the README's speed table from the benchmarks in data/runs: ``python docs/make_speed_table.py``.
 
-Every ``*.json`` there that ``ocr-phases bench`` wrote gives a row a preset. The table stands between two
-markers in README.md; without a benchmark there is nothing between them.
+Every ``*.json`` there that ``ocr-phases bench`` wrote gives a row a preset; benchmarks of other parts on the same
+device and model fill the same row. The table stands between two markers in README.md; without a benchmark there
+is nothing between them.
 """
 
 from __future__ import annotations
@@ -77,10 +78,13 @@ def speed_rows(bench: Mapping[str, Any]) -> list[list[str]]:
 
 def speed_table(benches: list[dict[str, Any]]) -> str:
     """The table in Markdown; empty where there is no benchmark."""
-    rows = [row for bench in benches for row in speed_rows(bench)]
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for row in (row for bench in benches for row in speed_rows(bench)):
+        known = rows.setdefault(tuple(row[:2]), row)
+        rows[tuple(row[:2])] = [new if old == NONE else old for old, new in zip(known, row, strict=True)]
     if not rows:
         return ""
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows]
+    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows.values()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -304,6 +304,17 @@ def test_the_speed_table_has_a_row_a_preset(script: ModuleType, tmp_path: Path) 
     assert cells == [*expected, "0.90 (0.90 to 0.90)", "–", "98.9 %"]
 
 
+def test_benchmarks_of_other_parts_fill_the_same_row(script: ModuleType) -> None:
+    parts = []
+    for part in ("prefill", "strategies"):
+        bench = copy.deepcopy(example())
+        bench["results"] = [result for result in bench["results"] if result["part"] == part]
+        parts.append(bench)
+    row = script.speed_table(parts).splitlines()[2:]
+    assert len(row) == 1
+    assert row[0].startswith("| NVIDIA H200, `dummy` bfloat16 | base | 40.0 ms | 4.00 ms | – | 1.00 ms | 0.500 ms |")
+
+
 def test_the_table_stands_between_the_markers(script: ModuleType) -> None:
     text = f"a\n\n{script.BEGIN}\n{script.END}\n\nb"
     filled = script.with_table(text, "| x |")

@@ -25,11 +25,12 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.measure import environment, phases
 from ocr_phases.measure.images import load_page
-from ocr_phases.measure.page import get_preset
+from ocr_phases.measure.page import DeviceInputs
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.measure.strategies import current_device, decode_attention
 from ocr_phases.measure.sweep import free_memory, one_sentence
 from ocr_phases.measure.timeline import NoTimeline, Timeline
+from ocr_phases.presets import get_preset
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
@@ -37,6 +38,7 @@ PARTS = ("marks", "overhead", "collectors", "closure", "prefill", "strategies", 
 
 _MARKS = 1_000  # marks a sample
 _MARK_SAMPLES = 15
+_BLOCK = 16  # decode steps between turns
 
 
 @dataclass(frozen=True)
@@ -205,25 +207,43 @@ def _overhead(bench: _Bench) -> dict[str, Any]:
 def _collectors(bench: _Bench) -> dict[str, Any]:
     """The same two phases with spans and without: ms on the host's clock until the device is done.
 
-    The spans are read afterwards, as in every run. What they cost in a step, and why that is more than a
-    mark costs in `_marks`, is in ``docs/bench.md``.
+    Both runs of a pair go on block by block, in turns, because a host's pace changes by more within seconds
+    than spans cost. They are read afterwards, as in every run. What they cost in a step, and why that is
+    more than a mark costs in `_marks`, is in ``docs/bench.md``.
     """
     session, tokens = bench.session, bench.settings.max_new_tokens
     inputs = session.prepare(bench.page, preset=bench.preset).to(session.device, session.dtype)
+    stops = [*range(1, tokens, _BLOCK), tokens]
+    times: dict[str, list[float]] = {"on_ms": [], "off_ms": []}
+    for number in range(-1, bench.settings.pairs):
+        timelines = {"on_ms": Timeline(session.device), "off_ms": NoTimeline()}
+        runs = {name: _in_blocks(session, inputs, stops, timeline) for name, timeline in timelines.items()}
+        spent = dict.fromkeys(runs, 0.0)
+        for turn in range(len(stops)):
+            for name in sorted(runs, reverse=(number + turn) % 2 == 1):
+                spent[name] += next(runs[name])
+        timelines["on_ms"].rows()
+        if number >= 0:  # the first pair warms up
+            for name, milliseconds in spent.items():
+                times[name].append(milliseconds)
+    return {name: _rounded(values) for name, values in times.items()}
 
-    def timed(timeline: Timeline) -> float:
+
+def _in_blocks(
+    session: DeepSeekOCRSession, inputs: DeviceInputs, stops: Sequence[int], timeline: Timeline
+) -> Iterator[float]:
+    """Both phases with a halt after each of ``stops`` tokens, the first being the prefill's: ms of each."""
+    state = None
+    for tokens in stops:
         start = perf_counter()
         with decode_attention(session.device):
-            phases.generate(session.model, inputs, tokens, timeline, pad_id=session.pad_id)
+            if state is None:
+                state = phases.prefill(session.model, inputs, timeline)
+            else:
+                phases.decode(session.model, state, tokens, timeline, pad_id=session.pad_id)
         if torch.device(session.device).type == "cuda":
             torch.cuda.synchronize()
-        took = (perf_counter() - start) * 1e3
-        timeline.rows()
-        return took
-
-    return _alternating(
-        bench, {"on_ms": lambda: timed(Timeline(session.device)), "off_ms": lambda: timed(NoTimeline())}
-    )
+        yield (perf_counter() - start) * 1e3
 
 
 def _alternating(bench: _Bench, ways: dict[str, Callable[[], float]]) -> dict[str, Any]:
