@@ -1,8 +1,8 @@
 """Writes the README's speed table from the benchmarks in data/runs: ``python docs/make_speed_table.py``.
 
-Every ``*.json`` there that ``ocr-phases bench`` wrote gives a row a preset; benchmarks of other parts on the same
-device and model fill the same row. The table stands between two markers in README.md; without a benchmark there
-is nothing between them.
+Every ``*.json`` there that ``ocr-phases bench`` wrote gives a row a preset; benchmarks of other parts on the
+same device and model fill the same row. The table stands between two markers in README.md; without a
+benchmark there is nothing between them.
 """
 
 from __future__ import annotations

@@ -312,7 +312,9 @@ def test_benchmarks_of_other_parts_fill_the_same_row(script: ModuleType) -> None
         parts.append(bench)
     row = script.speed_table(parts).splitlines()[2:]
     assert len(row) == 1
-    assert row[0].startswith("| NVIDIA H200, `dummy` bfloat16 | base | 40.0 ms | 4.00 ms | – | 1.00 ms | 0.500 ms |")
+    assert row[0].startswith(
+        "| NVIDIA H200, `dummy` bfloat16 | base | 40.0 ms | 4.00 ms | – | 1.00 ms | 0.500 ms |"
+    )
 
 
 def test_the_table_stands_between_the_markers(script: ModuleType) -> None:

@@ -21,6 +21,7 @@ if not CODE.is_dir():
 pytest.importorskip("transformers.models.unlimited_ocr")
 sys.path.insert(0, str(CODE))
 
+import average  # noqa: E402
 import evaluate  # noqa: E402
 import forward  # noqa: E402
 import metrics  # noqa: E402
@@ -361,6 +362,19 @@ def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path)
     figures = metrics.summary([result for result, _ in read])
     assert figures["pages"] == 2
     assert 0 < figures["tokens"] <= 5
+
+
+def test_the_mean_of_two_checkpoints(vocabulary: Path, tmp_path: Path) -> None:
+    run = training(toy_config(), tmp_path / "run", vocabulary)
+    head = run.modules["model"].lm_head.weight
+    for name, value in (("one", 1.0), ("two", 2.0)):
+        torch.nn.init.constant_(head, value)
+        state.export(run.modules["model"], vocabulary, tmp_path / name)
+    average.average([tmp_path / "one", tmp_path / "two"], tmp_path / "mean")
+    mean = DeepSeekOCRSession.from_local(tmp_path / "mean", device="cpu").model
+    assert torch.equal(mean.lm_head.weight.float(), torch.full_like(head, 1.5))
+    inside = mean.model.view_separator
+    assert torch.equal(inside.float(), run.modules["model"].model.view_separator.bfloat16().float())
 
 
 def test_a_perfect_answer_scores_perfectly() -> None:
