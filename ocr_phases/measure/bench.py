@@ -135,13 +135,10 @@ def run_bench(
 
 
 def _plan(settings: BenchSettings) -> Iterator[tuple[str, str]]:
-    """The parts in their order, each at every preset; what depends on no preset comes once.
-
-    What captures graphs comes last: eager launches have been slower after it (data/runs/README.md).
-    """
-    for part in PARTS:
-        if part in settings.parts:
-            for preset in settings.presets[: 1 if part == "marks" else None]:
+    """The parts in their order, preset by preset; what depends on no preset comes once."""
+    for number, preset in enumerate(settings.presets):
+        for part in PARTS:
+            if part in settings.parts and (part != "marks" or number == 0):
                 yield part, preset
 
 
@@ -274,7 +271,7 @@ def _closure(bench: _Bench) -> dict[str, Any]:
 def _prefill(bench: _Bench) -> dict[str, Any]:
     """The prefill with vision as it is and compiled, in turns: wall and device ms, and vision's part."""
     visions = [vision for vision in VISIONS if vision in ("eager", *bench.settings.strategies)]
-    ready, failed = _ready(bench, visions)
+    ready, failed = _ready(bench, "vision", visions, 1)
     times: dict[str, dict[str, list[float]]] = {
         vision: {"host_ms": [], "device_ms": [], "vision_ms": []} for vision in ready
     }
@@ -296,36 +293,31 @@ def _prefill(bench: _Bench) -> dict[str, Any]:
 
 
 def _strategies(bench: _Bench) -> dict[str, Any]:
-    """Decode by each strategy: ms of every step, of the whole decode, setup, and the tokens.
-
-    One after the other, eager before a graph is captured.
-    """
+    """Decode by each strategy, in turns: ms of every step, of the whole decode, setup, and the tokens."""
     asked = bench.settings
-    reference = bench.run().results
+    ready, failed = _ready(bench, "strategy", asked.strategies, asked.max_new_tokens, verify=True)
+    reference = ready["eager"].results if "eager" in ready else bench.run().results
     ways: dict[str, dict[str, Any]] = {}
-    failed = {}
-    for strategy in sorted(asked.strategies, key=STRATEGIES.index):
-        try:
-            first = bench.run(strategy=strategy, warmup=1, verify=True)
-            runs = [bench.run(strategy=strategy) for _ in range(asked.rounds)]
-        except (OcrPhasesError, RuntimeError) as error:
-            failed[strategy] = one_sentence(error)
-            free_memory(bench.session.device)
-            continue
-        ways[strategy] = {
-            "setup": first.model.get("strategy_setup"),
-            "eos_check_every": first.request["eos_check_every"],
-            "cache_len": [first.cache["lengths"][0], first.cache["lengths"][-1]],
-            "equal_tokens": _equal_tokens(reference, first.results),
-            "tokens": first.token_count,
-            # Whether tokens that differ from generate()'s do so at a tie.
-            "parity": next((check for check in first.checks if check["name"] == "parity"), None),
-            **_floor(first),
-            "step_ms": [_rounded(run.stage_ms("decode_step")) for run in runs],
-            "decode_ms": [round(_phase(run, "decode", "host_ms"), 4) for run in runs],
-        }
-    if not ways:
-        raise OcrPhasesError(" ".join(failed.values()))
+    for _ in range(bench.settings.rounds):
+        for strategy, first in ready.items():
+            run = bench.run(strategy=strategy)
+            kept = ways.setdefault(
+                strategy,
+                {
+                    "setup": first.model.get("strategy_setup"),
+                    "eos_check_every": first.request["eos_check_every"],
+                    "cache_len": [run.cache["lengths"][0], run.cache["lengths"][-1]],
+                    "equal_tokens": _equal_tokens(reference, first.results),
+                    "tokens": first.token_count,
+                    # Whether tokens that differ from generate()'s do so at a tie.
+                    "parity": next((check for check in first.checks if check["name"] == "parity"), None),
+                    **_floor(first),
+                    "step_ms": [],
+                    "decode_ms": [],
+                },
+            )
+            kept["step_ms"].append(_rounded(run.stage_ms("decode_step")))
+            kept["decode_ms"].append(round(_phase(run, "decode", "host_ms"), 4))
     # Last, because a profiler may slow down what comes after it.
     for strategy, kept in ways.items():
         kept.update(_busy(bench, "decode_step", strategy=strategy))
@@ -354,14 +346,17 @@ def _batches(bench: _Bench) -> dict[str, Any]:
     return {"ways": ways, "ways_failed": failed}
 
 
-def _ready(bench: _Bench, visions: Sequence[str]) -> tuple[dict[str, PhaseRun], dict[str, str]]:
-    """A first prefill by each vision, which makes it ready and warm; and why the others cannot run here."""
+def _ready(
+    bench: _Bench, setting: str, values: Sequence[str], max_new_tokens: int, *, verify: bool = False
+) -> tuple[dict[str, PhaseRun], dict[str, str]]:
+    """A first run of each way, which makes it ready and warm; and why the others cannot run here."""
     ready, failed = {}, {}
-    for vision in visions:
+    for value in values:
         try:
-            ready[vision] = bench.run(warmup=1, vision=vision, max_new_tokens=1)
+            options: dict[str, Any] = {setting: value, "max_new_tokens": max_new_tokens}
+            ready[value] = bench.run(warmup=1, verify=verify, **options)
         except (OcrPhasesError, RuntimeError) as error:
-            failed[vision] = one_sentence(error)
+            failed[value] = one_sentence(error)
             free_memory(bench.session.device)
     if not ready:
         raise OcrPhasesError(" ".join(failed.values()))

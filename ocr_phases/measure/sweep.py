@@ -62,7 +62,7 @@ def make_cells(
     lengths: Sequence[int],
     visions: Sequence[str] = ("eager",),
 ) -> list[Cell]:
-    """Every combination once, eager cells first; `OcrPhasesError` for what no sweep could measure."""
+    """Every combination once; `OcrPhasesError` for what no sweep could measure."""
     for preset in presets:
         get_preset(preset)
     for what, names, known in (("strategy", strategies, STRATEGIES), ("vision", visions, VISIONS)):
@@ -76,9 +76,7 @@ def make_cells(
             if value < 1:
                 raise OcrPhasesError(f"{value} is no {name}: it must be at least 1.")
     combined = itertools.product(presets, strategies, batches, lengths, visions)
-    # Eager launches have been slower in a process that captured graphs (data/runs/README.md).
-    ordered = sorted(combined, key=lambda values: values[1] != "eager")
-    cells = list(dict.fromkeys(Cell(*values) for values in ordered))
+    cells = list(dict.fromkeys(Cell(*values) for values in combined))
     if not cells:
         raise OcrPhasesError(
             "A sweep needs at least one preset, strategy, batch size, number of tokens and way of vision."
