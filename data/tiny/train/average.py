@@ -2,8 +2,8 @@
 
     python data/tiny/train/average.py data/tiny RUN/checkpoint --out MEAN
 
-A run that went on from a checkpoint ends near it, on the other side of what both are trying to reach: their
-mean reads better than either (Wortsman et al., 2022, "Model soups").
+A run that went on from a checkpoint ends near it, and their mean often reads better than either (Wortsman et
+al., 2022, "Model soups").
 """
 
 from __future__ import annotations
