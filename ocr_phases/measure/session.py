@@ -22,7 +22,7 @@ from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_d
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
-from ocr_phases.measure.page import DeviceInputs, PageInputs, get_preset, make_views, pack
+from ocr_phases.measure.page import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
 from ocr_phases.measure.references import references
@@ -38,6 +38,7 @@ from ocr_phases.measure.strategies import (
 )
 from ocr_phases.measure.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.measure.witness import Witness, input_verdicts
+from ocr_phases.presets import get_preset
 from ocr_phases.record import PhaseRun
 
 

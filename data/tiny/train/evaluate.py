@@ -188,11 +188,12 @@ def _row(
 ) -> dict[str, Any]:
     start = time.perf_counter()
     results = read_cases(checkpoint, codec, cases, device, batch)
-    figures = {key: round(value, 5) for key, value in summary([result for result, _ in results]).items()}
-    rates = [result.edits / max(1, result.letters) for result, _ in results]
+    scores = [result for result, _ in results]
+    figures = {key: round(value, 5) for key, value in summary(scores).items()}
+    rates = [result.edits / max(1, result.letters) for result in scores]
     row: dict[str, Any] = {"preset": preset, "condition": condition, **figures}
     row["seconds"] = round(time.perf_counter() - start, 1)
-    row["by_letters"] = by_length([result for result, _ in results])
+    row["by_letters"] = by_length(scores)
     if condition == "samples":
         row["each"] = {
             case.name: {"cer": round(rate, 5), "found": result.found, "regions": result.truths}
