@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,24 @@ def test_lines_are_the_regions_text_line_by_line() -> None:
             wanted = [line for r in page.regions if r.label == label for line in r.text.split("\n")]
             found = [line.text for line in page.lines if line.label == label]
             assert found == [line.removeprefix("## ").removeprefix("# ") for line in wanted]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_letters_stand_in_their_lines_on_ink(seed: int) -> None:
+    page = random_page(seed)
+    ink = (np.asarray(page.image) != np.asarray(page.image)[0, 0]).any(axis=2)
+    for piece in page.letters:
+        assert (np.diff(piece.middles[:, 0]) > 0).all()
+        for letter, (x, y) in zip(piece.text, piece.middles.astype(int), strict=True):
+            assert not letter.isalnum() or ink[y - 5 : y + 6, x - 5 : x + 6].any(), (letter, x, y)
+    if not any(region.label == "equation" for region in page.regions):  # whose lines are in TeX
+        drawn, told = ("".join(part.text for part in parts) for parts in (page.letters, page.lines))
+        assert Counter(drawn.replace(" ", "")) == Counter(told.replace(" ", ""))
+    for shown in (page, synth.degrade(page, random.Random(seed), 1.0)):
+        boxes = np.array([line.box for line in shown.lines]) / synth.BOX_MAX * 512
+        for piece in shown.letters:
+            for spot in piece.middles:
+                assert ((boxes[:, :2] <= spot + 1) & (spot - 1 <= boxes[:, 2:])).all(axis=1).any(), piece
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ROOT / "data" / "tiny" / "train"
@@ -31,10 +32,10 @@ import state  # noqa: E402
 import tokenizer as tokens  # noqa: E402
 import train  # noqa: E402
 
-from ocr_phases import DeepSeekOCRSession  # noqa: E402
+from ocr_phases import DeepSeekOCRSession, synth  # noqa: E402
 from ocr_phases.measure.checkpoint import ROUND_TRIP, load_tokenizer  # noqa: E402
 from ocr_phases.measure.page import PRESETS, make_views, pack, resolve_prompt  # noqa: E402
-from ocr_phases.synth import draw_page  # noqa: E402
+from ocr_phases.synth.page import Letters  # noqa: E402
 
 SHAPE = {
     "sam_width": 32,
@@ -158,7 +159,7 @@ def test_tokens_are_what_the_page_is_made_of(codec: tokens.Codec) -> None:
 
 @pytest.mark.parametrize("prompt", ["markdown", "free", "ocr"])
 def test_a_target_says_what_stands_on_the_page(codec: tokens.Codec, prompt: str) -> None:
-    page = draw_page("invoice", 512)
+    page = synth.draw_page("invoice", 512)
     ids = codec.target(page, prompt)
     assert ids[-1] == tokens.EOS
     lines = "\n".join(
@@ -265,6 +266,24 @@ def test_examples_are_cut_by_the_package_and_fit_their_bucket(codec: tokens.Code
     assert example.characters.any()
 
 
+def test_the_character_map_names_letters_where_the_global_view_shows_them() -> None:
+    def mapped(name: str, size: tuple[int, int], middles: list[tuple[float, float]]) -> dict[Any, str]:
+        letters = (Letters("A b", np.array(middles)),)
+        page = synth.SynthPage(Image.new("RGB", size), (), letters=letters)
+        cells = pages.character_map(page, PRESETS[name])
+        assert cells.shape == (PRESETS[name].base_size // 16, PRESETS[name].base_size // 8)
+        return {(row, column): synth.CHARACTERS[cells[row, column] - 1] for row, column in np.argwhere(cells)}
+
+    spots = [(20.0, 24.0), (100.0, 24.0), (500.0, 510.0)]
+    assert mapped("tiny", (512, 512), spots) == {(1, 2): "A", (31, 62): "b"}
+    assert mapped("tiny", (1024, 512), spots) == {(1, 1): "A", (31, 31): "b"}  # squeezed
+    # Letterboxed: twice as large, 320 pixels down.
+    assert mapped("large", (640, 320), [(10.0, 10.0), (0.0, 0.0), (639.0, 319.0)]) == {
+        (21, 2): "A",
+        (59, 159): "b",
+    }
+
+
 def test_every_preset_and_grid_has_a_bucket() -> None:
     config = json.loads((CODE / "config.json").read_text())
     buckets = pages.make_buckets(config["buckets"])
@@ -351,7 +370,7 @@ def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path)
     run.run(float("inf"))
     folder = run.export()
     session = DeepSeekOCRSession.from_local(folder, device="cpu")
-    measured = session.run_inference(draw_page("form", 512).image, preset="tiny", max_new_tokens=3)
+    measured = session.run_inference(synth.draw_page("form", 512).image, preset="tiny", max_new_tokens=3)
     assert len(measured.token_table) <= 3
     codec = tokens.Codec.load(folder)
     tasks = evaluate.draw_tasks(toy_config(), "tiny", "effects", 2, None)
@@ -378,7 +397,7 @@ def test_the_mean_of_two_checkpoints(vocabulary: Path, tmp_path: Path) -> None:
 
 
 def test_a_perfect_answer_scores_perfectly() -> None:
-    truth = draw_page("invoice", 512).markdown
+    truth = synth.draw_page("invoice", 512).markdown
     perfect = metrics.summary([metrics.score(truth, truth, ended=True, tokens=9)])
     assert perfect["cer"] == perfect["out_of_order"] == 0
     assert all(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from ocr_phases.synth.page import BOX_MAX, Box, Region, SynthPage, to_box
+from ocr_phases.synth.page import BOX_MAX, Box, Letters, Region, SynthPage, to_box
 
 #: A 3 x 3 matrix that takes homogeneous pixel coordinates of the page to those of the scan.
 Mapping = NDArray[np.float64]
@@ -35,7 +36,7 @@ def degrade(page: SynthPage, rng: random.Random, strength: float) -> SynthPage:
     for effect, chance in ((_resample, 0.4), (_blur, 0.4), (_expose, 0.8), (_compress, 0.5)):
         if rng.random() < chance * (0.4 + 0.6 * strength):
             image = effect(image, rng, strength)
-    return SynthPage(image, moved.regions, moved.lines, moved.decoration)
+    return replace(moved, image=image)
 
 
 def _move(page: SynthPage, rng: random.Random, strength: float) -> SynthPage:
@@ -74,6 +75,7 @@ def _move(page: SynthPage, rng: random.Random, strength: float) -> SynthPage:
         tuple(_moved(region, mapping, width, height) for region in page.regions),
         tuple(_moved(line, mapping, width, height) for line in page.lines),
         tuple(_moved_box(box, mapping, width, height) for box in page.decoration),
+        tuple(Letters(piece.text, _projected(piece.middles, mapping)) for piece in page.letters),
     )
 
 
@@ -92,19 +94,24 @@ def _about(middle: tuple[float, float], change: Mapping) -> Mapping:
 
 
 def _corners(box: Box, mapping: Mapping, width: int, height: int) -> NDArray[np.float64]:
-    """Where a box's four corners come to lie, pixels."""
+    """Where a box's four corners come to lie, pixels [4, 2]."""
     x1, x2 = (v * width / BOX_MAX for v in box[::2])
     y1, y2 = (v * height / BOX_MAX for v in box[1::2])
-    moved = mapping @ np.array([[x1, x2, x2, x1], [y1, y1, y2, y2], [1, 1, 1, 1]], dtype=np.float64)
-    return moved[:2] / moved[2]
+    return _projected(np.array([[x1, y1], [x2, y1], [x2, y2], [x1, y2]], dtype=np.float64), mapping)
+
+
+def _projected(points: NDArray[np.float64], mapping: Mapping) -> NDArray[np.float64]:
+    """Where points [n, 2] come to lie."""
+    moved = np.column_stack((points, np.ones(len(points)))) @ mapping.T
+    return moved[:, :2] / moved[:, 2:]
 
 
 def _extent(
     boxes: list[Box], mapping: Mapping, width: int, height: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The smallest and the largest coordinates of all boxes on the scan, pixels."""
-    points = np.concatenate([_corners(box, mapping, width, height) for box in boxes], axis=1)
-    return points.min(axis=1), points.max(axis=1)
+    points = np.concatenate([_corners(box, mapping, width, height) for box in boxes])
+    return points.min(axis=0), points.max(axis=0)
 
 
 def _moved(region: Region, mapping: Mapping, width: int, height: int) -> Region:
@@ -113,7 +120,7 @@ def _moved(region: Region, mapping: Mapping, width: int, height: int) -> Region:
 
 def _moved_box(box: Box, mapping: Mapping, width: int, height: int) -> Box:
     points = _corners(box, mapping, width, height)
-    (x1, y1), (x2, y2) = points.min(axis=1), points.max(axis=1)
+    (x1, y1), (x2, y2) = points.min(axis=0), points.max(axis=0)
     # A box has been rounded outwards once; half a unit less keeps it from growing by another one.
     half_x, half_y = 0.5 * width / BOX_MAX, 0.5 * height / BOX_MAX
     return to_box((x1 + half_x, y1 + half_y, x2 - half_x, y2 - half_y), width, height)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL
+from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin, features
 
 from ocr_phases.files import write_atomic
@@ -38,6 +40,14 @@ class Region:
 
 
 @dataclass(frozen=True, eq=False)
+class Letters:
+    """A piece of text that was drawn in one go; ``middles`` [n, 2]: x and y in pixels of each character's."""
+
+    text: str
+    middles: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
 class SynthPage:
     """A drawn page and what stands on it."""
 
@@ -50,6 +60,8 @@ class SynthPage:
     part of the picture."""
     decoration: tuple[Box, ...] = ()
     """Boxes, in 0..999, of what is drawn and belongs to no region: rules, bands, panels behind text."""
+    letters: tuple[Letters, ...] = ()
+    """Where the letters of the regions' text stand; of random pages only."""
 
     @property
     def markdown(self) -> str:

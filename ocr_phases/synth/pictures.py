@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from ocr_phases.synth.fonts import Face
 from ocr_phases.synth.page import Pixels
-from ocr_phases.synth.sheet import Colour, Setting, Sheet
+from ocr_phases.synth.sheet import Colour, Sheet
 
 _HUES = (
     (58, 92, 138),
@@ -222,7 +222,7 @@ def picture(sheet: Sheet, paint: Painter, height: int, width: int = 0, align: st
 
 def _label(sheet: Sheet, face: Face, text: str, x: int, baseline: int, colour: Colour | None = None) -> None:
     if sheet.words.shows(text):
-        sheet.ink(text, x, baseline, Setting(face, colour or sheet.look.ink, 0))
+        sheet.draw.text((x, baseline), text, fill=colour or sheet.look.ink, font=face.font, anchor="ls")
 
 
 def _frame(sheet: Sheet, box: Pixels, filled: float) -> None:

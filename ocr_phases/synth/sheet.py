@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 from ocr_phases.synth.fonts import Face, FontFamily, load_face
-from ocr_phases.synth.page import Pixels, Region, SynthPage, to_box
+from ocr_phases.synth.page import Letters, Pixels, Region, SynthPage, to_box
 from ocr_phases.synth.words import Words
 
 Colour = tuple[int, int, int]
@@ -71,6 +71,7 @@ class Sheet:
         self.draw = ImageDraw.Draw(self.image)
         self.regions: list[Region] = []
         self.lines: list[Region] = []
+        self._letters: list[Letters] = []
         self._decoration: list[Pixels] = []
         self.left, self.right, self.y, self.bottom = 0, size[0], 0, size[1]
 
@@ -87,7 +88,7 @@ class Sheet:
     def page(self) -> SynthPage:
         """What has been drawn so far."""
         decoration = tuple(to_box(pixels, *self.image.size) for pixels in self._decoration)
-        return SynthPage(self.image, tuple(self.regions), tuple(self.lines), decoration)
+        return SynthPage(self.image, tuple(self.regions), tuple(self.lines), decoration, tuple(self._letters))
 
     def face(self, style: str = "regular", scale: float = 1.0, *, display: bool = False) -> Face:
         """The page's type in a style (regular, bold, italic; regular where the family lacks it) and size."""
@@ -220,6 +221,7 @@ class Sheet:
         face = setting.face
         x1, y1, x2, y2 = face.ink(text)
         self.draw.text((x, baseline), text, fill=setting.colour, font=face.font, anchor="ls")
+        self._letters.append(Letters(text, face.middles(text) + (x, baseline)))
         if setting.underline:
             drop, thick = max(2, face.size // 9), max(1, face.size // 14)
             self.draw.rectangle((x, baseline + drop, x + x2 - 1, baseline + drop + thick - 1), setting.colour)

@@ -32,7 +32,6 @@ from ocr_phases.synth import (
     SynthPage,
     debian_families,
     degrade,
-    load_font,
     matplotlib_families,
     random_page,
 )
@@ -225,34 +224,23 @@ def _prompt(codec: Codec, kind: str) -> list[int]:
 
 
 def character_map(page: SynthPage, preset: Preset) -> np.ndarray:
-    """Which character lies in each cell of the global view, uint8 [S/16, S/8]: from 1, as in CHARACTERS.
+    """Which letter stands in each cell of the global view, uint8 [S/16, S/8]: from 1, as in CHARACTERS.
 
-    The page knows its lines, not its letters: they are spread over their line by their width in a common
-    face, which is near enough for a teacher that retires early.
+    Where two of them share a cell, the later one is named.
     """
     side = preset.base_size
-    width, height = page.image.size
-    scale, shift = (side, side), (0.0, 0.0)
+    size = np.array(page.image.size, dtype=np.float64)
+    scale, shift = side / size, np.zeros(2)
     if preset.crops or side > 640:
-        longest = max(width, height)
-        scale = side * width / longest, side * height / longest
-        shift = (side - scale[0]) / 2, (side - scale[1]) / 2
+        scale = np.full(2, side / size.max())
+        shift = (side - scale * size) / 2
     cells = np.zeros((side // CELL[1], side // CELL[0]), np.uint8)
-    for line in page.lines:
-        x1, y1, x2, y2 = (v / 999 * scale[i % 2] + shift[i % 2] for i, v in enumerate(line.box))
-        row = int((y1 + y2) / 2 // CELL[1])
-        advances = np.array([_advance(letter) for letter in line.text])
-        middles = (np.cumsum(advances) - advances / 2) / max(1e-6, float(advances.sum()))
-        columns = ((x1 + middles * (x2 - x1)) // CELL[0]).astype(int)
-        for letter, column in zip(line.text, columns, strict=True):
+    for piece in page.letters:
+        spots = ((piece.middles * scale + shift) // CELL).astype(int)
+        for letter, (column, row) in zip(piece.text, spots, strict=True):
             if letter != " " and 0 <= row < cells.shape[0] and 0 <= column < cells.shape[1]:
                 cells[row, column] = _class(letter)
     return cells
-
-
-@cache
-def _advance(letter: str) -> float:
-    return sum(load_font(face, 64).getlength(letter) for face in ("DejaVuSans", "DejaVuSerif"))
 
 
 @cache
