@@ -268,7 +268,7 @@ def test_examples_are_cut_by_the_package_and_fit_their_bucket(codec: tokens.Code
 
 def test_the_character_map_names_letters_where_the_global_view_shows_them() -> None:
     def mapped(name: str, size: tuple[int, int], middles: list[tuple[float, float]]) -> dict[Any, str]:
-        letters = (Letters("A b", np.array(middles)),)
+        letters = (Letters("A b", 12, np.array(middles)),)
         page = synth.SynthPage(Image.new("RGB", size), (), letters=letters)
         cells = pages.character_map(page, PRESETS[name])
         assert cells.shape == (PRESETS[name].base_size // 16, PRESETS[name].base_size // 8)
@@ -282,6 +282,17 @@ def test_the_character_map_names_letters_where_the_global_view_shows_them() -> N
         (21, 2): "A",
         (59, 159): "b",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "shown"),
+    [("tiny", (1024, 512), 14.1), ("large", (640, 320), 40), ("gundam 2x1", (640, 320), 40)],
+)
+def test_type_is_as_large_as_the_views_show_it(name: str, size: tuple[int, int], shown: float) -> None:
+    bucket = pages.make_buckets(json.loads((CODE / "config.json").read_text())["buckets"])[name]
+    letters = (Letters("title", 60, np.zeros((5, 2))), Letters("its text", 20, np.zeros((8, 2))))
+    page = synth.SynthPage(Image.new("RGB", size), (), letters=letters)
+    assert pages.type_shown(page, bucket) == pytest.approx(shown, abs=0.1)
 
 
 def test_every_preset_and_grid_has_a_bucket() -> None:
@@ -414,6 +425,10 @@ def test_errors_are_counted() -> None:
     assert (swapped.out_of_order, swapped.found, swapped.well_formed) == (1, 2, True)
     half = metrics.score(one.replace("abcd", "abxd"), f"{one}\n\n{two}", ended=False, tokens=1)
     assert (half.edits, half.letters, half.found, half.truths) == (6, 9, 1, 2)
+    assert metrics.by_type([half, swapped, half], [17.9, 20.0, 23.0]) == {
+        "0": {"pages": 1, "cer": round(half.edits / half.letters, 5)},
+        "20": {"pages": 2, "cer": round((half.edits + swapped.edits) / (half.letters + swapped.letters), 5)},
+    }
     assert metrics.by_length([half, swapped], step=8) == {
         "16": {"pages": 2, "cer": round((6 + swapped.edits) / 18, 5)},
     }

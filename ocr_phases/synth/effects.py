@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from ocr_phases.synth.page import BOX_MAX, Box, Letters, Region, SynthPage, to_box
+from ocr_phases.synth.page import BOX_MAX, Box, Region, SynthPage, to_box
 
 #: A 3 x 3 matrix that takes homogeneous pixel coordinates of the page to those of the scan.
 Mapping = NDArray[np.float64]
@@ -75,7 +75,7 @@ def _move(page: SynthPage, rng: random.Random, strength: float) -> SynthPage:
         tuple(_moved(region, mapping, width, height) for region in page.regions),
         tuple(_moved(line, mapping, width, height) for line in page.lines),
         tuple(_moved_box(box, mapping, width, height) for box in page.decoration),
-        tuple(Letters(piece.text, _projected(piece.middles, mapping)) for piece in page.letters),
+        tuple(replace(piece, middles=_projected(piece.middles, mapping)) for piece in page.letters),
     )
 
 

@@ -41,9 +41,13 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Letters:
-    """A piece of text that was drawn in one go; ``middles`` [n, 2]: x and y in pixels of each character's."""
+    """A piece of text that was drawn in one go.
+
+    size: of its type as it was set, pixels. middles: [n, 2], x and y of each character's middle, pixels.
+    """
 
     text: str
+    size: int
     middles: NDArray[np.float64]
 
 

@@ -221,7 +221,7 @@ class Sheet:
         face = setting.face
         x1, y1, x2, y2 = face.ink(text)
         self.draw.text((x, baseline), text, fill=setting.colour, font=face.font, anchor="ls")
-        self._letters.append(Letters(text, face.middles(text) + (x, baseline)))
+        self._letters.append(Letters(text, face.size, face.middles(text) + (x, baseline)))
         if setting.underline:
             drop, thick = max(2, face.size // 9), max(1, face.size // 14)
             self.draw.rectangle((x, baseline + drop, x + x2 - 1, baseline + drop + thick - 1), setting.colour)

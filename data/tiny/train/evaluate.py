@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from metrics import Score, by_length, score, summary
-from pages import Bucket, load_families, make_buckets, make_page
+from metrics import Score, by_length, by_type, score, summary
+from pages import Bucket, load_families, make_buckets, make_page, type_shown
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -49,12 +49,16 @@ _VIEWS = 32
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One page to read: a name to report, its views, the truth as text and its length in tokens."""
+    """One page to read: a name to report, its views, the truth as text and its length in tokens.
+
+    type_px: its type in pixels as the views show it; 0 where nobody knows.
+    """
 
     name: str
     views: PageViews
     truth: str
     tokens: int
+    type_px: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,11 @@ def draw_case(codec: Codec, task: Task) -> Case:
     rng = random.Random(f"evaluate {task.condition} {task.bucket.name} {task.number}")
     stage = {**task.stage, "degrade": 0.0, "colour": 1.0 if task.condition == "colour" else 0.0}
     page = make_page(rng, task.bucket, stage, task.families)
+    type_px = type_shown(page, task.bucket)
     if task.condition == "effects":
         page = degrade(page, rng, rng.uniform(0.2, 1.0))
     views = make_views(page.image, task.bucket.preset)
-    return Case(f"{task.number}", views, page.markdown, len(codec.target(page, "markdown")))
+    return Case(f"{task.number}", views, page.markdown, len(codec.target(page, "markdown")), type_px)
 
 
 def draw_tasks(
@@ -194,7 +199,9 @@ def _row(
     row: dict[str, Any] = {"preset": preset, "condition": condition, **figures}
     row["seconds"] = round(time.perf_counter() - start, 1)
     row["by_letters"] = by_length(scores)
-    if condition == "samples":
+    if condition != "samples":
+        row["by_type_px"] = by_type(scores, [case.type_px for case in cases])
+    else:
         row["each"] = {
             case.name: {"cer": round(rate, 5), "found": result.found, "regions": result.truths}
             for case, rate, (result, _) in zip(cases, rates, results, strict=True)

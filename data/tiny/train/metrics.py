@@ -170,10 +170,19 @@ def summary(scores: Sequence[Score]) -> dict[str, float]:
 
 def by_length(scores: Sequence[Score], step: int = 150) -> dict[str, dict[str, float]]:
     """Error rate over all characters of pages that hold up to 150 letters, up to 300, and so on."""
-    groups: dict[int, list[Score]] = {}
-    for page in scores:
-        groups.setdefault(max(1, -(-page.letters // step)) * step, []).append(page)
-    return {
-        str(longest): {"pages": len(pages), "cer": round(summary(pages)["cer"], 5)}
-        for longest, pages in sorted(groups.items())
-    }
+    return _by_group(scores, [max(1, -(-page.letters // step)) * step for page in scores])
+
+
+def by_type(
+    scores: Sequence[Score], sizes: Sequence[float], edges: Sequence[int] = (0, 18, 20, 24)
+) -> dict[str, dict[str, float]]:
+    """Error rate over all characters of pages whose type has at least so many pixels."""
+    return _by_group(scores, [max(edge for edge in edges if edge <= size) for size in sizes])
+
+
+def _by_group(scores: Sequence[Score], groups: Sequence[int]) -> dict[str, dict[str, float]]:
+    found = {}
+    for group in sorted(set(groups)):
+        pages = [page for page, its in zip(scores, groups, strict=True) if its == group]
+        found[str(group)] = {"pages": len(pages), "cer": round(summary(pages)["cer"], 5)}
+    return found

@@ -228,12 +228,9 @@ def character_map(page: SynthPage, preset: Preset) -> np.ndarray:
 
     Where two of them share a cell, the later one is named.
     """
-    side = preset.base_size
-    size = np.array(page.image.size, dtype=np.float64)
-    scale, shift = side / size, np.zeros(2)
-    if preset.crops or side > 640:
-        scale = np.full(2, side / size.max())
-        shift = (side - scale * size) / 2
+    side, size = preset.base_size, np.array(page.image.size)
+    scale = _global_scale(size, preset)
+    shift = (side - scale * size) / 2
     cells = np.zeros((side // CELL[1], side // CELL[0]), np.uint8)
     for piece in page.letters:
         spots = ((piece.middles * scale + shift) // CELL).astype(int)
@@ -241,6 +238,21 @@ def character_map(page: SynthPage, preset: Preset) -> np.ndarray:
             if letter != " " and 0 <= row < cells.shape[0] and 0 <= column < cells.shape[1]:
                 cells[row, column] = _class(letter)
     return cells
+
+
+def _global_scale(size: np.ndarray, preset: Preset) -> np.ndarray:
+    """Pixels of the global view for one of a page of that size, across and down; up to 640 it is squeezed."""
+    return preset.base_size / (size if preset.base_size <= 640 else np.full(2, size.max()))
+
+
+def type_shown(page: SynthPage, bucket: Bucket) -> float:
+    """Median size of the page's letters in pixels of the views that show them: the crops if there are any."""
+    size = np.array(page.image.size)
+    scale = _global_scale(size, bucket.preset)
+    if bucket.crops:
+        scale = np.array(bucket.grid) * bucket.preset.image_size / size
+    sizes = np.repeat([piece.size for piece in page.letters], [len(piece.text) for piece in page.letters])
+    return float(np.median(sizes) * scale.prod() ** 0.5)
 
 
 @cache
