@@ -246,7 +246,12 @@ def _global_scale(size: np.ndarray, preset: Preset) -> np.ndarray:
 
 
 def type_shown(page: SynthPage, bucket: Bucket) -> float:
-    """Median size of the page's letters in pixels of the views that show them: the crops if there are any."""
+    """Median size of the page's letters in pixels of the views that show them (the crops if there are any).
+
+    0 where there are no letters.
+    """
+    if not page.letters:
+        return 0.0
     size = np.array(page.image.size)
     scale = _global_scale(size, bucket.preset)
     if bucket.crops:
