@@ -227,6 +227,12 @@ def test_each_kind_can_be_read_back_from_its_markdown(kind: str) -> None:
         assert "\n\n" not in "".join(r.text for r in page.regions)
 
 
+def test_text_holds_no_markup() -> None:
+    words = Words(random.Random(1), frozenset(synth.CHARACTERS))
+    tries = iter(("<table>", "</td>", "<|ref", "of <image>", "<tables>"))
+    assert words.drawable(lambda: next(tries)) == "<tables>"
+
+
 def test_a_random_page_follows_from_its_seed() -> None:
     first, second, other = random_page(5), random_page(5), random_page(6)
     assert first.image.tobytes() == second.image.tobytes()

@@ -25,12 +25,14 @@ sys.path.insert(0, str(CODE))
 import average  # noqa: E402
 import evaluate  # noqa: E402
 import forward  # noqa: E402
+import loader  # noqa: E402
 import metrics  # noqa: E402
 import model as networks  # noqa: E402
 import pages  # noqa: E402
 import state  # noqa: E402
 import tokenizer as tokens  # noqa: E402
 import train  # noqa: E402
+from schedule import Schedule  # noqa: E402
 
 from ocr_phases import DeepSeekOCRSession, synth  # noqa: E402
 from ocr_phases.measure.checkpoint import ROUND_TRIP, load_tokenizer  # noqa: E402
@@ -293,6 +295,7 @@ def test_type_is_as_large_as_the_views_show_it(name: str, size: tuple[int, int],
     letters = (Letters("title", 60, np.zeros((5, 2))), Letters("its text", 20, np.zeros((8, 2))))
     page = synth.SynthPage(Image.new("RGB", size), (), letters=letters)
     assert pages.type_shown(page, bucket) == pytest.approx(shown, abs=0.1)
+    assert pages.type_shown(synth.SynthPage(page.image, ()), bucket) == 0
 
 
 def test_every_preset_and_grid_has_a_bucket() -> None:
@@ -345,6 +348,13 @@ def test_a_run_goes_on_exactly_where_it_stopped(vocabulary: Path, tmp_path: Path
     assert carried["progress"]["step"] == 6
 
 
+def test_a_broken_copy_does_not_matter_beside_the_state(vocabulary: Path, tmp_path: Path) -> None:
+    training(toy_config(), tmp_path, vocabulary).run(float("inf"), max_steps=1)
+    part = tmp_path / "carry.part0"
+    part.write_bytes(part.read_bytes()[:200])
+    assert training(toy_config(), tmp_path, vocabulary).schedule.progress.step == 1
+
+
 def test_a_lost_machine_costs_only_the_optimisers(vocabulary: Path, tmp_path: Path) -> None:
     config = toy_config()
     first = training(config, tmp_path, vocabulary)
@@ -366,6 +376,10 @@ def test_a_finished_run_can_be_extended_or_started_from(vocabulary: Path, tmp_pa
     assert full <= 0.5
     run.run(float("inf"), max_steps=1)
     assert run.schedule.progress.step == 2
+    resumed = training(toy_config(budget={"steps": 1}), tmp_path / "run", vocabulary)
+    assert resumed.schedule.progress == run.schedule.progress
+    resumed.schedule.advance(30.0)  # half of the minute
+    assert 0.4 < resumed.schedule.progress.fraction - run.schedule.progress.fraction < 0.6
 
     checkpoint = run.export()
     fresh = training(toy_config(), tmp_path / "fresh", vocabulary)
@@ -374,6 +388,44 @@ def test_a_finished_run_can_be_extended_or_started_from(vocabulary: Path, tmp_pa
     assert fresh.schedule.progress.fraction == 0.5
     weights = run.modules["model"].lm_head.weight
     assert torch.equal(fresh.modules["model"].lm_head.weight, weights.bfloat16().float())
+
+
+def test_other_weights_need_their_own_tokenizer(
+    vocabulary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = ["--weights", str(ROOT / "data" / "tiny"), "--extend", "1", "--out", str(tmp_path / "out")]
+    for other in ([], ["--tokenizer", str(vocabulary)]):
+        with pytest.raises(SystemExit):
+            train.main([*weights, *other])
+        assert f"use --tokenizer {ROOT / 'data' / 'tiny'}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_workers_draw_what_one_process_draws(codec: tokens.Codec) -> None:
+    bucket = pages.make_buckets(toy_config()["buckets"])["tiny"]
+    families = pages.load_families(None)
+    recipe = loader.Recipe(3, {"tiny": bucket}, {"markdown": 1.0}, families, codec, 512)
+
+    def drawn(workers: int) -> list[Any]:
+        source = loader.Loader(
+            recipe, lambda number: (bucket, STAGE, 1 + number % 2), pool=lambda _: 3, workers=workers, ahead=4
+        )
+        try:
+            batches = source.host_batches(0, 0, pin=False, maps=lambda: True)
+            return [next(batches)[1] for _ in range(6)]
+        finally:
+            source.close()
+
+    for one, two in zip(drawn(0), drawn(2), strict=True):
+        for name in ("pixels", "text", "wanted", "characters"):
+            assert torch.equal(getattr(one, name), getattr(two, name)), name
+
+
+def test_a_batch_has_a_fresh_chunk_at_least() -> None:
+    config = toy_config()
+    config["buckets"]["tiny"]["fresh"] = 0.25
+    plan = Schedule(config, pages.make_buckets(config["buckets"])).plan
+    assert {plan(number)[2] for number in range(40)} == {1}
 
 
 def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path) -> None:
@@ -392,6 +444,27 @@ def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path)
     figures = metrics.summary([result for result, _ in read])
     assert figures["pages"] == 2
     assert 0 < figures["tokens"] <= 5
+
+
+def test_the_evaluation_writes_its_record(tmp_path: Path) -> None:
+    arguments = {
+        "--checkpoint": ROOT / "data" / "tiny",
+        "--samples": tmp_path / "none",
+        "--pages": 2,
+        "--presets": "tiny",
+        "--conditions": "clean",
+        "--workers": 1,
+        "--device": "cpu",
+        "--out": tmp_path / "eval.json",
+    }
+    evaluate.main([str(part) for pair in arguments.items() for part in pair])
+    record = json.loads((tmp_path / "eval.json").read_text())
+    (row,) = record["rows"]
+    assert (row["preset"], row["condition"], row["pages"]) == ("tiny", "clean", 2)
+    assert row["cer"] < 0.2
+    for groups in (row["by_letters"], row["by_type_px"]):
+        assert sum(group["pages"] for group in groups.values()) == 2
+    assert len(row["worst"]) == 2
 
 
 def test_the_mean_of_two_checkpoints(vocabulary: Path, tmp_path: Path) -> None:

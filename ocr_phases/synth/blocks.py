@@ -74,9 +74,7 @@ def sub_title(sheet: Sheet, text: str = "", number: str = "") -> bool:
     return sheet.text("sub_title", lines, style, prefix="## ")
 
 
-def paragraph(
-    sheet: Sheet, lines: int = 4, *, style: str = "regular", align: str = "", words: int = 10**6
-) -> bool:
+def paragraph(sheet: Sheet, lines: int = 4, *, style: str = "regular", align: str = "") -> bool:
     """Running text of at most so many lines."""
     rng = sheet.rng
     face = sheet.face(style)
@@ -85,8 +83,9 @@ def paragraph(
     indent = round(face.size * sheet.look.indent)
     if indent and sheet.width < 8 * face.size:
         indent = 0
+    words = 10**6
     if rng.random() < 0.5:
-        words = min(words, max(2, round(lines * sheet.width / face.size / 4)))
+        words = max(2, round(lines * sheet.width / face.size / 4))
     text = sheet.fill(face, lines, indent=indent, words=words)
     return sheet.text("text", text, setting(sheet, face, align=align, indent=indent))
 

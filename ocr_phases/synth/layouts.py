@@ -34,12 +34,11 @@ def columns(sheet: Sheet) -> None:
     top, left, right, budget = sheet.y, sheet.left, sheet.right, sheet.budget
     gutter = max(round(1.2 * sheet.look.size), sheet.image.width // 40)
     middle = left + round((right - left) * rng.choice((0.5, 0.5, 0.42, 0.58)))
-    foot = sheet.bottom
     sheet.budget = budget // 2
     sheet.right = middle - gutter // 2
     parts.flow(sheet, longest=9)
     sheet.budget += budget - budget // 2
-    sheet.left, sheet.right, sheet.y, sheet.bottom = middle + gutter // 2, right, top, foot
+    sheet.left, sheet.right, sheet.y = middle + gutter // 2, right, top
     parts.flow(sheet, longest=9)
     sheet.left = left
 
@@ -106,7 +105,7 @@ def listing(sheet: Sheet) -> None:
 
 
 def data_table(sheet: Sheet) -> None:
-    """One or two tables with a line of text."""
+    """One to three tables with lines of text."""
     rng = sheet.rng
     if rng.random() < 0.6 and blocks.title(sheet):
         sheet.skip()

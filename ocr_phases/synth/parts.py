@@ -6,14 +6,14 @@ from ocr_phases.synth import blocks, pictures, tables
 from ocr_phases.synth.sheet import Sheet
 
 
-def flow(sheet: Sheet, *, sections: bool = True, longest: int = 7) -> None:
+def flow(sheet: Sheet, *, longest: int = 7) -> None:
     """Fill the column with sections, paragraphs and a few other blocks."""
     rng = sheet.rng
-    numbered = sections and rng.random() < 0.4
+    numbered = rng.random() < 0.4
     section = 0
     while sheet.budget > 8 and sheet.room > 2 * sheet.look.size:
         form = rng.random()
-        if sections and form < 0.22:
+        if form < 0.22:
             section += 1
             if blocks.sub_title(sheet, number=f"{section}. " if numbered else ""):
                 sheet.skip(0.7)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
@@ -52,7 +52,7 @@ class Setting:
     align: str = "left"
     """left, centre, right or justify."""
     indent: int = 0
-    """Of the first line; negative: of all the others."""
+    """Of the first line."""
     underline: bool = False
 
 
@@ -110,7 +110,7 @@ class Sheet:
         space, used = face.width(" "), 0
         filled: list[str] = []
         line: list[str] = []
-        length = max(0.0, indent)
+        length = float(indent)
         spent = 0
         while used < words and spent < self.budget:
             word = self.words.token(start=not filled and not line)
@@ -120,7 +120,7 @@ class Sheet:
                 if len(filled) >= lines:
                     line = []
                     break
-                line, length = [], float(max(0, -indent))
+                line, length = [], 0.0
             while wide + length > room and len(word) > 1 and not line:
                 word = word[:-1]
                 wide = face.width(word)
@@ -172,7 +172,7 @@ class Sheet:
         boxes = []
         for number, line in enumerate(lines):
             baseline = self.y + above + number * setting.leading
-            indent = max(0, setting.indent) if number == 0 else max(0, -setting.indent)
+            indent = setting.indent if number == 0 else 0
             last = number == len(lines) - 1
             boxes.append(self.line(label, line, baseline, setting, indent=indent, justify=not last))
         box = enclose(boxes)
@@ -245,11 +245,6 @@ class Sheet:
         x1, y1, x2, y2 = box
         self.draw.rectangle((x1, y1, x2 - 1, y2 - 1), fill=colour)
         self._decoration.append(box)
-
-    def picture(self, box: Pixels, paint: Callable[[Pixels], None]) -> None:
-        """A region without text that ``paint`` fills."""
-        paint(box)
-        self.record("image", box, "")
 
 
 def enclose(boxes: Sequence[Pixels]) -> Pixels:

@@ -14,11 +14,11 @@ Rows = Sequence[Sequence[str]]
 RULES = ("grid", "grid", "rows", "outer", "head", "none")
 
 
-def table(sheet: Sheet, rows: Rows, *, rules: str = "", wide: bool | None = None, scale: float = 1.0) -> bool:
+def table(sheet: Sheet, rows: Rows, *, rules: str = "", wide: bool | None = None) -> bool:
     """Set ``rows`` as one region; ``wide`` tables take the column's width."""
     rng = sheet.rng
-    face = sheet.face("regular", scale)
-    bold = sheet.face("bold", scale)
+    face = sheet.face()
+    bold = sheet.face("bold")
     rules = rules or rng.choice(RULES)
     pad = max(3, round(face.size * rng.uniform(0.25, 0.7)))
     high = round((face.rise + face.fall) * rng.uniform(1.25, 1.9)) + 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 from ocr_phases.synth.vocabulary import COMMON, FIRST_NAMES, GOODS, LAST_NAMES, PLACES, SHORT
@@ -46,6 +47,7 @@ _ATTACHED = ("®", "™", "©", "§", "#", "@", "*", "^", "_", "\\", "`", "¡", 
 _ENDINGS = ("s", "s", "s", "ed", "ed", "ing", "ing", "er", "ly", "'s")
 _BRACKETS = ("()", "()", "()", "[]", "{}", "<>", "“”", '""', "‘’")
 _CURRENCY = "$€£"
+_MARKUP = re.compile(r"<\||\|>|</?(?:table|tr|td|image)>")
 
 
 class Words:
@@ -237,7 +239,7 @@ class Words:
         """What ``make`` returns, tried until the fonts can show it and no markup is in it."""
         for _ in range(12):
             text = make()
-            if self._allowed.issuperset(text) and "<|" not in text and "|>" not in text:
+            if self._allowed.issuperset(text) and not _MARKUP.search(text):
                 return text
         return instead or self.rng.choice(COMMON)
 

@@ -51,7 +51,7 @@ _VIEWS = 32
 class Case:
     """One page to read: a name to report, its views, the truth as text and its length in tokens.
 
-    type_px: its type as the views show it, pixels; 0 where nobody knows.
+    type_px: its type as the views would show it before any effect, pixels; 0 where nobody knows.
     """
 
     name: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -151,12 +152,12 @@ def summary(scores: Sequence[Score]) -> dict[str, float]:
     def total(name: str) -> float:
         return float(sum(getattr(score, name) for score in scores))
 
-    rates = sorted(score.edits / max(1, score.letters) for score in scores)
+    rates = [score.edits / max(1, score.letters) for score in scores]
     return {
         "pages": pages,
         "cer": total("edits") / max(1.0, total("letters")),
-        "cer_median": rates[pages // 2],
-        "cer_worst": rates[-1],
+        "cer_median": statistics.median_high(rates),
+        "cer_worst": max(rates),
         "iou": total("overlap") / max(1.0, total("truths")),
         "precision": total("found") / max(1.0, total("regions")),
         "recall": total("found") / max(1.0, total("truths")),

@@ -22,7 +22,6 @@ from ocr_phases.measure.page import (
     PageViews,
     Preset,
     crop_grid,
-    image_token_count,
     make_views,
     resolve_prompt,
 )
@@ -51,7 +50,7 @@ _SMALLEST_TYPE = 8.0
 class Bucket:
     """A preset and a grid, how many pages of it one chunk holds, and how its pages differ from tiny's.
 
-    type_scale and text_scale multiply the stage's type sizes and number of characters.
+    type_scale and text_scale multiply the stage's largest type size and number of characters.
     """
 
     preset: Preset
@@ -69,11 +68,6 @@ class Bucket:
     def crops(self) -> int:
         """Crops of one page."""
         return 0 if self.grid == (1, 1) else math.prod(self.grid)
-
-    @property
-    def image_tokens(self) -> int:
-        """Image tokens of one page."""
-        return image_token_count(self.preset, self.grid)
 
 
 def make_buckets(settings: dict[str, dict[str, float]]) -> dict[str, Bucket]:
@@ -115,7 +109,6 @@ def draw(
     characters: int,
     families: Sequence[Any],
     colour: float = 0.0,
-    kinds: Sequence[str] = (),
     plain: Sequence[float] = (0.35, 0.85),
 ) -> SynthPage:
     """One random page; ``colour`` is the chance of coloured text or paper, ``plain`` as in `PageSettings`."""
@@ -127,7 +120,6 @@ def draw(
         max_characters=characters,
         fonts=tuple(families),
         colour=colour,
-        kinds=tuple(kinds),
         plain=(plain[0], plain[1]),
     )
     return random_page(rng, settings)
@@ -180,7 +172,6 @@ def make_page(
         characters=round(stage["characters"] * bucket.text_scale),
         families=families,
         colour=stage["colour"],
-        kinds=stage.get("kinds", ()),
         plain=stage["plain"],
     )
     if rng.random() < stage["degrade"]:

@@ -22,6 +22,8 @@ class Progress:
     stage: int = 0
     warm_from: int = 0
     peak: float = 1.0
+    pace: float = 0.0
+    """Of an extension: what part of the whole a second is; 0 leaves it to the config's budget."""
 
 
 class Schedule:
@@ -53,8 +55,7 @@ class Schedule:
         progress.peak = peak
         past = progress.seconds or 60 * minutes
         progress.fraction = past / (past + 60 * minutes)
-        self._per_second = (1 - progress.fraction) / (60 * minutes)
-        self._steps = None
+        progress.pace = (1 - progress.fraction) / (60 * minutes)
 
     @property
     def stage(self) -> dict[str, Any]:
@@ -74,10 +75,10 @@ class Schedule:
         if self._deadline is not None:
             left_s = max(0.0, self._deadline - time.perf_counter())
             progress.fraction += (1 - progress.fraction) * seconds / (left_s + seconds)
-        elif self._steps is not None:
-            progress.fraction = progress.step / self._steps
+        elif progress.pace or self._steps is None:
+            progress.fraction += (progress.pace or self._per_second) * seconds
         else:
-            progress.fraction += self._per_second * seconds
+            progress.fraction = progress.step / self._steps
         while not self._last_stage and progress.fraction >= self.stage["until"]:
             progress.stage += 1
 
@@ -110,7 +111,7 @@ class Schedule:
         if earlier and rng.random() < self.config["easier"]:
             stage = rng.choice(earlier)
         fresh = self.config["buckets"][preset]["fresh"]
-        return bucket, stage, int(fresh) + (rng.random() < fresh % 1)
+        return bucket, stage, max(1, int(fresh) + (rng.random() < fresh % 1))
 
     def pool(self, bucket: Bucket) -> int:
         """How many used chunks of the bucket are kept for later batches; none where all are fresh."""

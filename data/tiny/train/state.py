@@ -1,7 +1,8 @@
 """What outlives a call: the exact state, a small copy that fits through a narrow door, and the checkpoint.
 
-``state.pt`` goes on exactly where a run stopped. ``carry.part*`` hold the weights in bfloat16 and how far the
-run had come, in files below 16 MiB; a run that starts from them only has to warm its optimisers up again.
+``state.pt`` goes on where a run stopped; the pool of used pages fills up anew. ``carry.part*`` hold the
+weights in bfloat16 and how far the run had come, in files below 16 MiB; a run that starts from them only has
+to warm its optimisers up again.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ def resume(
     device: str,
 ) -> Progress:
     """Go on from state.pt, else from carry.part*, else from the start."""
-    state, carried = folder / "state.pt", read_carry(folder)
+    state = folder / "state.pt"
     if state.is_file():
         content = torch.load(state, map_location=device, weights_only=True)
         for name, part in {**modules, **optimisers}.items():
             part.load_state_dict(content[name])
         return Progress(**content["progress"])
+    carried = read_carry(folder)
     if carried is None:
         return Progress()
     for name, module in modules.items():

@@ -188,7 +188,9 @@ def page_texts(fonts: Path | None, pages: int, seed: int) -> Iterable[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Build the tokenizer from random pages and write it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--fonts", type=Path, help="a folder of Debian's font packages, unpacked")
+    parser.add_argument(
+        "--fonts", type=Path, help="Debian's font files; without, matplotlib's families alone"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", type=int, default=2048)
     parser.add_argument("--pages", type=int, default=2000)
