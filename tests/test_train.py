@@ -398,6 +398,9 @@ def test_other_weights_need_their_own_tokenizer(
         with pytest.raises(SystemExit):
             train.main([*weights, *other])
         assert f"use --tokenizer {ROOT / 'data' / 'tiny'}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train.main(["--weights", str(tmp_path), "--extend", "1", "--out", str(tmp_path / "out")])
+    assert "holds no exported checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -268,6 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.weights and not args.extend:
         parser.error("--weights needs --extend MINUTES: how long to go on from them")
     tokenizer = args.tokenizer or args.out / "tokenizer"
+    if args.weights and not (args.weights / "tokenizer.json").is_file():
+        parser.error(f"{args.weights} holds no exported checkpoint: tokenizer.json is missing")
     if args.weights and not _same_tokenizer(args.weights, tokenizer):
         parser.error(
             f"the weights read another tokenizer: use --tokenizer {args.weights}, in later calls too"
