@@ -10,6 +10,7 @@ IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
 
 _WORDS = "{words}"
+_DIRECT_SIZE = 640
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Preset:
     base_size: int
     image_size: int
     crops: bool
+
+    @property
+    def squeezes(self) -> bool:
+        """Whether the page is squeezed into the square (up to 640, no crops); else it is padded to fit."""
+        return not self.crops and self.base_size <= _DIRECT_SIZE
 
 
 PRESETS: dict[str, Preset] = {

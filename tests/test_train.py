@@ -37,7 +37,6 @@ from schedule import Schedule  # noqa: E402
 from ocr_phases import DeepSeekOCRSession, synth  # noqa: E402
 from ocr_phases.measure.checkpoint import ROUND_TRIP, load_tokenizer  # noqa: E402
 from ocr_phases.measure.page import PRESETS, make_views, pack, resolve_prompt  # noqa: E402
-from ocr_phases.synth.page import Letters  # noqa: E402
 
 SHAPE = {
     "sam_width": 32,
@@ -270,7 +269,7 @@ def test_examples_are_cut_by_the_package_and_fit_their_bucket(codec: tokens.Code
 
 def test_the_character_map_names_letters_where_the_global_view_shows_them() -> None:
     def mapped(name: str, size: tuple[int, int], middles: list[tuple[float, float]]) -> dict[Any, str]:
-        letters = (Letters("A b", 12, np.array(middles)),)
+        letters = (synth.Letters("A b", 12, np.array(middles)),)
         page = synth.SynthPage(Image.new("RGB", size), (), letters=letters)
         cells = pages.character_map(page, PRESETS[name])
         assert cells.shape == (PRESETS[name].base_size // 16, PRESETS[name].base_size // 8)
@@ -292,7 +291,7 @@ def test_the_character_map_names_letters_where_the_global_view_shows_them() -> N
 )
 def test_type_is_as_large_as_the_views_show_it(name: str, size: tuple[int, int], shown: float) -> None:
     bucket = pages.make_buckets(json.loads((CODE / "config.json").read_text())["buckets"])[name]
-    letters = (Letters("title", 60, np.zeros((5, 2))), Letters("its text", 20, np.zeros((8, 2))))
+    letters = (synth.Letters("title", 60, np.zeros((5, 2))), synth.Letters("its text", 20, np.zeros((8, 2))))
     page = synth.SynthPage(Image.new("RGB", size), (), letters=letters)
     assert pages.type_shown(page, bucket) == pytest.approx(shown, abs=0.1)
     assert pages.type_shown(synth.SynthPage(page.image, ()), bucket) == 0

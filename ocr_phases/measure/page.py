@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 _PIXELS_PER_TOKEN = 16 * 4  # per side: patches of 16, then two convolutions of stride 2
-_DIRECT_SIZE = 640  # up to this side a page without crops is squeezed into the square; above, it is padded
 _PAD_COLOUR = (127, 127, 127)
 _MAX_TILES = 9
 
@@ -99,10 +98,10 @@ def make_views(page: Image.Image, preset: Preset) -> PageViews:
     Raises OcrPhasesError for a page of no pixels or of a mode that cannot be converted.
     """
     page = as_rgb(page)
-    if preset.crops or preset.base_size > _DIRECT_SIZE:
-        global_view = _padded(page, preset.base_size)
-    else:
+    if preset.squeezes:
         global_view = page.resize((preset.base_size, preset.base_size), Image.Resampling.BICUBIC)
+    else:
+        global_view = _padded(page, preset.base_size)
     grid = crop_grid(*page.size, preset.image_size) if preset.crops else (1, 1)
     crops = _tiles(page, grid, preset.image_size)
     return PageViews(np.asarray(global_view), crops, grid, page.size, preset)
@@ -166,7 +165,7 @@ def valid_image_tokens(preset: Preset, size: tuple[int, int], grid: tuple[int, i
     rule.
     """
     full = _queries(preset.base_size) ** 2
-    if not preset.crops and preset.base_size <= _DIRECT_SIZE:
+    if preset.squeezes:
         return full
     ratio = 1 - (max(size) - min(size)) / max(size)
     crops = 0 if grid == (1, 1) else math.prod(grid)

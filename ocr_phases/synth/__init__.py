@@ -21,7 +21,7 @@ from ocr_phases.synth.fonts import (
     debian_families,
     matplotlib_families,
 )
-from ocr_phases.synth.page import BOX_MAX, Region, SynthPage, renderer, truth_bytes, write_page
+from ocr_phases.synth.page import BOX_MAX, Letters, Region, SynthPage, renderer, truth_bytes, write_page
 from ocr_phases.synth.random_pages import KINDS, PageSettings, random_page
 from ocr_phases.synth.samples import SAMPLES, bars, draw_page
 
@@ -36,6 +36,7 @@ __all__ = [
     "STYLES",
     "Canvas",
     "FontFamily",
+    "Letters",
     "PageSettings",
     "Region",
     "SynthPage",

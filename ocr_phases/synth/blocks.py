@@ -83,9 +83,7 @@ def paragraph(sheet: Sheet, lines: int = 4, *, style: str = "regular", align: st
     indent = round(face.size * sheet.look.indent)
     if indent and sheet.width < 8 * face.size:
         indent = 0
-    words = 10**6
-    if rng.random() < 0.5:
-        words = max(2, round(lines * sheet.width / face.size / 4))
+    words = max(2, round(lines * sheet.width / face.size / 4)) if rng.random() < 0.5 else 10**6
     text = sheet.fill(face, lines, indent=indent, words=words)
     return sheet.text("text", text, setting(sheet, face, align=align, indent=indent))
 

@@ -128,8 +128,8 @@ def draw(
 def page_size(rng: random.Random, bucket: Bucket, reshape: float) -> tuple[int, int, float]:
     """Width and height of a page for the bucket, and how many of its pixels one pixel of the view shows.
 
-    ``reshape`` is the share of pages whose size is not the view's own, so that they are scaled, and in
-    presets of up to 640 squeezed.
+    ``reshape`` is the share of pages whose size is not the view's own, so that they are scaled, or squeezed
+    by the presets that do so.
     """
     preset = bucket.preset
     if preset.crops:
@@ -137,11 +137,10 @@ def page_size(rng: random.Random, bucket: Bucket, reshape: float) -> tuple[int, 
     side = preset.base_size
     if rng.random() >= reshape:
         return side, side, 1.0
-    squeezed = side <= 640
-    zoom = rng.triangular(0.8, 2.0, 1.0) if squeezed else rng.uniform(0.75, 1.3)
+    zoom = rng.triangular(0.8, 2.0, 1.0) if preset.squeezes else rng.uniform(0.75, 1.3)
     aspect = math.exp(rng.uniform(-0.35, 0.35))
     width, height = math.sqrt(aspect), 1 / math.sqrt(aspect)
-    if not squeezed:
+    if not preset.squeezes:
         longest = max(width, height)
         width, height = width / longest, height / longest
     return round(side * zoom * width), round(side * zoom * height), zoom
@@ -232,8 +231,8 @@ def character_map(page: SynthPage, preset: Preset) -> np.ndarray:
 
 
 def _global_scale(size: np.ndarray, preset: Preset) -> np.ndarray:
-    """Pixels of the global view for one of a page of that size, across and down; up to 640 it is squeezed."""
-    return preset.base_size / (size if preset.base_size <= 640 else np.full(2, size.max()))
+    """Pixels of the global view for one of a page of that size, across and down."""
+    return preset.base_size / (size if preset.squeezes else np.full(2, size.max()))
 
 
 def type_shown(page: SynthPage, bucket: Bucket) -> float:

@@ -11,8 +11,8 @@ spent or with --export, checkpoint/.
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -230,11 +230,6 @@ class Training:
         return self.out / "checkpoint"
 
 
-def _same_tokenizer(one: Path, other: Path) -> bool:
-    files = [folder / "tokenizer.json" for folder in (one, other)]
-    return files[1].is_file() and files[0].read_bytes() == files[1].read_bytes()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train for some minutes, from the start or from where the last call stopped."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -268,20 +263,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.weights and not args.extend:
         parser.error("--weights needs --extend MINUTES: how long to go on from them")
     tokenizer = args.tokenizer or args.out / "tokenizer"
-    if args.weights and not (args.weights / "tokenizer.json").is_file():
-        parser.error(f"{args.weights} holds no exported checkpoint: tokenizer.json is missing")
-    if args.weights and not _same_tokenizer(args.weights, tokenizer):
-        parser.error(
-            f"the weights read another tokenizer: use --tokenizer {args.weights}, in later calls too"
-        )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not args.tokenizer:
+    vocabulary = tokenizer / "tokenizer.json"
+    if args.weights:
+        own = args.weights / vocabulary.name
+        if not own.is_file():
+            parser.error(f"{args.weights} holds no exported checkpoint: {own.name} is missing")
+        if not vocabulary.is_file() or not filecmp.cmp(own, vocabulary, shallow=False):
+            parser.error(
+                f"the weights read another tokenizer: use --tokenizer {args.weights}, in later calls too"
+            )
+    if Ranks().count > 1 and not args.tokenizer:
         parser.error("several processes need --tokenizer FOLDER: tokenizer.py makes one")
     if args.weights and state.has_run(args.out):
         parser.error(f"{args.out} has a run already: leave --weights and --extend out to go on with it")
     start = time.perf_counter()
     config = json.loads(args.config.read_text(encoding="utf-8"))
     args.out.mkdir(parents=True, exist_ok=True)
-    if not (tokenizer / "tokenizer.json").is_file():
+    if not vocabulary.is_file():
         texts = page_texts(args.fonts, config["tokenizer_pages"], config["seed"])
         save_tokenizer(build_tokenizer(texts, config["vocabulary"]), tokenizer)
     compiled = args.device == "cuda" and not args.no_compile
