@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ocr_phases.measure.page import image_token_count
+from ocr_phases.presets import PRESETS, PROMPTS
+from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
+
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "ocr_phases").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -50,6 +54,22 @@ def test_the_page_report_s_page_names_its_sections_in_their_order() -> None:
     rows = re.findall(r"^\| ([A-Z][\w ]+?) (?:\(.*\) )?\|", text, re.MULTILINE)
     rows.remove("Kernels")  # a heading below Timeline's, which not every record has
     assert rows == sections
+
+
+def test_the_record_s_page_has_every_name_of_a_record() -> None:
+    text = (ROOT / "docs" / "record.md").read_text(encoding="utf-8")
+    run = PhaseRun.load(ROOT / "tests" / "golden" / "run.json")
+    names = {*run.keys(), *SPAN_COLUMNS, *TOKEN_COLUMNS, *run.to_dict(), "kernels"}
+    assert names - set(re.findall(r"`(\w+)`", text)) == set()
+
+
+def test_the_presets_page_has_every_preset_and_prompt_with_its_tokens() -> None:
+    text = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
+    for name, preset in PRESETS.items():
+        row = re.search(rf"^\| `{name}` \| (\d+) x .* \| (\d+)(?:,.*)? \|.*\|$", text, re.MULTILINE)
+        assert row and (int(row[1]), int(row[2])) == (preset.base_size, image_token_count(preset, (1, 1)))
+    assert f"{image_token_count(PRESETS['gundam'], (2, 3))} tokens" in text
+    assert set(PROMPTS) - set(re.findall(r"^\| `(\w+)", text, re.MULTILINE)) == set()
 
 
 def test_pictures_are_small_and_shown() -> None:
