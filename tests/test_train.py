@@ -469,6 +469,25 @@ def test_the_evaluation_writes_its_record(tmp_path: Path) -> None:
     assert len(row["worst"]) == 2
 
 
+def test_small_type_and_strips_have_rows_of_their_own() -> None:
+    config = json.loads((CODE / "config.json").read_text())
+
+    def drawn(preset: str, condition: str, count: int) -> list[evaluate.Task]:
+        return evaluate.draw_tasks(config, preset, condition, count, None)
+
+    usual, strips = (
+        {task.bucket.grid for task in drawn("gundam", condition, 44)} for condition in ("clean", "strips")
+    )
+    assert usual == {(1, 2), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (3, 3)}
+    assert usual | strips == set(pages.GRIDS)
+    assert not usual & strips
+    codec = tokens.Codec.load(CODE.parent)
+    for preset in ("tiny", "base"):
+        for condition, low, high in (("clean", 19, 28 * 1.7 + 1), ("small type", 14, 21)):
+            shown = [evaluate.draw_case(codec, task).type_px for task in drawn(preset, condition, 6)]
+            assert all(low <= size <= high for size in shown), (preset, condition, shown)
+
+
 def test_the_mean_of_two_checkpoints(vocabulary: Path, tmp_path: Path) -> None:
     run = training(toy_config(), tmp_path / "run", vocabulary)
     head = run.modules["model"].lm_head.weight
@@ -500,7 +519,7 @@ def test_errors_are_counted() -> None:
     assert (swapped.out_of_order, swapped.found, swapped.well_formed) == (1, 2, True)
     half = metrics.score(one.replace("abcd", "abxd"), f"{one}\n\n{two}", ended=False, tokens=1)
     assert (half.edits, half.letters, half.found, half.truths) == (6, 9, 1, 2)
-    assert metrics.by_type([half, swapped, half], [17.9, 20.0, 23.0]) == {
+    assert metrics.by_type([half, swapped, half], [17.4, 19.6, 23.0]) == {
         "0": {"pages": 1, "cer": round(half.edits / half.letters, 5)},
         "20": {"pages": 2, "cer": round((half.edits + swapped.edits) / (half.letters + swapped.letters), 5)},
     }

@@ -14,14 +14,14 @@ import multiprocessing
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from metrics import Score, by_length, by_type, score, summary
-from pages import Bucket, load_families, make_buckets, make_page, type_shown
+from pages import Bucket, load_families, make_buckets, make_page, squareness, type_shown
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -30,7 +30,13 @@ from ocr_phases.measure.page import PRESETS, PageViews, load_page, make_views, p
 from ocr_phases.measure.phases import generate, until_end
 from ocr_phases.synth import degrade
 
-CONDITIONS = ("clean", "held-out", "effects", "colour")
+CONDITIONS = ("clean", "held-out", "effects", "colour", "small type", "strips")
+"""Clean pages hold trained fonts without colour or effects; the others differ from them in what they say.
+
+Pages of small type have less than the least size of all others, and strips are more than twice as long as
+wide (or as wide as long), which only crops know; no other condition has any.
+"""
+
 SAMPLES = "data/pages"
 _COLUMNS = (
     "cer",
@@ -45,6 +51,7 @@ _COLUMNS = (
 )
 _SPARE = 64  # tokens beyond the longest truth
 _VIEWS = 32
+_LEAST_SQUARE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +82,7 @@ class Task:
 def draw_case(codec: Codec, task: Task) -> Case:
     """Draw one evaluation page of the last stage's kind, under one condition."""
     rng = random.Random(f"evaluate {task.condition} {task.bucket.name} {task.number}")
-    stage = {**task.stage, "degrade": 0.0, "colour": 1.0 if task.condition == "colour" else 0.0}
-    page = make_page(rng, task.bucket, stage, task.families)
+    page = make_page(rng, task.bucket, task.stage, task.families)
     type_px = type_shown(page, task.bucket)
     if task.condition == "effects":
         page = degrade(page, rng, rng.uniform(0.2, 1.0))
@@ -87,10 +93,19 @@ def draw_case(codec: Codec, task: Task) -> Case:
 def draw_tasks(
     config: dict[str, Any], preset: str, condition: str, pages: int, fonts: Path | None
 ) -> list[Task]:
-    """That many pages for a preset and a condition; with crops, spread over all grids."""
-    buckets = [b for b in make_buckets(config["buckets"]).values() if b.preset.name == preset]
+    """That many pages for a preset and a condition; with crops, spread over the condition's grids."""
+    buckets = [
+        bucket
+        for bucket in make_buckets(config["buckets"]).values()
+        if bucket.preset.name == preset and (squareness(bucket) < _LEAST_SQUARE) == (condition == "strips")
+    ]
+    type_px = config["evaluation"]["type_px"]
+    if condition == "small type":
+        type_px = config["evaluation"]["small_type_px"]
+        buckets = [replace(bucket, type_scale=1.0) for bucket in buckets]
+    colour = 1.0 if condition == "colour" else 0.0
+    stage = {**config["stages"][-1], "type_px": type_px, "degrade": 0.0, "colour": colour}
     families = load_families(fonts, held_out=condition == "held-out")
-    stage = config["stages"][-1]
     return [
         Task(number, buckets[number * len(buckets) // pages], condition, stage, families)
         for number in range(pages)
@@ -168,7 +183,12 @@ def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int)
     While one row is read, the next one's pages are drawn.
     """
     codec = Codec.load(folder)
-    cells = [(preset, condition) for condition in plan.conditions for preset in plan.presets]
+    cells = [
+        (preset, condition)
+        for condition in plan.conditions
+        for preset in plan.presets
+        if condition != "strips" or PRESETS[preset].crops
+    ]
     todo = [draw_tasks(plan.config, *cell, plan.pages, plan.fonts) for cell in cells]
     # Forked before CUDA starts, which would not survive it.
     with multiprocessing.get_context("fork").Pool(workers) as pool:
@@ -260,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "checkpoint": str(args.checkpoint),
             "pages": args.pages,
             "device": args.device,
+            "dtype": "bfloat16" if args.device == "cuda" else "float32",
             "rows": rows,
         }
         args.out.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

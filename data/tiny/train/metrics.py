@@ -175,10 +175,10 @@ def by_length(scores: Sequence[Score], step: int = 150) -> dict[str, dict[str, f
 
 
 def by_type(
-    scores: Sequence[Score], sizes: Sequence[float], edges: Sequence[int] = (0, 18, 20, 24)
+    scores: Sequence[Score], sizes: Sequence[float], edges: Sequence[int] = (0, 18, 20, 24, 32)
 ) -> dict[str, dict[str, float]]:
-    """Error rate over all characters of pages whose type has at least so many pixels."""
-    return _by_group(scores, [max(edge for edge in edges if edge <= size) for size in sizes])
+    """Error rate over all characters of pages whose type, to the pixel, has at least so many of them."""
+    return _by_group(scores, [max(edge for edge in edges if edge <= round(size)) for size in sizes])
 
 
 def _by_group(scores: Sequence[Score], groups: Sequence[int]) -> dict[str, dict[str, float]]:

@@ -70,6 +70,12 @@ class Bucket:
         return 0 if self.grid == (1, 1) else math.prod(self.grid)
 
 
+def squareness(bucket: Bucket) -> float:
+    """1 for as many columns as rows, less the narrower the grid: 0.5 for twice as many."""
+    columns, rows = bucket.grid
+    return min(columns / rows, rows / columns)
+
+
 def make_buckets(settings: dict[str, dict[str, float]]) -> dict[str, Bucket]:
     """The buckets of config.json's ``buckets``, by name; chunks of any grid cost about the same."""
     buckets = []

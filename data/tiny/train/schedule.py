@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loader import CHUNKS
-from pages import Bucket
+from pages import Bucket, squareness
 
 
 @dataclass
@@ -117,9 +117,3 @@ class Schedule:
         """How many used chunks of the bucket are kept for later batches; none where all are fresh."""
         settings = self.config["buckets"][bucket.preset.name]
         return settings["pool"] if settings["fresh"] < CHUNKS else 0
-
-
-def squareness(bucket: Bucket) -> float:
-    """1 for as many columns as rows, less the narrower the grid: such pages are rare, but hard."""
-    columns, rows = bucket.grid
-    return min(columns / rows, rows / columns) ** 0.5
