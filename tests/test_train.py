@@ -461,6 +461,7 @@ def test_the_evaluation_writes_its_record(tmp_path: Path) -> None:
     }
     evaluate.main([str(part) for pair in arguments.items() for part in pair])
     record = json.loads((tmp_path / "eval.json").read_text())
+    assert (record["device"], record["dtype"]) == ("cpu", "float32")
     (row,) = record["rows"]
     assert (row["preset"], row["condition"], row["pages"]) == ("tiny", "clean", 2)
     assert row["cer"] < 0.2

@@ -80,7 +80,7 @@ class Task:
 
 
 def draw_case(codec: Codec, task: Task) -> Case:
-    """Draw one evaluation page of the last stage's kind, under one condition."""
+    """Draw one evaluation page and, where its condition says so, degrade it."""
     rng = random.Random(f"evaluate {task.condition} {task.bucket.name} {task.number}")
     page = make_page(rng, task.bucket, task.stage, task.families)
     type_px = type_shown(page, task.bucket)
@@ -192,8 +192,7 @@ def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int)
     todo = [draw_tasks(plan.config, *cell, plan.pages, plan.fonts) for cell in cells]
     # Forked before CUDA starts, which would not survive it.
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        checkpoint = load_checkpoint(str(folder), device=device, dtype=dtype, local_only=True)
+        checkpoint = load_checkpoint(str(folder), device=device, dtype=_dtype(device), local_only=True)
         see_in_parts(checkpoint.model, _VIEWS)
         if plan.samples is not None:
             for preset in plan.presets:
@@ -206,6 +205,10 @@ def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int)
             if index + 1 < len(cells):
                 drawing = pool.map_async(partial(draw_case, codec), todo[index + 1], chunksize=2)
             yield _row(checkpoint, codec, cases, preset, condition, device, batch)
+
+
+def _dtype(device: str) -> torch.dtype:
+    return torch.bfloat16 if device == "cuda" else torch.float32
 
 
 def _row(
@@ -280,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "checkpoint": str(args.checkpoint),
             "pages": args.pages,
             "device": args.device,
-            "dtype": "bfloat16" if args.device == "cuda" else "float32",
+            "dtype": str(_dtype(args.device)).removeprefix("torch."),
             "rows": rows,
         }
         args.out.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
