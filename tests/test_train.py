@@ -32,6 +32,7 @@ import pages  # noqa: E402
 import state  # noqa: E402
 import tokenizer as tokens  # noqa: E402
 import train  # noqa: E402
+from heads import Heads  # noqa: E402
 from schedule import Schedule  # noqa: E402
 
 from ocr_phases import DeepSeekOCRSession, synth  # noqa: E402
@@ -251,6 +252,47 @@ def test_a_coordinate_aside_counts_in_part(codec: tokens.Codec) -> None:
     assert counts[0, 1].item() == pytest.approx((middle + edge).item(), rel=1e-5)
     assert counts[0, 0].item() == pytest.approx(-logs[2, truth[0, 2]].item(), rel=1e-5)
     assert counts[2].tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("grid", [(3, 2), (1, 4)])
+def test_the_place_head_is_asked_for_each_token_s_own_crop(
+    codec: tokens.Codec, monkeypatch: pytest.MonkeyPatch, grid: tuple[int, int]
+) -> None:
+    """Hidden states that say column and row of their crop, and a head that only reads them out."""
+    columns, rows = grid
+    network = networks.build_model(SHAPE, VOCABULARY, tokens.IMAGE, 0)
+    heads = Heads(SHAPE["sam_width"], SHAPE["text_width"], 8)
+    torch.nn.init.zeros_(heads.place.bias)
+    with torch.no_grad():
+        heads.place.weight.copy_(20 * torch.eye(18, SHAPE["text_width"]))
+    run = forward.Forward(network, torch.tensor(codec.kinds()), torch.float32, heads)
+    said = torch.zeros(rows, columns, 100, SHAPE["text_width"])
+    for row in range(rows):
+        for column in range(columns):
+            said[row, column, :, column] = said[row, column, :, 9 + row] = 1
+    seen = iter([torch.zeros(2, 256, SHAPE["text_width"]), said.flatten(0, 1).repeat(2, 1, 1)])
+    monkeypatch.setattr(run, "_vision", lambda *_: (None, next(seen)))
+    monkeypatch.setattr(run, "_decode", lambda image, text: (image[:, : text.shape[1]], image, 0))
+    crops = torch.zeros(2 * rows * columns, 640, 640, 3)
+    text = torch.full((2, 5), tokens.PAD)
+    batch = forward.Batch(torch.zeros(2, 1024, 1024, 3), crops, grid, text, text == tokens.PAD)
+    assert run(batch).places < 1e-3
+
+
+def test_a_misread_page_is_given_other_tokens_of_its_own_text(codec: tokens.Codec) -> None:
+    page = synth.draw_page("invoice", 512)
+    prompt, target = pages.prompt_ids(codec, "markdown"), codec.target(page, "markdown")
+    text = torch.tensor([prompt + target] * 64)
+    wanted = (torch.arange(text.shape[1]) >= len(prompt)).expand_as(text)
+    kinds = torch.tensor(codec.kinds())
+    given = train.misread(text, wanted, kinds, 0.3)
+    readable = wanted & (kinds[text] == forward.TEXT)
+    assert torch.equal(given[~readable], text[~readable])
+    assert set(given[readable].tolist()) <= set(text[0][readable[0]].tolist())
+    shares = (given != text).sum(1) / readable.sum(1)
+    assert 0.05 < shares.mean() < 0.15
+    assert shares.min() < 0.03 < 0.15 < shares.max()
+    assert torch.equal(train.misread(text, wanted, kinds, 0.0), text)
 
 
 @pytest.mark.parametrize("name", ["tiny", "large", "gundam 1x2", "gundam 3x2"])

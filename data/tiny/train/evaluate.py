@@ -99,12 +99,11 @@ def draw_tasks(
         for bucket in make_buckets(config["buckets"]).values()
         if bucket.preset.name == preset and (squareness(bucket) < _LEAST_SQUARE) == (condition == "strips")
     ]
-    type_px = config["evaluation"]["type_px"]
-    if condition == "small type":
-        type_px = config["evaluation"]["small_type_px"]
-        buckets = [replace(bucket, type_scale=1.0) for bucket in buckets]
     colour = 1.0 if condition == "colour" else 0.0
-    stage = {**config["stages"][-1], "type_px": type_px, "degrade": 0.0, "colour": colour}
+    stage = {**config["evaluation"], "degrade": 0.0, "colour": colour}
+    if condition == "small type":
+        stage["type_px"] = stage["small_type_px"]
+        buckets = [replace(bucket, type_scale=1.0) for bucket in buckets]
     families = load_families(fonts, held_out=condition == "held-out")
     return [
         Task(number, buckets[number * len(buckets) // pages], condition, stage, families)

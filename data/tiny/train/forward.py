@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from heads import CharacterHeads, layer_norm, linear, map_losses, pair
+from heads import Heads, layer_norm, linear, map_losses, pair, place_loss
 from torch import Tensor, nn
 
 KINDS = ("text", "coordinates", "tags")
-COORDINATE = KINDS.index("coordinates")
-_PATCH = 16
+TEXT, COORDINATE = KINDS.index("text"), KINDS.index("coordinates")
+_PATCH, _TOKEN = 16, 64  # pixels across
+_PLACES_LAYER = 1  # the decoder's layer after which a token should know its crop
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class Losses:
     """What one batch gives.
 
     counts: [3, 3], a column a token kind; rows: summed loss, right answers, tokens. balance: the experts'
-    load term. maps: [2], mean loss of the two character maps, or None.
+    load term. maps: [2], mean loss of the two character maps, or None. places: loss of the crops' places,
+    or None.
     """
 
     counts: Tensor
     balance: Tensor
     maps: Tensor | None
+    places: Tensor | None
 
 
 def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -247,7 +250,7 @@ class Forward:
         model: nn.Module,
         kinds: Tensor,
         dtype: torch.dtype,
-        heads: CharacterHeads | None = None,
+        heads: Heads | None = None,
         compiled: bool | str = False,
         spread: float = 0.0,
     ) -> None:
@@ -257,7 +260,13 @@ class Forward:
         self._run = {f: _compile(f, compiled) for f in _FUNCTIONS}
         self._dynamic = bool(compiled)
 
-    def __call__(self, batch: Batch, jitter: tuple[Tensor, Tensor, Tensor] | None = None) -> Losses:
+    def __call__(
+        self,
+        batch: Batch,
+        jitter: tuple[Tensor, Tensor, Tensor] | None = None,
+        given: Tensor | None = None,
+    ) -> Losses:
+        """A batch's losses; ``given`` [B, L] is what the decoder is told it has read, if not the text."""
         patches, views = self._vision(batch.pixels, jitter)
         parts = [self._with_breaks(views, (1, 1)), self.model.model.view_separator.expand(len(views), 1, -1)]
         if batch.crops is not None:
@@ -266,7 +275,7 @@ class Forward:
                 local = tuple(x.repeat_interleave(batch.grid[0] * batch.grid[1], 0) for x in jitter)
             parts.insert(0, self._with_breaks(self._vision(batch.crops, local)[1], batch.grid))
         image = torch.cat([part.to(self.dtype) for part in parts], dim=1)
-        h, balance = self._decode(image, batch.text)
+        h, middle, balance = self._decode(image, batch.text if given is None else given)
         head = self.model.lm_head.weight
         varying = self._lengthy(h, batch.text, batch.wanted)
         arguments = h, head, batch.text, batch.wanted, self.kinds, self._near
@@ -275,7 +284,14 @@ class Forward:
         if self.heads is not None and batch.characters is not None:
             arguments = patches, views, batch.characters
             maps = self._call(map_losses, *arguments, self.heads, varying=arguments)
-        return Losses(counts, balance, maps)
+        places = None
+        if self.heads is not None and batch.crops is not None:
+            columns, rows = batch.grid
+            side = batch.crops.shape[1] // _TOKEN
+            lines = middle[:, : parts[0].shape[1]].unflatten(1, (rows, side, columns * side + 1))
+            tokens = lines[:, :, :, :-1].unflatten(3, (columns, side))
+            places = place_loss(tokens, self.heads)  # not compiled: it would be anew for every grid
+        return Losses(counts, balance, maps, places)
 
     def _call(self, function: Callable[..., Any], *arguments: Any, varying: Sequence[Tensor | None]) -> Any:
         """Run a function; of the ``varying`` tensors, pages and text may differ from call to call."""
@@ -342,8 +358,8 @@ class Forward:
         line = self.model.model.image_newline.to(x.dtype).expand(*x.shape[:2], 1, -1)
         return torch.cat([x, line], dim=2).flatten(1, 2)
 
-    def _decode(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """The last hidden states [B, L, width] that foretell ``text``, and the experts' load term."""
+    def _decode(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Last hidden states [B, L, width] that foretell ``text``, the image's in between, the load term."""
         decoder, config = self.model.model.language_model, self.model.config.text_config
         table = decoder.embed_tokens.weight.to(self.dtype)
         begin = table[config.bos_token_id].expand(len(text), 1, -1)
@@ -352,7 +368,7 @@ class Forward:
         waves = tuple(wave[0] for wave in decoder.rotary_emb(x, positions))
         balance = x.new_zeros((), dtype=torch.float32)
         heads, top = config.num_attention_heads, config.num_experts_per_tok
-        for layer in decoder.layers:
+        for index, layer in enumerate(decoder.layers):
             a, mlp = layer.self_attn, layer.mlp
             attention = layer.input_layernorm.weight, *_weights(a.q_proj, a.k_proj, a.v_proj, a.o_proj)
             norm, varying = layer.post_attention_layernorm.weight, (*self._lengthy(x), *waves)
@@ -365,7 +381,9 @@ class Forward:
             else:
                 weights = attention, norm, _weights(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
                 x = self._call(dense_layer, x, waves, heads, weights, varying=varying)
-        return _rms_norm(x[:, image.shape[1] :], decoder.norm.weight), balance
+            if index == _PLACES_LAYER:
+                middle = x[:, 1 : 1 + image.shape[1]]
+        return _rms_norm(x[:, image.shape[1] :], decoder.norm.weight), middle, balance
 
 
 def _weights(*modules: Any) -> tuple[Tensor, ...]:

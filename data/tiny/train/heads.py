@@ -1,4 +1,4 @@
-"""Two throwaway heads that teach the vision stack its letters, and the small functions they share."""
+"""Throwaway heads that teach the network what it needs to read, and the small functions they share."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ def pair(module: Any) -> tuple[Tensor, Tensor | None]:
     return module.weight, module.bias
 
 
-class CharacterHeads(nn.Module):
-    """Two throwaway heads that name the character in every cell of 16 x 8 pixels.
+class Heads(nn.Module):
+    """Throwaway heads; after training they are dropped.
 
-    One reads SAM's patches, one the projected vision tokens. They teach the vision stack its letters long
-    before the language model has a use for them; after training they are dropped.
+    Two name the character in every cell of 16 x 8 pixels, one from SAM's patches, one from the projected
+    vision tokens: they teach the vision stack its letters long before the language model has a use for them.
+    One names column and row of the crop that a token belongs to, from the decoder's hidden states: without
+    it they hardly know, and a line goes on in another crop.
     """
 
-    def __init__(self, patch_width: int, token_width: int, classes: int, hidden: int = 256) -> None:
+    def __init__(
+        self, patch_width: int, token_width: int, classes: int, hidden: int = 256, sides: int = 9
+    ) -> None:
         super().__init__()
         self.classes = classes
         self.patch_norm = nn.LayerNorm(patch_width)
@@ -39,9 +43,11 @@ class CharacterHeads(nn.Module):
         self.token_norm = nn.LayerNorm(token_width)
         self.token_in = nn.Linear(token_width, hidden)
         self.token_out = nn.Linear(hidden, 32 * classes)
+        self.place_norm = nn.LayerNorm(token_width)
+        self.place = nn.Linear(token_width, 2 * sides)
 
 
-def map_losses(patches: Tensor, tokens: Tensor, characters: Tensor, heads: CharacterHeads) -> Tensor:
+def map_losses(patches: Tensor, tokens: Tensor, characters: Tensor, heads: Heads) -> Tensor:
     """[2]: mean loss of the character maps from SAM's patches and from the vision tokens."""
     batch, side = patches.shape[:2]
     low = linear(layer_norm(patches, pair(heads.patch_norm), 1e-5), *pair(heads.patch))
@@ -55,3 +61,18 @@ def map_losses(patches: Tensor, tokens: Tensor, characters: Tensor, heads: Chara
         for x in (low, high)
     ]
     return torch.stack([(loss * weight).sum() / weight.sum() for loss in losses])
+
+
+def place_loss(h: Tensor, heads: Heads) -> Tensor:
+    """Mean loss of the crop's column plus that of its row, each named from every hidden state of its tokens.
+
+    h: [B, rows, q, columns, q, width], the tokens of a grid of crops where they stand on the page.
+    """
+    guesses = linear(layer_norm(h, pair(heads.place_norm), 1e-5), *pair(heads.place)).float()
+    columns = torch.arange(h.shape[3], device=h.device)[:, None].expand(h.shape[:5])
+    rows = torch.arange(h.shape[1], device=h.device)[:, None, None, None].expand(h.shape[:5])
+    losses = [
+        F.cross_entropy(guess.flatten(0, 4), truth.flatten())
+        for guess, truth in zip(guesses.chunk(2, dim=-1), (columns, rows), strict=True)
+    ]
+    return torch.stack(losses).sum()

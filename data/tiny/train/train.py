@@ -20,8 +20,8 @@ from typing import Any
 
 import state
 import torch
-from forward import KINDS, Forward, Losses
-from heads import CharacterHeads
+from forward import KINDS, TEXT, Forward, Losses
+from heads import Heads
 from loader import Direct, Loader, Recipe, Shipper
 from model import build_model
 from optim import make_optimisers
@@ -42,7 +42,21 @@ def step_loss(losses: Losses, settings: dict[str, float], maps_weight: float) ->
     weights = losses.counts.new_tensor([1.0, settings["coordinates"], 1.0])
     loss = (losses.counts[0] * weights).sum() / (losses.counts[2] * weights).sum().clamp(min=1)
     loss = loss + settings["balance"] * losses.balance
-    return loss if losses.maps is None else loss + maps_weight * losses.maps.sum()
+    if losses.maps is not None:
+        loss = loss + maps_weight * losses.maps.sum()
+    return loss if losses.places is None else loss + settings["places"] * losses.places
+
+
+def misread(text: Tensor, wanted: Tensor, kinds: Tensor, most: float) -> Tensor:
+    """``text`` [B, L] as a reader gives it who errs: tokens of the target's text are others of the same page.
+
+    A page's share of them is anything up to ``most``. Who learns from right texts alone loses its place after
+    the first error of its own.
+    """
+    other = torch.randint(text.shape[1], text.shape, device=text.device)
+    readable = wanted & (kinds[text] == TEXT)
+    wrong = torch.rand(text.shape, device=text.device) < most * torch.rand(len(text), 1, device=text.device)
+    return torch.where(wrong & readable & readable.gather(1, other), text.gather(1, other), text)
 
 
 def draw_jitter(pages: int, settings: dict[str, float], device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,7 +83,8 @@ class Meter:
     def clear(self) -> None:
         """Start the next line."""
         self._counts: dict[str, Tensor] = {}
-        self._sums = torch.zeros(4, device=self._device)
+        self._helpers: dict[str, list[Tensor]] = {"maps": [], "places": []}
+        self._sums = torch.zeros(3, device=self._device)
         self._steps, self._pages, self._start = 0, 0, time.perf_counter()
 
     def add(self, bucket: Bucket, pages: int, losses: Losses, loss: Tensor, norm: Tensor) -> None:
@@ -77,15 +92,20 @@ class Meter:
         name = bucket.preset.name
         counts = losses.counts.detach()
         self._counts[name] = self._counts[name] + counts if name in self._counts else counts
-        maps = self._sums.new_zeros(()) if losses.maps is None else losses.maps.detach().sum()
-        self._sums += torch.stack([loss.detach(), norm, losses.balance.detach(), maps])
+        for helper, values in self._helpers.items():
+            if (value := getattr(losses, helper)) is not None:
+                values.append(value.detach().sum())
+        self._sums += torch.stack([loss.detach(), norm, losses.balance.detach()])
         self._steps += 1
         self._pages += pages
 
     def line(self, schedule: Schedule, waited_s: float) -> dict[str, Any]:
         """One line of the log: means over the steps, and loss and accuracy of each token kind."""
         seconds = time.perf_counter() - self._start
-        loss, norm, balance, maps = (round(v, 4) for v in (self._sums / self._steps).tolist())
+        loss, norm, balance = (round(v, 4) for v in (self._sums / self._steps).tolist())
+        helpers = {
+            name: torch.stack(values).mean().item() for name, values in self._helpers.items() if values
+        }
         progress = schedule.progress
         return {
             "step": progress.step,
@@ -96,7 +116,7 @@ class Meter:
             "loss": loss,
             "gradient": norm,
             "balance": balance,
-            "maps": maps,
+            **{name: round(value, 4) for name, value in helpers.items()},
             "pages_per_s": round(self._pages / seconds, 1),
             "steps_per_s": round(self._steps / seconds, 2),
             "waiting": round(waited_s / seconds, 3),
@@ -145,7 +165,7 @@ class Training:
         torch.set_float32_matmul_precision("high")
         model = build_model(config["model"], config["vocabulary"], IMAGE, config["seed"])
         widths = config["model"]["sam_width"], config["model"]["text_width"]
-        heads = CharacterHeads(*widths, len(CHARACTERS) + 1)
+        heads = Heads(*widths, len(CHARACTERS) + 1)
         self.modules: dict[str, nn.Module] = {"model": model.to(device), "heads": heads.to(device)}
         muon, adam = make_optimisers(self.modules, config["optimiser"], device, compiled)
         self.optimisers: dict[str, torch.optim.Optimizer] = {"muon": muon, "adam": adam}
@@ -169,7 +189,8 @@ class Training:
         bucket, batch = next(self.batches)
         torch.manual_seed((config["seed"] + _SEEDS_APART * self.ranks.rank) * 1_000_003 + progress.step)
         pages = len(batch.text)
-        losses = self.forward(batch, draw_jitter(pages, config["jitter"], self.device))
+        given = misread(batch.text, batch.wanted, self.forward.kinds, config["misread"])
+        losses = self.forward(batch, draw_jitter(pages, config["jitter"], self.device), given)
         loss = step_loss(losses, config["loss"], self.schedule.stage["maps"])
         loss.backward()
         parameters = [p for module in self.modules.values() for p in module.parameters()]
