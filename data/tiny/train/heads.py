@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_HIDDEN = 256
+_LONGEST_GRID = 9  # crops in a row or a column
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear layer in the input's dtype."""
@@ -33,18 +36,16 @@ class Heads(nn.Module):
     it they hardly know, and a line goes on in another crop.
     """
 
-    def __init__(
-        self, patch_width: int, token_width: int, classes: int, hidden: int = 256, sides: int = 9
-    ) -> None:
+    def __init__(self, patch_width: int, token_width: int, classes: int) -> None:
         super().__init__()
         self.classes = classes
         self.patch_norm = nn.LayerNorm(patch_width)
         self.patch = nn.Linear(patch_width, 2 * classes)
         self.token_norm = nn.LayerNorm(token_width)
-        self.token_in = nn.Linear(token_width, hidden)
-        self.token_out = nn.Linear(hidden, 32 * classes)
+        self.token_in = nn.Linear(token_width, _HIDDEN)
+        self.token_out = nn.Linear(_HIDDEN, 32 * classes)
         self.place_norm = nn.LayerNorm(token_width)
-        self.place = nn.Linear(token_width, 2 * sides)
+        self.place = nn.Linear(token_width, 2 * _LONGEST_GRID)
 
 
 def map_losses(patches: Tensor, tokens: Tensor, characters: Tensor, heads: Heads) -> Tensor:
