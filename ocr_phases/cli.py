@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,14 +24,23 @@ if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
 
 
+_CUT_OFF = 141  # as a shell names SIGPIPE's end
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not.
 
-    ``verify`` answers 1 where a check failed, ``compare`` where a limit was asked for and passed.
+    ``verify`` answers 1 where a check failed, ``compare`` where a limit was asked for and passed; 141 is the
+    answer where nobody reads the output to its end.
     """
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.verb(arguments) or 0
+        code = arguments.verb(arguments) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CUT_OFF
     except OcrPhasesError as error:
         print(f"ocr-phases: {error}", file=sys.stderr)
         return 2
@@ -78,11 +89,10 @@ def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.kernels import has_kernels
     from ocr_phases.analyse.summary import stage_table, verdict
-    from ocr_phases.files import TRACE_NAME, output_folder
+    from ocr_phases.files import TRACE_NAME, output_file
 
-    target = Path(arguments.save)
+    target = output_file(arguments.save)
     then = _recorded(arguments, target)
-    output_folder(target.parent)
     kernels: dict[str, Any] = {"kernels": arguments.kernels or arguments.trace}
     if arguments.trace:
         kernels["kernel_trace"] = target.with_name(TRACE_NAME)
@@ -103,15 +113,17 @@ def verify(arguments: argparse.Namespace) -> int:
     if bool(arguments.record) == bool(arguments.page):
         raise OcrPhasesError("Name the page to measure, or one --record to check: one of the two.")
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
-    from ocr_phases.files import output_folder
+    from ocr_phases.files import output_file, output_folder
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import verify_report
 
     if arguments.save:
-        output_folder(Path(arguments.save).parent)
+        output_file(arguments.save)
     if arguments.out:
         output_folder(arguments.out)
     run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
+    if arguments.save:
+        run.save(arguments.save)
     checks = run_checks(run)
     for check in checks:
         print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
@@ -119,7 +131,7 @@ def verify(arguments: argparse.Namespace) -> int:
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
     print(f"\n{checks_verdict(checks)}")
     if arguments.save:
-        print(f"Wrote {run.save(arguments.save)}")
+        print(f"Wrote {arguments.save}")
     if arguments.out:
         print(f"Wrote {verify_report(arguments.out, run)}")
     return 1 if failed(checks) else 0
@@ -167,8 +179,7 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
         if arguments.page is None:
             raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
         return None
-    own = [name for name, value in _MEASURE_DEFAULTS.items() if getattr(arguments, name) != value]
-    own = [f"--{name.replace('_', '-')}" for name in own if name not in ("model", "device", "ceilings")]
+    own = [f"--{name.replace('_', '-')}" for name in arguments.asked if name not in ("model", "device")]
     if own:
         raise OcrPhasesError(f"The record says how to measure: drop {', '.join(own)}, or drop --from.")
     if target.exists() and target.samefile(arguments.repeated):
@@ -181,7 +192,7 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 
     recorded_pages(then, arguments.page)
     runs = then.request["warmup"] + then.request["repeats"]
-    model = None if arguments.model == _MEASURE_DEFAULTS["model"] else arguments.model
+    model = arguments.model if "model" in arguments.asked else None
     with _bar(runs, then.request["max_new_tokens"]) as callbacks:
         options |= {"ceilings": arguments.ceilings, **callbacks}
         return repeat_run(then, page=arguments.page, model=model, device=arguments.device, **options)
@@ -249,6 +260,16 @@ _MEASURE_DEFAULTS: dict[str, Any] = {
     "eos_check_every": None,
     "ceilings": True,
 }
+
+
+class _Asked(argparse.Action):
+    """Stores an option's value, and in ``asked`` that it was given: a default may be asked for, too."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.asked = [*namespace.asked, self.dest]
 
 
 def _measure_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -326,20 +347,21 @@ def _verb(
 
 def _add_measure_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("measurement")
-    group.add_argument(
+    option = functools.partial(group.add_argument, action=_Asked)
+    option(
         "--model", help="tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
     )
-    group.add_argument("--preset", help="tiny, small, base, large or gundam (default: the model's own)")
-    group.add_argument("--prompt", help="markdown, ocr, free, ... or your own text")
-    group.add_argument("--max-new-tokens", type=int, metavar="N", help="default: %(default)s")
-    group.add_argument("--repeats", type=int, metavar="N", help="default: %(default)s")
-    group.add_argument("--warmup", type=int, metavar="N", help="default: %(default)s")
-    group.add_argument("--device", help="auto, cpu, cuda or cuda:N")
-    group.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
-    group.add_argument("--seed", type=int, help="default: %(default)s")
-    group.add_argument("--strategy", help="how a decode step runs: eager, cuda_graph or compiled")
-    group.add_argument("--vision", help="how SAM and CLIP run: eager or compiled")
-    group.add_argument(
+    option("--preset", help="tiny, small, base, large or gundam (default: the model's own)")
+    option("--prompt", help="markdown, ocr, free, ... or your own text")
+    option("--max-new-tokens", type=int, metavar="N", help="default: %(default)s")
+    option("--repeats", type=int, metavar="N", help="default: %(default)s")
+    option("--warmup", type=int, metavar="N", help="default: %(default)s")
+    option("--device", help="auto, cpu, cuda or cuda:N")
+    option("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
+    option("--seed", type=int, help="default: %(default)s")
+    option("--strategy", help="how a decode step runs: eager, cuda_graph or compiled")
+    option("--vision", help="how SAM and CLIP run: eager or compiled")
+    option(
         "--eos-check-every",
         type=int,
         metavar="K",
@@ -351,7 +373,7 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
         action="store_false",
         help="do not measure what the device can do at its best",
     )
-    command.set_defaults(**_MEASURE_DEFAULTS)
+    command.set_defaults(**_MEASURE_DEFAULTS, asked=[])
 
 
 def _add_kernel_options(command: argparse.ArgumentParser) -> None:

@@ -45,6 +45,15 @@ def output_folder(folder: str | Path) -> Path:
     return path
 
 
+def output_file(file: str | Path) -> Path:
+    """A file to be written later, its folder made by `output_folder`; `CannotWrite` where it is a folder."""
+    path = Path(file)
+    if path.is_dir():
+        raise CannotWrite(f"{path} is a folder: name a file in it.")
+    output_folder(path.parent)
+    return path
+
+
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold ``folder`` for one writer of several files; `OcrPhasesError` while another process holds it.

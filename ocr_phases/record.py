@@ -7,6 +7,7 @@ The record stands between the half that measures (torch, a model) and the half t
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import io
 import json
@@ -59,6 +60,26 @@ PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "decoder", "lm_head", "sampli
 #: Fields that a record has only where they were asked for.
 _OPTIONAL = ("kernels",)
 
+#: What the parts of a record hold at least, by type.
+_ENTRIES: dict[str, dict[str, Any]] = {
+    "versions": {},
+    "device": {"name": str, "kind": str},
+    "model": {"name": str, "dtype": str, "config": dict},
+    "pages": {"file": str, "sha256": str, "width": int, "height": int, "row": int, "valid_image_tokens": int},
+    "request": {
+        "prompt": str,
+        "prompts": list,
+        "preset": str,
+        "max_new_tokens": int,
+        "repeats": int,
+        "warmup": int,
+        "prefill_len": int,
+    },
+    "results": {"ids": list, "token_texts": list, "text": str | None},
+    "memory": {},
+    "cache": {},
+}
+
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
 # Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
@@ -110,8 +131,8 @@ class PhaseRun:
     def summary(self) -> dict[str, Any]:
         """Headline figures; times are milliseconds on the device clock, medians over repeats.
 
-        ``ttft_ms`` (time to first token) is prepare plus prefill. Inter-token latency pools the decode
-        steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
+        ``ttft_ms`` (time to first token) is prepare plus prefill in each repeat. Inter-token latency pools
+        the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
         ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase. ``closure``
         is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is text tokens over
         valid image tokens, as the vendor counts both, of the first row.
@@ -121,7 +142,10 @@ class PhaseRun:
         prefill_ms = self._phase_ms("prefill")
         prepare_ms = self._phase_ms("prepare")
         vision = {f"{stage}_ms": self._median("prefill", stage) for stage in VISION_STAGES}
-        stage_sum = sum(self.repeat_ms(stage, "prefill") for stage in PREFILL_STAGES)
+        vision_sum, stage_sum = (
+            sum(self.repeat_ms(stage, "prefill") for stage in stages)
+            for stages in (VISION_STAGES, PREFILL_STAGES)
+        )
         whole = self.repeat_ms("prefill", "prefill")
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
@@ -130,11 +154,11 @@ class PhaseRun:
             "decode_ms": decode_ms,
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
-            "vision_ms": _median(sum(self.repeat_ms(stage, "prefill") for stage in VISION_STAGES)),
+            "vision_ms": _median(vision_sum) if whole.all() else None,
             **vision,
             "text": self.text,
             "prepare_ms": prepare_ms,
-            "ttft_ms": None if prefill_ms is None else (prepare_ms or 0.0) + prefill_ms,
+            "ttft_ms": _median(self.repeat_ms("prepare", "prepare") + whole) if whole.all() else None,
             "vision_fusion_ms": self._median("prefill", "vision_fusion"),
             "prefill_decoder_ms": self._median("prefill", "decoder"),
             "closure": _median(stage_sum / whole) if whole.all() else None,
@@ -243,8 +267,16 @@ class PhaseRun:
         """The embedded page as an upright RGB image; None where it was left out of the record."""
         from ocr_phases.measure.images import load_page
 
-        data = self.pages[number].get("data")
-        return None if data is None else load_page(base64.b64decode(data))[0]
+        data = self.page_data(number)
+        return None if data is None else load_page(data)[0]
+
+    def page_data(self, number: int = 0) -> bytes | None:
+        """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where damaged."""
+        page = self.pages[number]
+        try:
+            return None if page.get("data") is None else base64.b64decode(page["data"])
+        except (TypeError, binascii.Error) as error:
+            raise OcrPhasesError(f"The page {page['file']} in this record is damaged ({error}).") from error
 
     # -- the file ---------------------------------------------------------------------------------
 
@@ -266,18 +298,25 @@ class PhaseRun:
             raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
         if record["schema"] != SCHEMA:
             raise OcrPhasesError(
-                f"This record has schema {record['schema']}, this version reads schema {SCHEMA}: "
+                f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}: "
                 "install the ocr_phases version that wrote it."
             )
         names = [item.name for item in fields(cls) if item.name not in _OPTIONAL or item.name in record]
         missing = [name for name in names if name not in record]
         if missing:
             raise OcrPhasesError(f"This record misses {', '.join(missing)}: it is damaged or was cut short.")
+        for part, entries in _ENTRIES.items():
+            _look_through(part, record[part], entries)
         values = {name: record[name] for name in names}
         try:
             values["spans"] = make_spans(values["spans"])
         except (KeyError, TypeError, ValueError) as error:
             raise OcrPhasesError(f"This record's span table is damaged ({error}).") from error
+        times = values["spans"][["device_ms", "host_ms"]].to_numpy()
+        if not len(times) or not (np.isfinite(times) & (times >= 0)).all():
+            raise OcrPhasesError(
+                "This record's span table is damaged: it holds no times, or impossible ones."
+            )
         return cls(**values)
 
     def save(self, path: str | Path) -> Path:
@@ -324,6 +363,19 @@ class PhaseRun:
         if not self.decoded_tokens or not whole.all():
             return None
         return _median(self.decoded_tokens / whole * 1000.0)
+
+
+def _look_through(part: str, values: Any, entries: dict[str, Any]) -> None:
+    """`OcrPhasesError` where a part of a record, or one of its rows, is not what `_ENTRIES` says."""
+    rows = values if part in ("pages", "results") else [values]
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise OcrPhasesError(f"This record's {part} is damaged.")
+    for row in rows:
+        for name, kind in entries.items():
+            if not isinstance(row.get(name), kind):
+                raise OcrPhasesError(
+                    f"This record's {part} is damaged: {name} is missing or of a wrong type."
+                )
 
 
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:

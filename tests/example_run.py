@@ -118,6 +118,7 @@ def make_run(
         pages=[page | {"row": row} for row in range(rows)],
         request={
             "prompt": "<image>\n<|grounding|>Convert the document to markdown.",
+            "prompts": ["<image>\n<|grounding|>Convert the document to markdown."] * rows,
             "preset": "gundam" if crops else "base",
             "max_new_tokens": len(pieces),
             "prefill_len": prefill_len,

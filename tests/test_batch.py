@@ -642,14 +642,14 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
 def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
     clock = iter((-20.0, 0.0, 60.0, 90.0))
     monkeypatch.setattr("ocr_phases.batch.command.time.monotonic", lambda: next(clock))
-    progress = Progress("measured", 1000)
+    progress = Progress("Measuring", 1000)
     progress.show(pages=300, failed=0, worked=0, note=", waiting for a worker")  # the clock starts after it
-    progress.show(pages=400, failed=3, worked=100)  # 300 of them were there
-    progress.show(pages=1000, failed=3, worked=700)
+    progress.show(pages=400, failed=3, worked=97)  # 300 of them were there
+    progress.show(pages=1000, failed=3, worked=697)
     progress.end()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "400 of 1,000 pages measured, 3 failed, 100.0 pages/min, 6:00 left"
-    assert lines[-1] == "1,000 of 1,000 pages measured, 3 failed, 466.7 pages/min"
+    assert lines[0] == "Measuring: 400 of 1,000 pages through, 3 failed, 97.0 pages/min, 6:11 left"
+    assert lines[-1] == "Measuring: 1,000 of 1,000 pages through, 3 failed, 464.7 pages/min"
 
 
 # -- devices and dask -------------------------------------------------------------------------------

@@ -57,6 +57,13 @@ def test_a_batch_gets_a_folder_a_row(tiny_session, tmp_path, capsys):
         assert title in (tmp_path / "out" / f"row-{row}" / "result.mmd").read_text()
 
 
+def test_a_reader_that_stops_is_no_error() -> None:
+    command = [sys.executable, "-m", "ocr_phases.cli", "verify", "--record", str(RECORD)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(120)) == (b"", 141)
+
+
 def bad_pages(folder: Path) -> dict[str, tuple[bytes | None, str]]:
     """Files that are no page: their bytes (None: no file) and a part of the sentence to read."""
     whole = (PAGES / "slide.png").read_bytes()
@@ -108,6 +115,9 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "two pages in the prompt": (["profile", page, "--prompt", "<image>\n<image>\nWhat?"], "<image>"),
         "nothing to locate": (["profile", page, "--prompt", "locate"], "locate"),
         "save under a file": (["profile", page, "--save", str(folder / "file" / "x")], "cannot be written"),
+        "save as a folder": (["profile", page, "--save", str(folder)], "is a folder"),
+        "verify, save as a folder": (["verify", page, "--save", str(folder)], "is a folder"),
+        "bench, save as a folder": (["bench", page, "--save", str(folder)], "is a folder"),
         "out under a file": (["report", page, "--out", str(folder / "file")], "cannot be written"),
         "nothing to report": (["report"], "one of the two"),
         "nothing to verify": (["verify"], "one of the two"),

@@ -244,6 +244,22 @@ def test_every_shape_is_compared_and_drawn(shape: str) -> None:
     assert "nan" not in elements.said
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"name": "dummy"}, "The model is dummy, not tiny."),
+        ({"revision": "sha256:1"}, "The model's weights are of another revision."),
+        ({"dtype": "bfloat16"}, "It computes in bfloat16, not float32."),
+    ],
+)
+def test_another_model_is_said(change: dict[str, str], sentence: str) -> None:
+    base = make_run()
+    runs = [base, dataclasses.replace(base, model=base.model | change)]
+    labels = run_labels(runs)
+    assert sentence in compare_verdict(compare_runs(runs, labels), runs, labels)
+    assert sentence not in compare_verdict(compare_runs([base, base], labels), [base, base], labels)
+
+
 def test_nothing_to_show_is_said() -> None:
     empty = pd.DataFrame(columns=list(COMPARE_COLUMNS))
     assert "nothing in common" in show.compare_html(empty)

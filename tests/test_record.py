@@ -7,11 +7,13 @@ import io
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from example_run import make_run
 from PIL import Image
 
 from ocr_phases import OcrPhasesError, PhaseRun
@@ -42,11 +44,18 @@ def test_headline_figures_follow_from_the_spans(run):
     steps = spans[spans["stage"] == "decode_step"]["device_ms"]
     assert run["inter_token_ms"] == np.median(steps)
     assert run["inter_token_ms_p99"] == np.quantile(steps, 0.99)
-    prepare = np.median(spans[spans["stage"] == "prepare"]["device_ms"])
-    assert run["ttft_ms"] == pytest.approx(prepare + run["prefill_ms"])
+    prepare = spans[spans["stage"] == "prepare"]["device_ms"]
+    assert run["ttft_ms"] == pytest.approx(np.median(prepare.to_numpy() + prefill.to_numpy()))
     assert 0.9 < run["closure"] <= 1.0
     assert run["vision_ms"] >= run["sam_ms"]
     assert set(run.keys()) == set(run)
+
+
+def test_what_was_not_measured_is_none():
+    run = make_run(generate=True)
+    assert run["generate_ms"] > 0
+    names = ("prefill_ms", "decode_ms", "vision_ms", "sam_ms", "ttft_ms", "inter_token_ms", "closure")
+    assert {run[name] for name in names} == {None}
 
 
 def test_token_table(run):
@@ -73,6 +82,9 @@ def test_the_page_is_in_the_record(run):
     image = run.page_image()
     assert image.size == (run.page["width"], run.page["height"])
     assert image.mode == "RGB"
+    cut = replace(run, pages=[run.page | {"data": run.page["data"][:101]}])
+    with pytest.raises(OcrPhasesError, match="in this record is damaged"):
+        cut.page_image()
 
 
 def test_pages_are_embedded_small_or_left_out():
@@ -101,6 +113,15 @@ def test_pages_are_embedded_small_or_left_out():
         (lambda r: r.pop("spans"), "misses spans"),
         (lambda r: r["spans"].pop("stage"), "span table is damaged"),
         (lambda r: r["spans"].update(stage=["prefill"]), "span table is damaged"),
+        (lambda r: r["spans"]["device_ms"].__setitem__(3, None), "holds no times, or impossible ones"),
+        (lambda r: r["spans"]["device_ms"].__setitem__(3, -5.0), "holds no times, or impossible ones"),
+        (lambda r: [column.clear() for column in r["spans"].values()], "holds no times, or impossible ones"),
+        (lambda r: r.update(schema="1"), "schema '1'"),
+        (lambda r: r.update(request={}), "request is damaged: prompt is missing"),
+        (lambda r: r["results"][0].pop("ids"), "results is damaged: ids is missing"),
+        (lambda r: r.update(results=None), "results is damaged"),
+        (lambda r: r.update(pages=[]), "pages is damaged"),
+        (lambda r: r.update(model="tiny"), "model is damaged"),
         (lambda r: r["spans"].update(host_ms=["x"] * len(r["spans"]["host_ms"])), "span table is damaged"),
     ],
 )

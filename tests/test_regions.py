@@ -81,6 +81,11 @@ def test_every_shape_has_a_page_and_a_chart(shape: str) -> None:
     assert figure_png(regions.plot_region_types(run)).startswith(b"\x89PNG")
 
 
+def test_the_chart_of_a_batch_names_its_row() -> None:
+    figure = regions.plot_region_types(make_run(rows=2), row=1)
+    assert "of row 1, " in figure.axes[0].get_title(loc="left")
+
+
 def test_the_chart_names_types_as_text() -> None:
     text = "".join(
         f"<|ref|>${kind}_$x^2<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>text {kind}" for kind in range(20)

@@ -391,4 +391,10 @@ def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
             )
     if base.device.get("name") != other.device.get("name"):
         caveats.append("The devices are different ones.")
+    if base.model["name"] != other.model["name"]:
+        caveats.append(f"The model is {other.model['name']}, not {base.model['name']}.")
+    elif base.model.get("revision") != other.model.get("revision"):
+        caveats.append("The model's weights are of another revision.")
+    if base.model["dtype"] != other.model["dtype"]:
+        caveats.append(f"It computes in {other.model['dtype']}, not {base.model['dtype']}.")
     return caveats

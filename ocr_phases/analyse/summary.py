@@ -123,8 +123,8 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
     Times are ms. ``device_ms`` is the median over repeats of the sum over one repeat's calls (p10 and p90
-    beside it, over repeats), ``calls`` the calls in one repeat, ``share`` the part of the phase (median over
-    repeats). In decode ``decoder``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
+    beside it, over repeats), ``calls`` the calls in one repeat, ``share`` what ``device_ms`` is of the
+    phase's own. In decode ``decoder``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     rows = []
     sums, host = _repeat_sums(run), _repeat_sums(run, "host_ms").median(axis=1)
@@ -132,9 +132,9 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
         phase, stage, view = map(str, key)
         calls = spans.groupby("repeat").size().reindex(run.repeats, fill_value=0)
         device = sums.loc[(phase, stage, view), :].to_numpy(dtype=np.float64)
-        whole = run.repeat_ms(phase, phase)
-        share = float(np.median(device / whole)) if whole.all() else math.nan
+        whole = float(np.median(run.repeat_ms(phase, phase)))
         low, middle, high = np.quantile(device, (0.1, 0.5, 0.9))
+        share = middle / whole if whole else math.nan
         row = (
             phase,
             stage,
@@ -346,7 +346,7 @@ def _closure_sentence(figures: dict[str, Any]) -> list[str]:
     closure = figures["closure"]
     if closure is None or not math.isfinite(closure):
         return []
-    return [f"The stages account for {percent_text(closure)} of the prefill."]
+    return [f"The stages account for {100 * closure:.1f} % of the prefill."]
 
 
 def _caveats(run: PhaseRun) -> list[str]:

@@ -112,14 +112,14 @@ def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, An
     from ocr_phases.batch.outcome import GOES_ON
 
     with _measuring_pool(arguments, settings["device"]) as pool:
-        progress = Progress("measured", total)
+        progress = Progress("Measuring", total)
 
         last_seen = time.monotonic()
 
         def show(counts: Counts) -> None:
             nonlocal last_seen
             waiting = "" if pool.workers() else ", waiting for a worker"
-            progress.show(counts.pages, counts.failed, counts.done + counts.failed, waiting)
+            progress.show(counts.pages, counts.failed, counts.done, waiting)
             now = time.monotonic()
             if not waiting:
                 last_seen = now
@@ -173,14 +173,15 @@ class Progress:
         self.line = ""
 
     def show(self, pages: int, failed: int, worked: int, note: str = "") -> None:
-        """``pages`` of all are through, ``worked`` of them by this command: these make the rate."""
+        """``pages`` of all are through, ``worked`` of them well and by this command: these make the rate."""
         now = time.monotonic()
         if not worked:  # pages that are kept are looked through first
             self.began = now
         rate = worked / (now - self.began) if worked else 0.0
         left = (self.total - pages) / rate if rate else None
         self.line = (
-            f"{pages:,} of {self.total:,} pages {self.verb}, {failed:,} failed, {rate * 60:,.1f} pages/min"
+            f"{self.verb}: {pages:,} of {self.total:,} pages through, {failed:,} failed"
+            + (f", {rate * 60:,.1f} pages/min" if rate else "")
             + (f", {_duration(left)} left" if left else "")
             + note
         )
@@ -243,7 +244,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
         waiting += status is not None and (status["report"] or {}).get("state") != "done"
     if not waiting:
         return 0
-    progress = Progress("rendered", waiting)
+    progress = Progress("Rendering", waiting)
     # Rendering holds no device: none is to be seen.
     share = max(1, (os.cpu_count() or 1) // arguments.render_workers)
     environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(share)}
@@ -254,7 +255,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
             pool,
             retries=arguments.retries,
             timeout=arguments.timeout,
-            progress=lambda done, failed: progress.show(done + failed, failed, done + failed),
+            progress=lambda done, failed: progress.show(done + failed, failed, done),
         )
     finally:
         pool.close()

@@ -15,7 +15,7 @@ def bench(arguments: argparse.Namespace) -> None:
 
     from ocr_phases.analyse.bench import bench_text
     from ocr_phases.assets import asset
-    from ocr_phases.files import output_folder
+    from ocr_phases.files import output_file
     from ocr_phases.measure.bench import PARTS, BenchSettings, run_bench
     from ocr_phases.measure.images import load_page
     from ocr_phases.measure.session import DeepSeekOCRSession
@@ -33,7 +33,7 @@ def bench(arguments: argparse.Namespace) -> None:
     BenchSettings(
         **asked, presets=tuple(arguments.presets or ()), strategies=tuple(arguments.strategies or ())
     )
-    output_folder(arguments.save.parent)
+    output_file(arguments.save)
     session = DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
     usual = ("eager",) if session.device == "cpu" else STRATEGIES
     settings = BenchSettings(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import inspect
 from dataclasses import replace
@@ -57,8 +56,8 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
             raise OcrPhasesError(f"{file} is not the page of the record, {record.page['file']}.")
         return [str(file)]
     pages: list[Page] = []
-    for page in record.pages:
-        kept = base64.b64decode(page["data"]) if page.get("data") else None
+    for number, page in enumerate(record.pages):
+        kept = record.page_data(number)
         if kept is None or hashlib.sha256(kept).hexdigest() != page["sha256"]:
             what = "not" if kept is None else "only as a smaller copy"
             raise OcrPhasesError(

@@ -82,7 +82,8 @@ def environment_html(table: pd.DataFrame) -> str:
     if table.empty:
         return note_html("Device, versions, model, page and request are the same.")
     shown = table.assign(name=table["name"].str.replace("_", " "))
-    return table_html(shown.map(lambda text: printable(str(text), 80)), caption="What differs")
+    words = table_html(shown.map(lambda text: printable(str(text), 80)), caption="What differs")
+    return f'<div class="op-words">{words}</div>'
 
 
 #: Of few repeats, or of one.
@@ -190,21 +191,23 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figu
 
 def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
     """Time of each decode step in ms against the length of the KV cache, a line a record, with p10 to p90."""
-    tables = [(step_table(run), label) for run, label in zip(runs, labels, strict=True)]
-    tables = [(table.dropna(subset=["cache_len"]), label) for table, label in tables]
-    tables = [(table, label) for table, label in tables if len(table)]
+    tables = [
+        (step_table(run).dropna(subset=["cache_len"]), run, label)
+        for run, label in zip(runs, labels, strict=True)
+    ]
+    tables = [each for each in tables if len(each[0])]
     if not tables:
         return sentence_figure("None of these records has decode steps to draw.")
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained", facecolor="white")
     axes = figure.subplots()
     style_axes(axes)
     top = 0.0
-    for number, (table, label) in enumerate(tables):
+    for number, (table, run, label) in enumerate(tables):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)]
         lengths = table["cache_len"].to_numpy(dtype=np.float64)
         low, high = table["device_ms_p10"], table["device_ms_p90"]
         axes.fill_between(lengths, low, high, color=colour, alpha=0.18, linewidth=0)
-        text = f"{printable(label, _LONGEST_LABEL)}: {ms_text(float(table['device_ms'].median()))}"
+        text = f"{printable(label, _LONGEST_LABEL)}: {ms_text(run['inter_token_ms'])}"
         marker = "o" if len(table) == 1 else ""
         axes.plot(lengths, table["device_ms"], color=colour, linewidth=1.3, marker=marker, label=text)
         top = max(top, float(table["device_ms"].quantile(0.98)))

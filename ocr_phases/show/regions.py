@@ -24,7 +24,7 @@ def page_html(run: PhaseRun) -> str:
     named in a sentence. Of a large batch the first rows are shown, which the last sentence says.
     """
     parts = []
-    for row in range(min(len(run.results), _MOST_ROWS)):
+    for row in shown_rows(run):
         grounding, table = _regions(run, row)
         parts.append(_row_heading(run, row))
         parts.append(_pictures(_page_of(run, row), grounding, table))
@@ -39,7 +39,7 @@ def page_html(run: PhaseRun) -> str:
 def region_tables_html(run: PhaseRun) -> str:
     """What each type of region and each region cost, as two tables; nothing without regions."""
     parts = []
-    for row in range(min(len(run.results), _MOST_ROWS)):
+    for row in shown_rows(run):
         _, table = _regions(run, row)
         if table is None:
             continue
@@ -50,6 +50,11 @@ def region_tables_html(run: PhaseRun) -> str:
         parts.append(table_html(types, caption="What each type of region cost to write", headings=headings))
         parts.append(regions_html(table))
     return "".join(parts)
+
+
+def shown_rows(run: PhaseRun) -> range:
+    """The rows of a batch that a report shows: the first few."""
+    return range(min(len(run.results), _MOST_ROWS))
 
 
 def has_region_times(run: PhaseRun, row: int = 0) -> bool:
@@ -85,7 +90,8 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.45 * float(types["decode_ms"].max()))
     axes.set_xlabel("decode time (ms)")
-    title_axes(axes, f"Decode time by type of region, {ms_text(whole)} in all")
+    of_row = f" of row {row}" if len(run.results) > 1 else ""
+    title_axes(axes, f"Decode time by type of region{of_row}, {ms_text(whole)} in all")
     return figure
 
 

@@ -80,7 +80,9 @@ def plot_roofline(run: PhaseRun) -> Figure:
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of weights and KV cache)")
     axes.set_ylabel("arithmetic done (FLOP/s)")
     worst = points.nlargest(1, "distance").to_dict("records")[0]
-    title_axes(axes, f"Farthest from its ceiling: {_name(worst)}, {times_text(worst['distance'])} its floor")
+    title_axes(
+        axes, f"Farthest of these from its ceiling: {_name(worst)}, {times_text(worst['distance'])} its floor"
+    )
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
     return figure
 
