@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.analyse.summary import step_table
 from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
 from ocr_phases.show.explorer import Explorer
@@ -316,6 +317,54 @@ def test_a_file_that_is_no_record_is_told_and_changes_nothing(explorer: Explorer
     assert len(explorer.runs) == 1
     with pytest.raises(OcrPhasesError):
         Explorer(record=path)
+
+
+def test_a_bad_upload_keeps_none_of_the_others_back(explorer: Explorer, run: PhaseRun):
+    good = json.dumps(run.to_dict()).encode()
+    files = [("bad.json", b"{"), ("good.json", good), ("worse.json", b"{}")]
+    explorer.record_pane.upload.value = tuple(file for name, data in files for file in upload(name, data))
+    assert len(explorer.runs) == 2
+    said = explorer.messages.value.split("<details>")[0]
+    assert ("bad.json" in said, "worse.json" in said, "good.json" in said) == (True, True, False)
+
+
+def test_what_was_said_goes_with_the_next_action():
+    explorer = Explorer("/nonexistent/x.png")
+    assert "There is no file" in explorer.messages.value
+    explorer.form.page.path.value = str(PAGES)
+    assert explorer.messages.value == ""
+    chooser = explorer.form.page
+    chooser.source.value = "Upload"
+    chooser.upload.value = upload("notes.md", b"no image")
+    assert "notes.md is not an image" in explorer.messages.value
+
+
+def test_an_empty_panel_takes_every_choice():
+    explorer = Explorer()
+    explorer.page_pane.colour.value = "decode time"
+    explorer.tabs.selected_index = list(explorer.panes).index("Compare")
+    assert "There is no record yet" in everything(explorer.compare_pane)
+    assert explorer.messages.value == ""
+
+
+def test_a_tab_never_shows_another_record(explorer: Explorer):
+    open_all(explorer, "Timeline", "Text")
+    timeline = explorer.panes["Timeline"]
+    assert "<svg" in everything(timeline)
+    explorer.add(make_run(seed=1))
+    assert "<svg" not in everything(timeline)
+    open_all(explorer, "Timeline")
+    assert "<svg" in everything(timeline)
+
+
+def test_the_slowest_steps_count_tokens_as_the_page_does(explorer: Explorer, run: PhaseRun):
+    open_all(explorer, "Latency", "Page")
+    slowest = step_table(run).nlargest(1, "device_ms").iloc[0]
+    explorer.page_pane.scrubber.value = int(slowest["index"])
+    said = f"Token {slowest['index'] + 1}</strong> of {run.token_count}, step {slowest['step']}"
+    assert said in everything(explorer.page_pane)
+    cells = rf">{slowest['step']}</td><td [^>]*>{slowest['index'] + 1}</td>"
+    assert re.search(cells, everything(explorer.panes["Latency"]))
 
 
 def test_a_report_is_made_of_the_record_shown(run: PhaseRun, tmp_path: Path):

@@ -79,6 +79,8 @@ def test_cells_are_every_combination_once() -> None:
     ("lists", "message"),
     [
         ((["huge"], ["eager"], [1], [8]), "huge"),
+        (("tiny", ["eager"], [1], [8]), r"Give a list of each preset, like \['tiny'\]"),
+        ((["tiny"], ["eager"], 2, [8]), r"Give a list of each batch size, like \[2\]"),
         ((["tiny"], ["fast"], [1], [8]), "Unknown strategy 'fast'"),
         ((["tiny"], ["eager"], [0], [8]), "0 is no batch size"),
         ((["tiny"], ["eager"], [1], [-1]), "-1 is no number of new tokens"),

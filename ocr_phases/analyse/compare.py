@@ -184,7 +184,10 @@ def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = No
     if paths is not None:
         names = [Path(path).stem for path in paths]
     else:
-        names = [f"{run.page['file']}, {run.model['name']}, {run.model.get('strategy')}" for run in runs]
+        names = [
+            f"{run.page['file']}, {run.model['name']}, {run.page.get('preset')}, {run.model.get('strategy')}"
+            for run in runs
+        ]
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from ocr_phases.errors import OcrPhasesError
 _CONNECT_SECONDS = 30
 _COUNT_SECONDS = 5.0
 _WATCH_SECONDS = 1.0
+_QUIET = logging.ERROR  # of dask's own log
 
 _children: dict[tuple[str, ...], Child] = {}
 _one_page_at_a_time = threading.Lock()
@@ -219,8 +221,9 @@ def _local_cluster(environments: Sequence[Mapping[str, str]]) -> Any:
     def worker(environment: Mapping[str, str]) -> dict[str, Any]:
         # The model is in the worker's child, so dask's own memory limit would watch the wrong process.
         options = {"nthreads": 1, "memory_limit": 0, "env": dict(environment), "dashboard": False}
+        options["silence_logs"] = _QUIET
         return {"cls": Nanny, "options": options}
 
     workers = {number: worker(environment) for number, environment in enumerate(environments)}
     scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": ":0"}}
-    return SpecCluster(workers=workers, scheduler=scheduler, silence_logs=40)
+    return SpecCluster(workers=workers, scheduler=scheduler, silence_logs=_QUIET)

@@ -40,13 +40,15 @@ _DECODER_ERRORS = (
 )
 
 
-def load_page(source: str | Path | bytes | Image.Image) -> tuple[Image.Image, bytes | None, str]:
+def load_page(
+    source: str | Path | bytes | Image.Image, name: str = "image"
+) -> tuple[Image.Image, bytes | None, str]:
     """Load one page as ``(page, data, name)``.
 
     ``page`` is an upright RGB uint8 image: EXIF orientation applied, first frame of an animation, converted
     as `as_rgb` says, colour profiles ignored. ``data`` is the file as it was (None for a PIL image; the whole
-    PDF for a page of a PDF). ``name`` is the file's name without its folder, ``"image"`` for bytes or a PIL
-    image, and for a PDF it ends in ``#`` and the page's number.
+    PDF for a page of a PDF). ``name`` is the file's name without its folder; bytes and a PIL image have the
+    one that is given; for a PDF it ends in ``#`` and the page's number.
 
     ``"file.pdf#3"`` is the third page of a PDF, drawn at 144 dpi; without a number it is the first.
 
@@ -54,9 +56,9 @@ def load_page(source: str | Path | bytes | Image.Image) -> tuple[Image.Image, by
     of more than `MAX_PIXELS`, for a page that the PDF does not have, and for a PDF without the ``pdf`` extra.
     """
     if isinstance(source, Image.Image):
-        return _upright(source, "the image"), None, "image"
+        return _upright(source, "the image"), None, name
     if isinstance(source, bytes):
-        data, name, suffix, number = source, "image", "", None
+        data, suffix, number = source, "", None
     elif isinstance(source, (str, Path)):
         data, name, suffix, number = _read(source)
     else:

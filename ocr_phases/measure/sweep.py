@@ -63,11 +63,18 @@ def make_cells(
     visions: Sequence[str] = ("eager",),
 ) -> list[Cell]:
     """Every combination once; `OcrPhasesError` for what no sweep could measure."""
+    for what, asked in (
+        ("preset", presets),
+        ("strategy", strategies),
+        ("vision", visions),
+        ("batch size", batches),
+        ("number of new tokens", lengths),
+    ):
+        if isinstance(asked, str | int):
+            raise OcrPhasesError(f"Give a list of each {what}, like [{asked!r}].")
     for preset in presets:
         get_preset(preset)
     for what, names, known in (("strategy", strategies, STRATEGIES), ("vision", visions, VISIONS)):
-        if isinstance(names, str):
-            raise OcrPhasesError(f"Give a list of each {what}, like [{names!r}].")
         for name in names:
             if name not in known:
                 raise OcrPhasesError(f"Unknown {what} {name!r}: use {' or '.join(known)}.")

@@ -219,7 +219,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
     axes.plot(after, sizes, color=GREEN, linewidth=1.6, marker="o" if len(sizes) == 1 else "")
     axes.set_xlim(0, max(1, len(sizes) - 1))
     axes.set_ylim(0, 1.22 * max(sizes))
-    named = [(len(sizes) - 1, "right", -4, 6)]
+    named = [(len(sizes) - 1, "right", -4, 6) if len(sizes) > 1 else (0, "left", 4, 6)]
     # The first is named under the line, if there is room under it.
     if len(sizes) > 1 and sizes[0] > 0.15 * sizes[-1]:
         named.append((0, "left", 4, -15))

@@ -42,6 +42,9 @@ class ComparePane(Pane):
         for slot in (self.first, self.second):
             slot.observe(self._chosen, "value")
 
+    def show(self, run: PhaseRun | None) -> None:
+        """Its records come by `offer`."""
+
     def offer(self, runs: Sequence[PhaseRun], names: Sequence[str], shown: int) -> None:
         """All records there are; the one shown becomes the second, the one before it the first."""
         self._runs = runs
@@ -62,12 +65,17 @@ class ComparePane(Pane):
         if len(self._runs) < 2:
             self._content.value = note_html(
                 "There is one record so far: run again with another setting, or load one under Record."
+                if self._runs
+                else "There is no record yet: press Run, or load two under Record."
             )
             return
         pair = self.first.value, self.second.value
         if pair != self._pair:
-            runs = [self._runs[place] for place in pair]
-            self._content.value = both_html(runs, run_labels(runs))
+            runs, labels = [self._runs[place] for place in pair], run_labels(self._runs)
+            same = pair[0] == pair[1]
+            self._content.value = both_html(
+                runs, run_labels(runs) if same else [labels[place] for place in pair]
+            )
             self._pair = pair
 
     def _chosen(self, _: Any) -> None:

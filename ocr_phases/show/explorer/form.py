@@ -144,7 +144,8 @@ class PageChooser(widgets.VBox):
         if not nothing_yet or (kind == _PATH and self.file.options):
             from ocr_phases.measure.images import load_page  # of the measuring half: only now
 
-            image = load_page(self.page()[0])[0]
+            page, name = self.page()
+            image = load_page(page, name or "image")[0]
             alt = f"The chosen page, {image.width} × {image.height} pixels"
             self.thumbnail.value = (
                 f"{image_html(image, alt, width=104)}<p>{image.width:,} × {image.height:,} pixels</p>"

@@ -33,9 +33,10 @@ class Messages(widgets.HTML):
         )
 
     def guarded(self, handler: Callable[..., object]) -> Callable[..., None]:
-        """A widget's handler whose errors are shown: a widget would only log them."""
+        """A widget's handler, its errors shown in place of what was said before: a widget only logs them."""
 
         def call(*arguments: Any) -> None:
+            self.say("")
             with self:
                 handler(*arguments)
 

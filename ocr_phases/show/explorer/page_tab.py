@@ -187,7 +187,7 @@ class PagePane(Pane):
         ms = self._tokens["device_ms"].iloc[token] if len(self._tokens) else float("nan")
         hidden = [number for number, box in enumerate(self.types.children) if not box.value]
         colours = None
-        if self.colour.value == _BY_TIME:
+        if self.colour.value == _BY_TIME and len(self._table):
             slowest = float(self._table["decode_ms"].max() or 1.0)
             cost = zip(self._table["region"], self._table["decode_ms"], strict=True)
             colours = {int(region): _hex(time_colour(ms / slowest)) for region, ms in cost}

@@ -109,7 +109,8 @@ class Explorer(widgets.VBox):
         self.shown.value = len(self.runs) - 1
         self.shown.observe(self._show_chosen, "value")
         self.shown.layout.display = self._verdict.layout.display = None
-        self._show_chosen()
+        with self.messages:
+            self._show()
 
     async def measure(self) -> None:
         """What Run does: measure as the form says and show the record, or say why there is none."""

@@ -37,6 +37,9 @@ class Pane(widgets.VBox):
     def show(self, run: PhaseRun | None) -> None:
         """The record that this tab is to show from now on."""
         self._run = run
+        if run is not self._drawn:  # nothing of another record is seen while this one is drawn
+            self._drawn = None
+            self._content.value = ""
 
     def reveal(self) -> None:
         """The tab is seen now: draw what it is to show, unless it shows that already."""
@@ -63,6 +66,7 @@ def latency_html(run: PhaseRun) -> str:
     steps = step_table(run)
     if len(steps):
         slowest = steps.nlargest(_SLOWEST, "device_ms")
+        slowest["index"] += 1  # as the tab Page counts
         columns = ["step", "index", "text", "cache_len", "device_ms", "device_ms_p10", "device_ms_p90"]
         if run.device.get("kind") == "cuda":
             columns.append("host_ms")

@@ -85,8 +85,14 @@ class RecordPane(Pane):
         self._loaded(PhaseRun.load(Path(self.path.value.strip()).expanduser()))
 
     def _load_upload(self, change: Any) -> None:
+        refused = []
         for file in change["new"]:
-            self._loaded(read_record(bytes(file["content"]), str(file["name"])))
+            try:
+                self._loaded(read_record(bytes(file["content"]), str(file["name"])))
+            except OcrPhasesError as error:
+                refused.append(str(error))
+        if refused:
+            raise OcrPhasesError(" ".join(refused))
 
     def _save(self, _: Any) -> None:
         assert self._run is not None  # the button is only there with a record
