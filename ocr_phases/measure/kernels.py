@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import Cache
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_folder, write_atomic
+from ocr_phases.files import output_file, write_atomic
 from ocr_phases.measure.recorder import Run
 from ocr_phases.measure.request import Request
 from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
@@ -42,7 +42,7 @@ def check_kernels(device: str, *, steps: int, generate: bool, trace: str | Path 
     if steps < 1:
         raise OcrPhasesError(f"kernel_steps is {steps}: it must be at least 1.")
     if trace is not None:
-        output_folder(Path(trace).parent)
+        output_file(trace)
 
 
 def kernel_view(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
-from ocr_phases.files import only_writer, output_folder, write_atomic
+from ocr_phases.files import only_writer, output_file, output_folder, write_atomic
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
@@ -91,8 +91,7 @@ def execute_notebook(
 
     source = _notebook(name)
     _check_parameters(source, parameters)
-    target = Path(output_path).resolve()
-    output_folder(target.parent)
+    target = output_file(Path(output_path).resolve())
     # papermill wants a name that ends in .ipynb, and writes after every cell.
     try:
         handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".ipynb")

@@ -104,7 +104,9 @@ class Meter:
         seconds = time.perf_counter() - self._start
         loss, norm, balance = (round(v, 4) for v in (self._sums / self._steps).tolist())
         helpers = {
-            name: torch.stack(values).mean().item() for name, values in self._helpers.items() if values
+            name: round(torch.stack(values).mean().item(), 4)
+            for name, values in self._helpers.items()
+            if values
         }
         progress = schedule.progress
         return {
@@ -116,7 +118,7 @@ class Meter:
             "loss": loss,
             "gradient": norm,
             "balance": balance,
-            **{name: round(value, 4) for name, value in helpers.items()},
+            **helpers,
             "pages_per_s": round(self._pages / seconds, 1),
             "steps_per_s": round(self._steps / seconds, 2),
             "waiting": round(waited_s / seconds, 3),
