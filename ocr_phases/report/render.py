@@ -14,7 +14,7 @@ from typing import Any
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
-from ocr_phases.files import only_writer, output_file, output_folder, write_atomic
+from ocr_phases.files import only_writer, output_file, output_folder, save_or_rescue, write_atomic
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
@@ -64,7 +64,7 @@ def verify_report(output_dir: str | Path, run: PhaseRun) -> Path:
     """
     folder = output_folder(output_dir).resolve()
     with only_writer(folder):
-        record = run.save(folder / "run.json")
+        record = save_or_rescue(run.save, folder / "run.json")
         parameters = {"record": str(record), "output_dir": str(folder)}
         notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
         title = f"Verification: {run.page['file']} – ocr_phases"
@@ -94,7 +94,7 @@ def execute_notebook(
     target = output_file(Path(output_path).resolve())
     # papermill wants a name that ends in .ipynb, and writes after every cell.
     try:
-        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".ipynb")
+        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=".ocr-", suffix=".ipynb")
     except OSError as error:
         raise CannotWrite(f"{target} cannot be written ({error.strerror or error}).") from error
     os.close(handle)
