@@ -9,7 +9,9 @@ import argparse
 import contextlib
 import functools
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from ocr_phases.batch.command import add_batch_options, run_batch
 from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
+from ocr_phases.plain_text import plain_streams
 
 if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
@@ -31,10 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not.
 
     ``verify`` answers 1 where a check failed, ``compare`` where a limit was asked for and passed; 141 is the
-    answer where nobody reads the output to its end.
+    answer where nobody reads the output to its end, and a signal that stops the verb is answered with 128 and
+    its number: 130 for Ctrl-C.
     """
-    arguments = _parser().parse_args(argv)
+    with plain_streams(), _signals_stop():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
+        arguments = _parser().parse_args(argv)
         code = arguments.verb(arguments) or 0
         sys.stdout.flush()
         return code
@@ -47,9 +56,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"ocr-phases: this needs {error.name}: pip install {error.name}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("ocr-phases: stopped.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        with contextlib.suppress(OSError):  # after a hangup there is nobody to tell
+            print("ocr-phases: stopped.", file=sys.stderr)
+        return 128 + (stop.args or (signal.SIGINT,))[0]
+
+
+@contextlib.contextmanager
+def _signals_stop() -> Iterator[None]:
+    """SIGTERM and SIGHUP stop a verb as Ctrl-C does; one that is ignored (nohup) or handled stays so."""
+
+    def stop(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    found = [number for number in signal.Signals if number.name in ("SIGTERM", "SIGHUP")]
+    main_thread = threading.current_thread() is threading.main_thread()
+    taken = [number for number in found if main_thread and signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def report(arguments: argparse.Namespace) -> None:

@@ -29,20 +29,32 @@ _RESET = "get_ipython().reset(new_session=True); __import__('gc').collect()"
 
 @contextlib.contextmanager
 def fresh_kernel() -> Iterator[dict[str, Any]]:
-    """How papermill starts a kernel of its own: its options, for the length of a ``with`` block."""
-    from jupyter_client.manager import AsyncKernelManager
+    """How papermill starts a kernel of its own: its options, for the length of a ``with`` block.
 
+    The kernel is killed at the end of its notebook, also where a signal ends the wait for its start.
+    """
+    from jupyter_client.manager import AsyncKernelManager
+    from jupyter_core.utils import run_sync
+
+    made: list[AsyncKernelManager] = []
     with TemporaryFolder() as folder:
         environment = _environment(folder)
 
         class Manager(AsyncKernelManager):
             def __init__(self, **options: Any) -> None:
                 super().__init__(**{**options, **_manager_options(folder)})
+                made.append(self)
 
             async def start_kernel(self, **options: Any) -> None:
                 await super().start_kernel(**options, env=environment)
 
-        yield {"kernel_manager_class": Manager}
+        try:
+            # Asked to go, a kernel in the middle of a cell would write its traceback to this terminal.
+            yield {"kernel_manager_class": Manager, "shutdown_kernel": "immediate"}
+        finally:
+            for manager in made:
+                if manager.has_kernel:
+                    run_sync(manager.shutdown_kernel)(now=True)
 
 
 class KernelLost(OcrPhasesError):
@@ -166,8 +178,8 @@ def _manager_options(folder: str) -> dict[str, Any]:
     sockets = os.name == "posix" and len(connection) <= _LONGEST_SOCKET
     return {
         "kernel_spec_manager": KernelSpecManager(kernel_dirs=[]),
-        "transport": "ipc" if sockets else "tcp",
         "connection_file": connection,
+        **({"transport": "ipc"} if sockets else {"transport": "tcp", "ip": "127.0.0.1"}),
     }
 
 

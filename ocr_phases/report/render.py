@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ocr_phases.assets import asset
-from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
-from ocr_phases.files import only_writer, output_file, output_folder, save_or_rescue, write_atomic
+from ocr_phases.errors import NotebookFailed, OcrPhasesError
+from ocr_phases.files import (
+    TemporaryFolder,
+    only_writer,
+    output_file,
+    output_folder,
+    save_or_rescue,
+    write_atomic,
+)
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
@@ -92,34 +97,36 @@ def execute_notebook(
     source = _notebook(name)
     _check_parameters(source, parameters)
     target = output_file(Path(output_path).resolve())
-    # papermill wants a name that ends in .ipynb, and writes after every cell.
-    try:
-        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=".ocr-", suffix=".ipynb")
-    except OSError as error:
-        raise CannotWrite(f"{target} cannot be written ({error.strerror or error}).") from error
-    os.close(handle)
     failure = None
-    try:
-        with fresh_kernel() if kernel is None else kernel.lent() as options:
-            papermill.execute_notebook(
-                str(source),
-                scratch,
-                parameters=dict(parameters),
-                kernel_name="python3",
-                **options,
-                progress_bar=sys.stderr.isatty(),
-                execution_timeout=timeout,
-            )
-    except PapermillExecutionError as error:
-        failure = f"Cell {error.cell_index} of {name} failed ({error.ename}: {_one_line(error.evalue)})"
-        cause = (error.ename, error.evalue)
-    except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died, or a cell took too long
-        failure = f"{name} was not run to its end ({type(error).__name__}: {_one_line(str(error))})"
-        cause = (type(error).__name__, str(error))
-    _keep(Path(scratch), target)
+    with TemporaryFolder(None if kernel is None else kernel.scratch) as folder:
+        executed = Path(folder, target.name)  # written after every cell
+        try:
+            with fresh_kernel() if kernel is None else kernel.lent() as options:
+                papermill.execute_notebook(
+                    literal_path(source),
+                    literal_path(executed),
+                    parameters=dict(parameters),
+                    kernel_name="python3",
+                    **options,
+                    progress_bar=sys.stderr.isatty(),
+                    execution_timeout=timeout,
+                )
+        except PapermillExecutionError as error:
+            failure = f"Cell {error.cell_index} of {name} failed ({error.ename}: {_one_line(error.evalue)})"
+            cause = (error.ename, error.evalue)
+        except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died, or a cell took too long
+            failure = f"{name} was not run to its end ({type(error).__name__}: {_one_line(str(error))})"
+            cause = (type(error).__name__, str(error))
+        if executed.exists():
+            write_atomic(target, executed.read_bytes())
     if failure is not None:
         raise NotebookFailed(f"{failure}: see {target}.", *cause)
     return target
+
+
+def literal_path(path: Path) -> str:
+    """A path that papermill opens as it stands: it takes every path for a format string of the parameters."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def render_html(
@@ -172,14 +179,6 @@ def render_html(
     return write_atomic(html_path, body.encode("utf-8", "replace"))
 
 
-def _keep(scratch: Path, target: Path) -> None:
-    """Put what papermill wrote in its place; where it wrote nothing, leave nothing."""
-    data = scratch.read_bytes()
-    scratch.unlink()
-    if data:
-        write_atomic(target, data)
-
-
 def _notebook(name: str) -> Path:
     folder = asset("notebooks")
     path = folder / f"{name}.ipynb"
@@ -193,7 +192,7 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
     """papermill would only warn, and hand the unknown parameter to a notebook that ignores it."""
     import papermill
 
-    known = papermill.inspect_notebook(str(notebook))
+    known = papermill.inspect_notebook(literal_path(notebook))
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise OcrPhasesError(

@@ -26,7 +26,7 @@ from ocr_phases.show.plots import (
     SKY,
     STAGE_COLOURS,
     VERMILLION,
-    WIDTH,
+    blank_figure,
     new_figure,
     sentence_figure,
     style_axes,
@@ -120,7 +120,7 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
         else metric_name(row["metric"])
         for _, row in table.iterrows()
     ]  # fmt: skip
-    axes.set_yticks(range(len(table)), labels, parse_math=False)
+    axes.set_yticks(range(len(table)), labels)
     axes.set_ylim(len(table) - 0.5, -0.5)
     values = table[["ratio", "ratio_low", "ratio_high"]].to_numpy(dtype=np.float64)
     low, high = min(1.0, float(np.nanmin(values))), max(1.0, float(np.nanmax(values)))
@@ -171,9 +171,7 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figu
         axes.annotate(
             ms_text(whole), (end, place), (5, 0), textcoords="offset points", va="center", fontsize=9
         )
-    axes.set_yticks(
-        range(len(runs_with)), [printable(label, _LONGEST_LABEL) for _, label in runs_with], parse_math=False
-    )
+    axes.set_yticks(range(len(runs_with)), [printable(label, _LONGEST_LABEL) for _, label in runs_with])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * axes.dataLim.x1)
     axes.grid(visible=False, axis="y")
@@ -198,7 +196,7 @@ def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
     tables = [each for each in tables if len(each[0])]
     if not tables:
         return sentence_figure("None of these records has decode steps to draw.")
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained", facecolor="white")
+    figure = blank_figure(3.9)
     axes = figure.subplots()
     style_axes(axes)
     top = 0.0

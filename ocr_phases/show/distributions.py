@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.summary import ms_text, percent_text
-from ocr_phases.show.plots import BLUE, GREEN, INK, ORANGE, PURPLE, WIDTH, style_axes, title_axes
+from ocr_phases.show.plots import BLUE, GREEN, INK, ORANGE, PURPLE, blank_figure, style_axes, title_axes
 
 _PANELS = (
     ("ttft_ms", "Time to first token", "ms", BLUE),
@@ -25,7 +25,7 @@ def plot_distributions(pages: pd.DataFrame) -> Figure:
 
     A dashed line is the median, the title names it with p10 and p90. Values that are missing are left out.
     """
-    figure = Figure(figsize=(WIDTH, 5.4), layout="constrained", facecolor="white")
+    figure = blank_figure(5.4)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12)  # type: ignore[union-attr, call-arg]
     for axes, (column, name, unit, colour) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         values = pages[column].astype("float64").dropna().to_numpy()

@@ -15,7 +15,7 @@ from ocr_phases.show.plots import (
     FAINT,
     PURPLE,
     VERMILLION,
-    WIDTH,
+    blank_figure,
     label_bar,
     sentence_figure,
     style_axes,
@@ -43,7 +43,7 @@ def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
     if not tables:
         return sentence_figure("The profiler saw no kernel in the stages of this run.")
     heights = [len(rows) + 1.3 for rows in tables.values()]
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.36 * sum(heights)), layout="constrained", facecolor="white")
+    figure = blank_figure(0.9 + 0.36 * sum(heights))
     panels = figure.subplots(len(tables), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axes, (phase, rows) in zip(panels, tables.items(), strict=True):
         _draw_busy(axes, phase, rows)
@@ -62,7 +62,7 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
     phases = [phase for phase in _UNITS if (table["phase"] == phase).any()]
     if not phases:
         return sentence_figure("The device was never idle between two kernels.")
-    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained", facecolor="white")
+    figure = blank_figure(3.7)
     edges = sorted(table["longer_than_us"].unique())
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
         _draw_gaps(axes, phase, table[table["phase"] == phase], edges)

@@ -30,6 +30,7 @@ from ocr_phases.analyse.summary import (
     vision_share,
 )
 from ocr_phases.record import PREFILL_STAGES, VISION_STAGES, PhaseRun
+from ocr_phases.show.figures import LiteralFigure
 from ocr_phases.show.overlay import printable
 
 WIDTH = 10.0
@@ -156,7 +157,7 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     if repeat is None:
         repeat = _typical_repeat(run)
     spans = run.spans[run.spans["repeat"] == repeat]
-    figure = Figure(figsize=(WIDTH, 4.9), layout="constrained", facecolor="white")
+    figure = blank_figure(4.9)
     zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0))
     early = spans[spans["phase"].isin(("prepare", "prefill"))]
     title = "Prepare and prefill" if (early["phase"] == "prefill").any() else "Prepare"
@@ -175,7 +176,7 @@ def plot_memory(run: PhaseRun) -> Figure:
     """Peak memory of each phase, and how the KV cache grows with every step."""
     if not any(run.memory.get("peak_bytes", {}).values()) and not run.cache.get("bytes"):
         return sentence_figure("Neither peak memory nor the KV cache was observed in this run.")
-    figure = Figure(figsize=(WIDTH, 3.3), layout="constrained", facecolor="white")
+    figure = blank_figure(3.3)
     left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
     _draw_peaks(left, run)
     _draw_cache(right, run)
@@ -258,7 +259,6 @@ def _name_outliers(axes: Axes, outliers: pd.DataFrame, top: float, last: int) ->
             va="center",
             fontsize=9,
             color=INK,
-            parse_math=False,
             arrowprops={
                 "arrowstyle": "-",
                 "color": VERMILLION,
@@ -367,9 +367,14 @@ def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_fro
     label_bar(axes, max(ms, label_from), place, text)
 
 
+def blank_figure(height: float) -> Figure:
+    """A figure of the report's width that draws every text as it stands; ``height`` in inches."""
+    return LiteralFigure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+
+
 def new_figure(height: float) -> tuple[Figure, Axes]:
     """A figure of the report's width with one pair of axes; ``height`` in inches."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+    figure = blank_figure(height)
     axes = figure.subplots()
     style_axes(axes)
     return figure, axes
@@ -413,6 +418,6 @@ def _inside(axes: Axes, text: str) -> None:
 
 def sentence_figure(text: str) -> Figure:
     """A figure that only says why there is nothing to see."""
-    figure = Figure(figsize=(WIDTH, 1.0), layout="constrained", facecolor="white")
+    figure = blank_figure(1.0)
     _inside(figure.subplots(), text)
     return figure

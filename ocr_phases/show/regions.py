@@ -84,7 +84,7 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
         each = f"; {ms_text(kind['ms_per_char'])} a character" if kind["characters"] else ""
         label_bar(axes, ms, place, f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})")
         count = f" × {kind['regions']}" if kind["regions"] > 1 else ""
-        names.append(printable(label).replace("_", " ").replace("$", r"\$") + count)
+        names.append(printable(label).replace("_", " ") + count)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

@@ -21,7 +21,7 @@ from ocr_phases.show.plots import (
     GREEN,
     INK,
     MUTED,
-    WIDTH,
+    blank_figure,
     new_figure,
     sentence_figure,
     style_axes,
@@ -141,7 +141,7 @@ def plot_floors(table: pd.DataFrame) -> Figure:
     table = _longest(table.dropna(subset=["prefill_floor_ms"])).reset_index(drop=True)
     if table.empty:
         return sentence_figure("No floor is known: the device has neither ceilings nor a datasheet here.")
-    figure = Figure(figsize=(WIDTH, 1.6 + 0.3 * len(table)), layout="constrained", facecolor="white")
+    figure = blank_figure(1.6 + 0.3 * len(table))
     panels = figure.subplots(1, 2, sharey=True)
     for axes, title, measured, floor in (
         (panels[0], "Prefill", "prefill_ms", "prefill_floor_ms"),
