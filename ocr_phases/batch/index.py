@@ -94,9 +94,10 @@ def build_index(out: Path) -> BatchIndex:
     pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS))
     pages = pages.astype({**dict.fromkeys(_FLOATS, "float64"), "tokens": "Int64", "attempts": "Int64"})
     regions = pd.DataFrame([item[2] for item in sorted(slowest, reverse=True)], columns=list(REGION_COLUMNS))
-    texts = [name for name in pages if not is_numeric_dtype(pages[name])]
+    texts = [name for name in PAGE_COLUMNS if not is_numeric_dtype(pages[name])]
     table = pages.assign(**{name: pages[name].map(_no_formula) for name in texts})
-    write_atomic(out / "pages.csv", table.to_csv(index=False).encode("utf-8", "replace"))
+    text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
+    write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
     return BatchIndex(pages, regions, (out / "pages.csv", spans.close(), tokens.close()))
 
 
@@ -138,7 +139,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], PhaseRun | None]
         "vision_share": vision_share(run),
         "warnings": ", ".join(warnings),
         "device": run.device["name"],
-        "report": bool(report) and report["state"] == "done",
+        "report": report is not None and report["state"] == "done",
     }
     return row, run
 
