@@ -253,7 +253,9 @@ def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, 
     make_batch(tmp_path)
     monkeypatch.setattr("ocr_phases.batch.pool.LocalPool", Renderer)
     assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1
-    assert "3 reports: 2 rendered, 1 failed" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "2 reports: 1 rendered, 1 failed" in said.out
+    assert "'damaged.png': " in said.err  # nothing is drawn of it
     pages = build_index(tmp_path).pages.set_index("page")
     assert pages.loc["c.pdf#2", ["report", "reason"]].tolist() == [False, "The notebook failed."]
     assert pages.loc[EVIL, "report"]

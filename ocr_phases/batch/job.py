@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ocr_phases
-from ocr_phases.batch.manifest import Page
+from ocr_phases.batch.manifest import Page, file_problem
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
 from ocr_phases.git_state import git_state, source_changes
@@ -35,7 +35,8 @@ class Job:
     """One page to measure. ``id`` is equal exactly where page, settings, versions and model are equal.
 
     ``sha256`` is the page file's (None where it cannot be read), ``model_hash`` a checkpoint folder's (None
-    for any other model: a hub id's commit is the setting ``revision``, and the rest their names say).
+    for any other model: a hub id's commit is the setting ``revision``, and the rest their names say),
+    ``problem`` why the page fails without being measured (empty for most).
     """
 
     name: str
@@ -44,6 +45,7 @@ class Job:
     settings: dict[str, Any]
     versions: dict[str, Any]
     model_hash: str | None
+    problem: str = ""
     id: str = ""
 
     def __post_init__(self) -> None:
@@ -86,9 +88,11 @@ def make_jobs(
             merged["device"] = auto_device()
         if commit := _hub_commit(merged["model"]):
             merged["revision"] = commit
-        yield Job(
-            page.name, page.source, _page_hash(page.source), merged, found, _model_hash(merged["model"])
-        )
+        file = Path(split_pdf(page.source)[0])
+        problem = page.problem or file_problem(file)
+        sha256 = None if problem else _page_hash(file)
+        model_hash = _model_hash(merged["model"])
+        yield Job(page.name, page.source, sha256, merged, found, model_hash, problem)
 
 
 @lru_cache(maxsize=1)
@@ -114,8 +118,7 @@ def versions() -> dict[str, Any]:
     }
 
 
-def _page_hash(source: str) -> str | None:
-    path = Path(split_pdf(source)[0])
+def _page_hash(path: Path) -> str | None:
     try:
         state = path.stat()
         return _file_hash(str(path), state.st_mtime_ns, state.st_size)
@@ -127,8 +130,10 @@ def _page_hash(source: str) -> str | None:
 def _file_hash(path: str, changed: int, size: int) -> str:
     digest = hashlib.sha256()
     with Path(path).open("rb") as file:
-        while block := file.read(1 << 20):
+        # No more than its size: a file of /proc, or one that grows, may never end.
+        while size > 0 and (block := file.read(min(size, 1 << 20))):
             digest.update(block)
+            size -= len(block)
     return digest.hexdigest()
 
 

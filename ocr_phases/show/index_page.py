@@ -170,7 +170,7 @@ def _tables(names: Sequence[str]) -> str:
 
 
 def _address(folder: Any, name: str) -> str:
-    return quote(f"{folder}/{name}")
+    return quote(f"{folder}/{name}") if folder else ""
 
 
 def _document(title: str, sections: Sequence[str], body: str) -> str:
