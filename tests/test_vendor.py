@@ -285,7 +285,7 @@ def test_the_published_infer_by_name(session):
 def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
     folder = copy_of(standin, tmp_path / "cuda", modeling_deepseekocr=CUDA_CALL, deepencoder=CUDA_IMAGES)
     on_cpu = DeepSeekOCRSession.load(str(folder), device="cpu", cuda_calls="ignore", **RULES)
-    image, preset = CASES["crops"]
+    image, preset = CASES["small"]
     options = {"preset": preset, "max_new_tokens": NEW, "repeats": 1, "warmup": 0, "ignore_eos": True}
     plain = session.run_inference(image, **options)
     for way in (False, True):
