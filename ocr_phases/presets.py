@@ -58,14 +58,15 @@ def get_preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-def resolve_prompt(prompt: str, *, grounding: bool = True) -> str:
+def resolve_prompt(prompt: str, *, grounding: bool | None = None) -> str:
     """The text handed to the model, stripped: a preset of `PROMPTS`, or the user's own text.
 
     ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``<image>`` and a
     line break, with ``<|grounding|>`` between unless `grounding` is False, if it carries no ``<image>``
-    itself.
+    itself; a text that does, and a preset, stay as they are.
 
-    Raises OcrPhasesError for an empty prompt and for ``locate`` without words.
+    Raises OcrPhasesError for an empty prompt, for ``locate`` without words, and for a preset that asks for
+    boxes where `grounding` is False.
     """
     prompt = prompt.strip()
     name, _, words = prompt.partition(":")
@@ -74,9 +75,14 @@ def resolve_prompt(prompt: str, *, grounding: bool = True) -> str:
             raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
         return PROMPTS["locate"].replace(_WORDS, words.strip())
     if prompt in PROMPTS:
+        if grounding is False and GROUNDING_TAG in PROMPTS[prompt]:
+            raise OcrPhasesError(
+                f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the preset "
+                "'free', which asks for none, or write the prompt yourself."
+            )
         return PROMPTS[prompt]
     if not prompt:
         raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(PROMPTS)}.")
     if IMAGE_TAG in prompt:
         return prompt
-    return f"{IMAGE_TAG}\n{GROUNDING_TAG if grounding else ''}{prompt}"
+    return f"{IMAGE_TAG}\n{'' if grounding is False else GROUNDING_TAG}{prompt}"

@@ -127,6 +127,17 @@ def test_image_arguments_in_a_step_are_refused(
         session.run_inference(RECEIPT, **QUICK)
 
 
+def test_pixels_that_slip_in_behind_the_step_are_refused_in_the_same_words(
+    session: DeepSeekOCRSession,
+) -> None:
+    pixels = torch.zeros(1, 3, 512, 512)
+    with (
+        arguments_changed(session.model, lambda kwargs: kwargs.update(pixel_values=pixels)),
+        pytest.raises(OcrPhasesError, match=r"Image arguments reached decode \(Image features and image tok"),
+    ):
+        session.run_inference(RECEIPT, **QUICK)
+
+
 def test_image_arguments_that_slip_in_behind_the_step_are_seen(session: DeepSeekOCRSession) -> None:
     """Crops alone run no vision, so nothing but the witness would notice."""
     with arguments_changed(session.model, lambda kwargs: kwargs.update(num_local_patches=[0])):

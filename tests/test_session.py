@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import difflib
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import Stopped
 from ocr_phases.measure.checkpoint import load_tokenizer
-from ocr_phases.measure.recorder import token_texts
+from ocr_phases.measure.recorder import TokenReader, _describe_row, token_texts
+from ocr_phases.measure.repeat import repeat_run
 from ocr_phases.measure.sampling import SamplingSettings
+from ocr_phases.presets import PROMPTS
 
 RECEIPT = PAGES / "receipt.png"
 QUICK = {"max_new_tokens": 24, "repeats": 1, "warmup": 0}
@@ -253,3 +257,34 @@ def test_token_texts_of_real_text(text):
 
 def test_ids_without_text_show_as_their_number():
     assert token_texts(TOKENIZER, [100, 5000, 100])[1] == "<5000>"
+    assert "".join(token_texts(TOKENIZER, [250, 229, 5000])) == "\ufffd\ufffd<5000>"
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(2, 255), max_size=6))
+@example([250, 229])
+def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_session, ids):
+    request = SimpleNamespace(ignore_eos=False, return_text=True)
+    row = _describe_row(golden_session, request, [*ids, golden_session.eos_id])
+    assert row["text"] == TOKENIZER.decode(ids) == "".join(row["token_texts"][:-1])
+    assert len(row["token_texts"]) == len(row["ids"])
+    read = TokenReader(TOKENIZER).read  # as it is shown while it is written
+    assert "".join(map(read, row["ids"])) == TOKENIZER.decode(row["ids"])
+
+
+def test_what_grounding_was_used_is_recorded(golden_session):
+    used = {"preset": "tiny", "max_new_tokens": 2, "repeats": 1, "warmup": 0}
+    for prompt, asked, recorded in (
+        ("markdown", None, True),
+        ("free", None, False),
+        ("Read it.", None, True),
+        ("Read it.", False, False),
+    ):
+        run = golden_session.run_inference(RECEIPT, prompt, grounding=asked, **used)
+        assert run.request["grounding"] is recorded
+        again = repeat_run(run, model=str(GOLDEN / "checkpoint"), device="cpu", ceilings=False)
+        assert again.request == run.request
+    early = replace(run, request={**run.request, "prompt": "markdown", "prompts": [PROMPTS["markdown"]]})
+    assert repeat_run(early, device="cpu", ceilings=False).request["prompts"] == [PROMPTS["markdown"]]
+    with pytest.raises(OcrPhasesError, match="asks for boxes"):
+        golden_session.prepare(RECEIPT, grounding=False)

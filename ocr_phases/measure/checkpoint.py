@@ -76,6 +76,7 @@ class Checkpoint:
 
     ``default_preset`` suits the weights; ``default_ignore_eos`` is True where the text is noise (dummy).
     ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
+    ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`ocr_phases.measure.remote`).
     """
 
     model: Any
@@ -87,6 +88,7 @@ class Checkpoint:
     image_token_id: int
     default_preset: str = "gundam"
     default_ignore_eos: bool = False
+    cuda_calls: str | None = None
 
 
 def load_checkpoint(
@@ -98,6 +100,8 @@ def load_checkpoint(
     local_only: bool = False,
     implementation: str = "native",
     trust_remote_code: bool = False,
+    attention: str | None = None,
+    cuda_calls: str = "refuse",
 ) -> Checkpoint:
     """Load ``tiny``, ``dummy`` (or ``dummy:layers=2,...``), a folder or a hub id onto ``device``.
 
@@ -114,9 +118,16 @@ def load_checkpoint(
             revision=revision,
             local_only=local_only,
             trust_remote_code=trust_remote_code,
+            attention=attention,
+            cuda_calls=cuda_calls,
         )
     if implementation != "native":
         raise OcrPhasesError(f"Unknown implementation {implementation!r}: use native or vendor.")
+    if attention not in (None, "sdpa") or cuda_calls != "refuse":
+        raise OcrPhasesError(
+            'attention and cuda_calls are for implementation="vendor": native always runs with SDPA, and '
+            "calls no .cuda()."
+        )
     _require_transformers()
     if not local_only and name == "tiny":
         return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import struct
 import sys
@@ -19,7 +20,7 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
     """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return folder
+        return Path(os.path.abspath(folder))  # noqa: PTH100  (no link followed: "." has a name, too)
     if folder.exists():
         raise OcrPhasesError(f"{name} is a file: name the checkpoint's folder.")
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):

@@ -96,12 +96,14 @@ class TokenReader:
 
     def read(self, token: int, *, last: bool = False) -> str:
         """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
-        if token >= len(self._tokenizer):
-            self._before, self._waiting = [], []
-            return f"<{token}>"
-        self._waiting.append(token)
+        known = token < len(self._tokenizer)
+        if known:
+            self._waiting.append(token)
         before = self._tokenizer.decode(self._before)
         now = self._tokenizer.decode(self._before + self._waiting)
+        if not known:
+            self._before, self._waiting = [], []
+            return f"{now[len(before) :]}<{token}>"
         if now.endswith("\ufffd") and not last:
             return ""
         self._before, self._waiting = self._waiting, []
@@ -118,11 +120,13 @@ def _describe_row(session: DeepSeekOCRSession, request: Request, ids: list[int])
     eos = () if request.ignore_eos else (session.eos_id,)
     ids = phases.until_end(ids, eos)
     ended = ids[-1] in eos
-    texts = token_texts(session.tokenizer, ids)
+    written = ids[:-1] if ended else ids
+    # The end token apart: a character still incomplete before it belongs to the text.
+    texts = [text for part in (written, ids[len(written) :]) for text in token_texts(session.tokenizer, part)]
     return {
         "ids": ids,
         "token_texts": texts if request.return_text else [""] * len(ids),
-        "text": "".join(texts[:-1] if ended else texts) if request.return_text else None,
+        "text": "".join(texts[: len(written)]) if request.return_text else None,
         # As the vendor counts them: the output, end token included, tokenised again.
         "text_tokens": len(session.encode("".join(texts))),
         "finish": "eos" if ended else "length",
@@ -166,6 +170,7 @@ def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, 
         "decode_experts": decode_experts(model, request.strategy).get("text_config"),
         "strategy": request.strategy,
         "vision": request.vision,
+        "cuda_calls": checkpoint.cuda_calls,
         "parameters": session.family.parameters(model),
         "config": checkpoint.config,
     }

@@ -91,7 +91,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def make_rows(
-    page: Page | Sequence[Page], prompt: str | Sequence[str], grounding: bool
+    page: Page | Sequence[Page], prompt: str | Sequence[str], grounding: bool | None
 ) -> tuple[list[list[Page]], list[str]]:
     """One list of pages a row, and one resolved prompt a row.
 

@@ -50,6 +50,13 @@ def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
     }
 
 
+def new_cache() -> Any:
+    """An empty cache as ``generate()`` hands it over: without one the class makes a new tuple each step."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
 def step_arguments(state: DecodeState) -> dict[str, Any]:
     """What one decode step hands to `prepare_step`."""
     return {
