@@ -142,9 +142,15 @@ def is_noisy(run: PhaseRun) -> bool:
     return "noisy" in (repeat_spread(run).verdict, busy_host(run).verdict)
 
 
+def noisy_findings(run: PhaseRun) -> dict[str, Finding]:
+    """The findings, by check, for which the figures of a record are not to be trusted."""
+    found = {name: judge(run) for name, judge in FINDINGS.items()}
+    return {name: finding for name, finding in found.items() if finding.verdict == "noisy"}
+
+
 def noise_warning(run: PhaseRun) -> str:
     """That the figures are not to be trusted, why, and what to do; empty for a record without noise."""
-    found = [finding for finding in (judge(run) for judge in FINDINGS.values()) if finding.verdict == "noisy"]
+    found = list(noisy_findings(run).values())
     if not found:
         return ""
     steps = dict.fromkeys(step for finding in found for step in finding.what.split("; "))

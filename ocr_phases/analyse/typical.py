@@ -29,8 +29,13 @@ def typical_repeat(run: PhaseRun) -> int:
 
 
 def typical_run(run: PhaseRun) -> PhaseRun:
-    """The record with the spans of its `typical_repeat` alone: all its figures are of one repeat."""
-    spans = run.spans[run.spans["repeat"] == typical_repeat(run)]
+    """The record of its `typical_repeat` alone: all its times are of one repeat."""
+    return one_repeat(run, typical_repeat(run))
+
+
+def one_repeat(run: PhaseRun, number: int) -> PhaseRun:
+    """The record with the spans of one repeat alone; what is no span (memory, checks) stays as it is."""
+    spans = run.spans[run.spans["repeat"] == number]
     return dataclasses.replace(run, spans=spans.reset_index(drop=True))
 
 
