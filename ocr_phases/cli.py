@@ -156,7 +156,7 @@ def verify(arguments: argparse.Namespace) -> int:
     checks = run_checks(run)
     for check in checks:
         print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
-        if check.verdict == "fail":
+        if check.verdict in ("fail", "noisy"):
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
     print(f"\n{checks_verdict(checks)}")
     if arguments.save:

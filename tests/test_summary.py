@@ -23,7 +23,8 @@ from ocr_phases.analyse.summary import (
     verdict,
     vision_share,
 )
-from ocr_phases.record import PhaseRun
+from ocr_phases.analyse.typical import one_repeat, typical_repeat, typical_run, typical_sentence
+from ocr_phases.record import PREFILL_STAGES, PhaseRun
 
 SHAPES = {
     "crops": {},
@@ -61,23 +62,23 @@ def test_stage_table_starts_each_phase_with_its_whole() -> None:
     assert table["phase"].drop_duplicates().tolist() == ["prepare", "prefill", "decode"]
 
 
-def test_stage_table_sums_calls_of_one_repeat_and_takes_the_median_over_repeats() -> None:
+def test_stage_table_sums_calls_of_the_typical_repeat_beside_the_spread_over_all() -> None:
     run = make_run()
     spans = run.spans
     steps = spans[spans["stage"] == "decode_step"].groupby("repeat")["device_ms"].sum()
     row = stage_table(run).query("stage == 'decode_step'").iloc[0]
     assert row["calls"] == run.token_count - 1
-    assert row["device_ms"] == pytest.approx(steps.median())
+    assert row["device_ms"] == pytest.approx(steps[typical_repeat(run)])
     assert row["device_ms_p90"] == pytest.approx(steps.quantile(0.9))
 
 
 def test_a_stages_time_is_of_a_repeat_and_in_decode_of_a_step() -> None:
     run = make_run()
-    times, spans = stage_ms(run), run.spans
+    times, spans = stage_ms(run), typical_run(run).spans
     for (phase, stage, view), ms in times.items():
         rows = spans[(spans["phase"] == phase) & (spans["stage"] == stage) & (spans["view"] == view)]
         assert ms == pytest.approx(rows["device_ms"].median())  # one call in a repeat or a step
-    assert times["decode", "decode_step", ""] == run["inter_token_ms"]
+    assert times["decode", "decode_step", ""] == typical_run(run)["inter_token_ms"]
     assert ("decode", "decode", "") not in times
     first = stage_ms(run, steps=[0, 1])
     steps = spans[(spans["stage"] == "lm_head") & spans["step"].isin([0, 1])]
@@ -144,8 +145,66 @@ def test_vision_share_is_a_part_of_the_prefill() -> None:
 
 def test_the_verdict_says_what_a_reader_needs() -> None:
     words = verdict(make_run())
-    for piece in ("Reading this page took", "SAM", "CLIP", "196 decode steps", "p99", "step 60", "3 repeats"):
+    for piece in ("Reading this page took", "SAM", "CLIP", "196 decode steps", "p99", "step 60", "of 3 the"):
         assert piece in words
+
+
+def uneven(*factors: dict[str, float]) -> PhaseRun:
+    """A record whose stages each take another time in each repeat, as on a busy machine.
+
+    A factor a stage for each repeat; phases grow by what their stages do.
+    """
+    run = make_run(repeats=len(factors))
+    spans = run.spans.copy()
+    for repeat, stages in enumerate(factors):
+        mine = spans["repeat"] == repeat
+        for stage, factor in stages.items():
+            rows = mine & (spans["stage"] == stage) & (spans["phase"] != "decode")
+            whole = mine & (spans["stage"] == spans["phase"]) & (spans["phase"] == "prefill")
+            for clock in ("device_ms", "host_ms"):
+                spans.loc[whole, clock] += (factor - 1.0) * spans.loc[rows, clock].sum()
+                spans.loc[rows, clock] *= factor
+    return dataclasses.replace(run, spans=spans)
+
+
+def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
+    """Each repeat is held up in another stage, so medians of stages miss all three and their wholes do not."""
+    run = uneven({"sam": 3.0}, {"clip": 6.0}, {"decoder": 4.0})
+    medians = run.summary()
+    assert medians["vision_ms"] > 1.2 * sum(medians[f"{stage}_ms"] for stage in ("sam", "clip", "projector"))
+    figures, table = typical_run(run).summary(), stage_table(run)
+    prefill = table[table["phase"] == "prefill"].set_index(["stage", "view"])["device_ms"]
+    assert figures["prefill_ms"] == prefill["prefill", ""]
+    stages = prefill[prefill.index.get_level_values("stage").isin(PREFILL_STAGES)]
+    assert stages.sum() <= figures["prefill_ms"]
+    assert figures["closure"] == pytest.approx(stages.sum() / figures["prefill_ms"])
+    assert figures["sam_ms"] == pytest.approx(prefill["sam"].sum())
+    assert vision_share(run) == pytest.approx(figures["vision_ms"] / figures["prefill_ms"])
+    assert figures["vision_ms"] == pytest.approx(prefill[["sam", "clip", "projector"]].sum())
+    assert (table["share"] <= 1.0).all()
+    words = verdict(run)
+    for piece in (
+        f"a prefill of {ms_text(figures['prefill_ms'])}",
+        f"{percent_text(vision_share(run))} of it vision: SAM {ms_text(prefill['sam'].sum())}",
+        f"The stages account for {100 * figures['closure']:.1f} %",
+    ):
+        assert piece in words
+    assert words.count("Times are of repeat") == 1
+
+
+def test_the_typical_repeat_is_near_the_median_in_both_phases() -> None:
+    """The total alone would choose the second, whose prefill is three times the others'."""
+    run = make_run(repeats=3)
+    spans = run.spans.copy()
+    for repeat, prefill, decode in ((0, 1.0, 1.0), (1, 3.0, 1.08), (2, 1.0, 1.1)):
+        mine = spans["repeat"] == repeat
+        spans.loc[mine & (spans["phase"] == "prefill"), ["device_ms", "host_ms"]] *= prefill
+        spans.loc[mine & (spans["phase"] == "decode"), ["device_ms", "host_ms"]] *= decode
+    run = dataclasses.replace(run, spans=spans)
+    assert typical_repeat(run) != 1
+    assert typical_run(run).repeats == [typical_repeat(run)]
+    assert str(typical_repeat(run)) in typical_sentence(run)
+    assert typical_sentence(one_repeat(run, 2)) == ""
 
 
 def test_the_verdict_names_what_is_missing() -> None:

@@ -29,6 +29,21 @@ RULES: dict[str, CheckText] = {
         "Medians over repeats are of one thing only if every repeat did the same work.",
         "Use greedy decoding or a fixed seed; in 16 bits, ask for deterministic kernels.",
     ),
+    "repeat_spread": CheckText(
+        "the slowest repeat takes at most 1.2 times the fastest; above 1.5 times is noisy",
+        "What differs between equal repeats is not the model. With a few of them the median may be as far off.",
+        "Close other programs, warm up, measure 5 repeats or more; pin the process to cores of its own.",
+    ),
+    "busy_host": CheckText(
+        "this program has the cores and the GPU to itself",
+        "Waiting for a core that another program has, or a clock that is turned down, is in every time here.",
+        "Close other programs, use another machine, pin the process (taskset), let a hot GPU cool.",
+    ),
+    "impossible_values": CheckText(
+        "no MFU or MBU above 100 %, ceilings like the datasheet's",
+        "Nothing is faster than its hardware: a ceiling was measured while something else had the machine.",
+        "Measure again on a quiet machine; compare the ceilings under How it was measured.",
+    ),
     "eval_mode": CheckText(
         "the model is in eval mode in every forward",
         "Training mode turns on dropout and may take other code paths.",

@@ -19,6 +19,7 @@ from ocr_phases.measure import phases
 from ocr_phases.measure.caches import cache_bytes_per_token
 from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.measure.conditions import Conditions
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
@@ -238,13 +239,14 @@ class DeepSeekOCRSession:
         parity = view = None
         with current_device(self.device), memory_errors_explained(self.device, request):
             setup = self._set_up(request)
-            memory = PeakMemory(self.device)
+            memory, conditions = PeakMemory(self.device), Conditions(self.device)
             try:
                 if progress is not None:
                     progress(0, warmup + repeats)
                 for number in range(-warmup, repeats):
                     notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-                    run = self._run_once(request, setup, number, memory, notify)
+                    with conditions.of(number):
+                        run = self._run_once(request, setup, number, memory, notify)
                     if number >= 0:
                         runs.append(run)
                     if progress is not None:
@@ -265,6 +267,7 @@ class DeepSeekOCRSession:
                     raise
                 request = replace(request, repeats=len(runs))
         record = make_record(self, request, runs, memory.source, parity, setup.described(), view)
+        record.device["conditions"] = conditions.described()
         if ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
         return record

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from ocr_phases.analyse.compare import FEW, in_units
+from ocr_phases.analyse.compare import EQUIVALENT, INCONCLUSIVE, in_units
 from ocr_phases.analyse.summary import ms_text, stage_name, stage_table, step_table
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show.html import note_html, table_html
@@ -35,7 +35,14 @@ from ocr_phases.show.plots import (
 
 #: The lines of as many records as a picture shows apart; they repeat after that.
 RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
-VERDICT_COLOURS = {"faster": BLUE, "less": BLUE, "slower": VERMILLION, "more": VERMILLION, "same": MUTED}
+VERDICT_COLOURS = {
+    "faster": BLUE,
+    "less": BLUE,
+    "slower": VERMILLION,
+    "more": VERMILLION,
+    EQUIVALENT: GREEN,
+    INCONCLUSIVE: MUTED,
+}
 
 _NAMES = {
     "ttft_ms": "time to first token",
@@ -47,8 +54,13 @@ _NAMES = {
 }
 _LOG_FROM = 4.0  # ratio of the largest to the smallest
 _LONGEST_LABEL = 34
-_WORDS = {"faster": "faster or less", "slower": "slower or more", "same": "same: 1 is inside the interval"}
-_FEW_WORDS = "too few repeats to say"
+_UNJUDGED = (INCONCLUSIVE, "n/a")
+_WORDS = {
+    "faster": "faster or less",
+    "slower": "slower or more",
+    EQUIVALENT: "equivalent: the interval is inside the margin",
+}
+_UNJUDGED_WORDS = "inconclusive"
 
 
 def metric_name(metric: str) -> str:
@@ -71,10 +83,9 @@ def compare_html(table: pd.DataFrame) -> str:
     shown["metric"] = shown["metric"].map(metric_name)
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
     shown.insert(len(shown.columns) - 1, "interval", [_interval(low, high) for low, high in ends])
-    strong = (~table["verdict"].isin(("same", FEW, "n/a"))).tolist()
-    return table_html(
-        shown, caption="Against the base", strong=strong, headings={"interval": ("95 % interval", "")}
-    )
+    strong = (~table["verdict"].isin((EQUIVALENT, *_UNJUDGED))).tolist()
+    headings = {"interval": ("95 % interval", ""), "detectable": ("would show from", "%")}
+    return table_html(shown, caption="Against the base", strong=strong, headings=headings)
 
 
 def environment_html(table: pd.DataFrame) -> str:
@@ -86,10 +97,6 @@ def environment_html(table: pd.DataFrame) -> str:
     return f'<div class="op-words">{words}</div>'
 
 
-#: Of few repeats, or of one.
-_UNJUDGED = (FEW, "n/a")
-
-
 def plot_ratios(table: pd.DataFrame) -> Figure:
     """Ratio to the base with its interval, a row a metric, as `compare_runs` gives it; 1 is no difference."""
     table = table[table["ratio"].notna()].reset_index(drop=True)
@@ -98,10 +105,10 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
     figure, axes = new_figure(1.5 + 0.3 * len(table))
     for place, (_, row) in enumerate(table.iterrows()):
         colour = VERDICT_COLOURS.get(row["verdict"], MUTED)
-        few = row["verdict"] in _UNJUDGED
+        unsure = row["verdict"] in _UNJUDGED
         if not np.isnan(row["ratio_low"]):
             ends = (row["ratio_low"], row["ratio_high"])
-            width, style = (1.2, ":") if few else (2.2, "-")
+            width, style = (1.2, ":") if unsure else (2.2, "-")
             axes.plot(
                 ends,
                 (place, place),
@@ -110,9 +117,8 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
                 linestyle=style,
                 solid_capstyle="butt",
             )
-        axes.plot(
-            row["ratio"], place, "o", color=colour, markersize=5.5, markerfacecolor="white" if few else colour
-        )
+        face = "white" if unsure else colour
+        axes.plot(row["ratio"], place, "o", color=colour, markersize=5.5, markerfacecolor=face)
     axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
     several = table["run"].nunique() > 1
     labels = [
@@ -141,9 +147,9 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
         for verdict, words in _WORDS.items()
     ]
     if table["verdict"].isin(_UNJUDGED).any():
-        few_key = Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle=":")
-        few_key.set(linewidth=1.2, label=_FEW_WORDS)
-        keys.append(few_key)
+        unsure_key = Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle=":")
+        unsure_key.set(linewidth=1.2, label=_UNJUDGED_WORDS)
+        keys.append(unsure_key)
     figure.legend(handles=keys, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     return figure
 
@@ -175,7 +181,7 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figu
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * axes.dataLim.x1)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("time (ms), medians over repeats")
+    axes.set_xlabel("time (ms), of each record's typical repeat")
     title_axes(axes, "Prefill, stage by stage")
     keys = [
         Line2D([], [], color=STAGE_COLOURS[stage], linewidth=7, label=stage_name(stage)) for stage in drawn

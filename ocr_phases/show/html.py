@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS
-from ocr_phases.analyse.checks import Check, checks_verdict, failed, run_checks
+from ocr_phases.analyse.checks import Check, checks_verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
+from ocr_phases.analyse.noise import conditions_table
 from ocr_phases.analyse.summary import (
+    account,
     bytes_text,
     headline,
     ms_text,
@@ -28,9 +30,9 @@ from ocr_phases.analyse.summary import (
     repeat_table,
     stage_name,
     stage_table,
-    verdict,
     vision_share,
 )
+from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import badge, cards_block, share_bar, status_line, title_block
 from ocr_phases.show.blocks import safe as _safe
@@ -46,6 +48,15 @@ if TYPE_CHECKING:
 _LONG_TEXT = 1_200
 _SHORT_TEXT = 60
 _NOTHING = "–"
+_CONDITIONS = {
+    "wall_s": ("wall", "s"),
+    "cpu_s": ("CPU of this program", "s"),
+    "waited_s": ("waited for a core", "s"),
+    "others": ("other programs", "%"),
+    "steal": ("stolen by a hypervisor", "%"),
+    "load_start": ("load at the start", ""),
+    "load_end": ("load at the end", ""),
+}
 
 #: Column -> (heading, unit). A unit decides how the column is written; without one it follows the value.
 HEADINGS: dict[str, tuple[str, str]] = {
@@ -101,14 +112,14 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
         first, stop, rest = lead.partition(". ")
         return title_block(name, about, rest, headline=first + stop.strip(), picture=picture)
     checks = run_checks(run)
-    status = status_line("fail" if failed(checks) else "pass", checks_verdict(checks))
+    status = status_line(worst_verdict(checks), checks_verdict(checks))
     below = _phase_bar(run) + status
-    return title_block(name, about, verdict(run), headline=headline(run), picture=picture, below=below)
+    return title_block(name, about, account(run), headline=headline(run), picture=picture, below=below)
 
 
 def _phase_bar(run: PhaseRun) -> str:
-    """Where the time of a run went, vision apart from the rest of the prefill."""
-    figures = run.summary()
+    """Where the time of the typical repeat went, vision apart from the rest of the prefill."""
+    figures = typical_run(run).summary()
     vision = figures["vision_ms"] or 0.0
     parts = [
         ("prepare", figures["prepare_ms"]),
@@ -121,8 +132,8 @@ def _phase_bar(run: PhaseRun) -> str:
 
 
 def cards_html(run: PhaseRun) -> str:
-    """The key figures of a run as cards; a figure that this kind of run does not have gets no card."""
-    figures = run.summary()
+    """The key figures of the typical repeat as cards; one that this kind of run does not have gets none."""
+    figures = typical_run(run).summary()
     steps = figures["decode_steps"]
     if figures["prefill_ms"] is None:
         cards = [
@@ -214,7 +225,7 @@ def stages_html(run: PhaseRun) -> str:
         table = table.drop(columns=["device_ms_p10", "device_ms_p90"])
     if run.device.get("kind") != "cuda":
         table = table.drop(columns="host_ms")
-    caption = "Median time of each phase and its stages"
+    caption = "Time of each phase and its stages"
     return table_html(table, caption=caption, strong=whole.tolist(), headings=_clock_headings(run))
 
 
@@ -270,7 +281,7 @@ def note_html(sentence: str) -> str:
 def checks_html(checks: Iterable[Check]) -> str:
     """Checks as a table, verdicts in words as well as in colour; why and what to do unfold under each.
 
-    What fails is unfolded. The expectations, which are never a fault, are folded away beneath.
+    What fails or is noisy is unfolded. The expectations, which are never a fault, are folded away beneath.
     """
     checks = list(checks)
     rules = [check for check in checks if check.name not in EXPECTATIONS]
@@ -291,7 +302,7 @@ def _checks_table(checks: Sequence[Check], caption: str) -> str:
     for check in checks:
         advice = ""
         if check.why:
-            unfolded = " open" if check.verdict == "fail" else ""
+            unfolded = " open" if check.verdict in ("fail", "noisy") else ""
             advice = (
                 f'<details class="op-why"{unfolded}><summary>why, and what to do</summary>'
                 f"<p>{_safe(check.why)}</p><p>{_safe(check.fix)}</p></details>"
@@ -310,11 +321,12 @@ def _checks_table(checks: Sequence[Check], caption: str) -> str:
 
 def measured_html(run: PhaseRun) -> str:
     """How it was measured: device, versions, model, page and request, folded away."""
+    device = {key: value for key, value in run.device.items() if key != "conditions"}
     model = {key: value for key, value in run.model.items() if key != "config"}
     pages = [{key: value for key, value in page.items() if key != "data"} for page in run.pages]
     memory = {"peaks are": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")}
     parts: list[tuple[str, Mapping[str, Any]]] = [
-        ("Device", {**run.device, "ceilings": ceilings_text(run)}),
+        ("Device", {**device, "ceilings": ceilings_text(run)}),
         ("Memory", memory),
         ("Versions", run.versions),
         ("Model", model),
@@ -322,6 +334,9 @@ def measured_html(run: PhaseRun) -> str:
         ("Request", run.request),
     ]
     blocks = "".join(f"<h3>{_safe(title)}</h3>{_pairs(values)}" for title, values in parts)
+    conditions = conditions_table(run).dropna(axis="columns", how="all")
+    if len(conditions):
+        blocks += table_html(conditions, caption="The machine during each repeat", headings=_CONDITIONS)
     config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
     blocks += (
         "<details class='op-fold'><summary>The model's configuration</summary>"

@@ -23,12 +23,12 @@ from ocr_phases.analyse.summary import (
     bytes_text,
     ms_text,
     percent_text,
-    repeat_table,
     stage_name,
     stage_table,
     step_table,
     vision_share,
 )
+from ocr_phases.analyse.typical import typical_repeat
 from ocr_phases.record import PREFILL_STAGES, VISION_STAGES, PhaseRun
 from ocr_phases.show.figures import LiteralFigure
 from ocr_phases.show.overlay import printable
@@ -107,13 +107,17 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None =
     axes.set_ylabel("time of the step (ms)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     found = f"{ms_text(middle)} in the median of {len(table):,}" if len(table) > 1 else ms_text(middle)
+    found += ", over all repeats" if len(run.repeats) > 1 else ""
     title_axes(axes, f"Each decode step: {found}")
     figure.legend(loc="outside lower center", ncols=5, fontsize=9, frameon=False, labelcolor=INK)
     return figure
 
 
 def plot_vision_stages(run: PhaseRun) -> Figure:
-    """The prefill's stages as bars in ms with their share of it; vision by view, the rest in grey below."""
+    """The prefill's stages as bars in ms with their share of it; vision by view, the rest in grey below.
+
+    Bars are the typical repeat's and add up to its prefill; the lines are p10 to p90 over all repeats.
+    """
     table = stage_table(run)
     table = table[table["phase"] == "prefill"]
     stages = table[table["stage"].isin(PREFILL_STAGES)]
@@ -152,10 +156,10 @@ def plot_vision_stages(run: PhaseRun) -> Figure:
 def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     """One repeat from its start, in ms: prepare and prefill by stage, and below it the whole with every step.
 
-    ``repeat`` defaults to the one whose total is the median. Device times, where the device has a clock.
+    ``repeat`` defaults to the typical one (`ocr_phases.analyse.typical`). Device times, where the device has a clock.
     """
     if repeat is None:
-        repeat = _typical_repeat(run)
+        repeat = typical_repeat(run)
     spans = run.spans[run.spans["repeat"] == repeat]
     figure = blank_figure(4.9)
     zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0))
@@ -348,12 +352,6 @@ def _stage_keys(axes: Axes, spans: pd.DataFrame) -> None:
             handlelength=1.2,
             columnspacing=1.4,
         )
-
-
-def _typical_repeat(run: PhaseRun) -> int:
-    table = repeat_table(run)
-    total = table[["ttft_ms", "decode_ms", "generate_ms"]].sum(axis=1)
-    return int(table["repeat"].iloc[int((total - total.median()).abs().to_numpy().argmin())])
 
 
 def _ends(spans: pd.DataFrame) -> float:

@@ -186,12 +186,16 @@ def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> 
 
 
 def plot_vision_share(table: pd.DataFrame) -> Figure:
-    """What part of the prefill is vision, a bar a preset, batch size and way of vision (medians)."""
+    """What part of the prefill is vision, a bar a preset, batch size and way of vision.
+
+    Of cells that differ in strategy or output length alone, which a prefill does not depend on, the first
+    strategy's longest is drawn.
+    """
     table = table.dropna(subset=["vision_share"])
     if table.empty:
         return sentence_figure("No cell has a prefill, so there is no share of it to draw.")
     bars = ["prefill_len", "preset", "batch", "vision"]
-    shares = table.groupby(bars, sort=False)["vision_share"].median().reset_index()
+    shares = _longest(table).drop_duplicates(bars).reset_index(drop=True)
     figure, axes = new_figure(1.3 + 0.34 * len(shares))
     places = range(len(shares))
     axes.barh(places, 100.0 * shares["vision_share"], color=BLUE, height=0.66)
