@@ -14,6 +14,7 @@ from typing import Any
 from ocr_phases.assets import asset
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.files import only_writer, output_file, output_folder, write_atomic
+from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
@@ -170,7 +171,7 @@ def render_html(
         "contents": _contents(content),
     }
     body, _ = exporter.from_notebook_node(content, resources={"report": report})
-    return write_atomic(html_path, body.encode("utf-8", "replace"))
+    return write_atomic(html_path, plain(body).encode())
 
 
 def _notebook(name: str) -> Path:
