@@ -118,7 +118,7 @@ def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.kernels import has_kernels
     from ocr_phases.analyse.summary import stage_table, verdict
-    from ocr_phases.files import TRACE_NAME, output_file
+    from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
 
     target = output_file(arguments.save)
     then = _recorded(arguments, target)
@@ -126,7 +126,7 @@ def profile(arguments: argparse.Namespace) -> None:
     if arguments.trace:
         kernels["kernel_trace"] = target.with_name(TRACE_NAME)
     run = _measure(arguments, **kernels) if then is None else _repeat(arguments, then, **kernels)
-    run.save(target)
+    save_or_rescue(run.save, target)
     print(verdict(run))
     print()
     if then is not None:
@@ -142,7 +142,7 @@ def verify(arguments: argparse.Namespace) -> int:
     if bool(arguments.record) == bool(arguments.page):
         raise OcrPhasesError("Name the page to measure, or one --record to check: one of the two.")
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
-    from ocr_phases.files import output_file, output_folder
+    from ocr_phases.files import output_file, output_folder, save_or_rescue
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import verify_report
 
@@ -152,7 +152,7 @@ def verify(arguments: argparse.Namespace) -> int:
         output_folder(arguments.out)
     run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
     if arguments.save:
-        run.save(arguments.save)
+        save_or_rescue(run.save, arguments.save)
     checks = run_checks(run)
     for check in checks:
         print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
 import math
+import os
 import re
+import subprocess
 import sys
+import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +21,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
+from example_run import make_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -436,8 +441,75 @@ def test_decompression_bomb(limit: int | None, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.filterwarnings("error")
 def test_large_scan_is_no_bomb() -> None:
-    page, _, _ = load_page(encoded(Image.new("1", (12_000, 8_000), 1)))
-    assert page.size == (12_000, 8_000)
+    page, _, _ = load_page(encoded(Image.new("1", (13_300, 13_300), 1)))
+    assert page.size == (13_300, 13_300)
+
+
+def test_deep_grey_is_scaled_in_little_memory() -> None:
+    grey = Image.new("I;16", (2_000, 2_000), 40_000)
+    tracemalloc.start()
+    try:
+        images.as_rgb(grey)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 12 * 2_000 * 2_000  # all at once it is 29 bytes a pixel
+
+
+def test_the_largest_page_follows_from_the_memory_its_format_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_BYTES", 14 * 1600)
+    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "JPEG2000"):
+        assert load_page(encoded(blank(29, 29), kind))[0].size == (29, 29)
+        if kind in ("WEBP", "JPEG2000"):
+            with pytest.raises(OcrPhasesError, match="megapixels: scale the page down"):
+                load_page(encoded(blank(40, 40), kind))
+        else:
+            assert load_page(encoded(blank(40, 40), kind))[0].size == (40, 40)
+
+
+POSTSCRIPT = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n0 0 9 9 rectfill\nshowpage\n%%EOF\n"
+)
+
+
+def test_no_page_starts_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    Image.init()  # every format that Pillow knows is at hand
+    page = tmp_path / "scan.png"
+    page.write_bytes(POSTSCRIPT)
+    run = make_run()
+    run.pages[0]["data"] = base64.b64encode(POSTSCRIPT).decode()
+    for read in (lambda: load_page(page), lambda: load_page(POSTSCRIPT, "scan.png"), run.page_image):
+        with pytest.raises(OcrPhasesError, match="is not an image that can be read: give a PNG, JPEG"):
+            read()
+
+
+def test_only_the_documented_formats_are_read() -> None:
+    for kind in ("PCX", "TGA", "ICO", "DDS", "SGI", "IM", "PDF"):
+        with pytest.raises(OcrPhasesError, match="is not an? .* read"):
+            load_page(encoded(blank(16, 16), kind).replace(b"%PDF-1", b"%QDF-1"))
+    for kind in images.FORMATS:
+        if kind in Image.SAVE:
+            assert load_page(encoded(blank(16, 16), kind))[0].size == (16, 16)
+    phone = encoded(blank(16, 16), "MPO", save_all=True, append_images=[blank(16, 16, "red")])
+    with Image.open(io.BytesIO(phone)) as image:
+        assert image.format == "MPO"
+    assert load_page(phone)[0].getpixel((8, 8)) == (255, 255, 255)
+
+
+def test_a_page_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.pdf").symlink_to("/dev/zero")
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.truncate(300 * 10**9)
+    for name, message in {
+        "pipe.png": "name a regular file",
+        "zero.pdf": "name a regular file",
+        "sparse.png": "give a file of at most 1,024",
+    }.items():
+        for read in (load_page, images.pdf_page_count):
+            with pytest.raises(OcrPhasesError, match=message):
+                read(tmp_path / name)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 
 import pytest
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
@@ -217,6 +218,12 @@ def test_dummy_runs_the_asked_number_of_tokens():
         ({"infer": {"heat": 1}}, "does not know heat"),
         ({"infer": {"temperature": -1}}, "temperature is -1"),
         ({"infer": {"top_p": 0}}, "top_p is 0"),
+        ({"infer": {"temperature": math.inf}}, "temperature is inf: it must be 0, or from 1e-30 to 1e"),
+        ({"infer": [1]}, "infer is .1.: give a mapping"),
+        ({"seed": 2**64}, "seed is larger than 9223372036854775807"),
+        ({"embed_page": "no"}, "embed_page is 'no': it must be True or False"),
+        ({"prompt": 5}, "prompt is 5: give a text"),
+        ({"prompt": "caf\udce9"}, "not valid Unicode"),
         ({"infer": {"do_sample": True, "temperature": 0}}, "drop one of the two"),
         ({"max_new_tokens": 4096}, "ask for at most 3967"),
         ({"prompt": "no page <image> and <image>"}, "<image>"),

@@ -12,7 +12,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 from ocr_phases.assets import child_environment
 from ocr_phases.batch.outcome import Outcome
+from ocr_phases.files import TemporaryFolder
 
 WORKER_COMMAND = (sys.executable, "-m", "ocr_phases.batch.worker")
 
@@ -92,7 +92,7 @@ class Child:
         self.scratch.cleanup()
 
     def _start(self) -> None:
-        self.scratch = tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True)
+        self.scratch = TemporaryFolder()
         self.process = subprocess.Popen(
             [*self.command, self.scratch.name],
             stdin=subprocess.PIPE,

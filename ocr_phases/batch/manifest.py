@@ -15,26 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.images import pdf_page_count
+from ocr_phases.measure.images import PAGE_SUFFIXES, pdf_page_count
 
-#: What is taken from a folder or a glob; a file that is named is taken whatever its suffix.
-PAGE_SUFFIXES = frozenset(
-    (
-        ".png",
-        ".jpg",
-        ".jpeg",
-        ".jp2",
-        ".tif",
-        ".tiff",
-        ".bmp",
-        ".webp",
-        ".gif",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pdf",
-    )
-)
 LIST_SUFFIXES = (".csv", ".jsonl")
 
 _Identity = tuple[int, int]  # device and inode

@@ -13,7 +13,6 @@ import os
 import platform
 import queue
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -25,7 +24,7 @@ from ocr_phases.batch.job import Job, versions
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
-from ocr_phases.files import split_pdf
+from ocr_phases.files import TemporaryFolder, split_pdf
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
 
@@ -233,7 +232,7 @@ def _readable_name(source: str) -> Iterator[str]:
         source.encode()
     except UnicodeEncodeError:
         file, number = split_pdf(source)
-        with tempfile.TemporaryDirectory(prefix="ocr-") as folder:
+        with TemporaryFolder() as folder:
             link = Path(folder, Path(file).name.encode("utf-8", "replace").decode())
             link.symlink_to(file)
             yield f"{link}{number}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ocr_phases.assets import child_environment
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import TemporaryFolder
 
 #: Notebooks that one warm kernel runs before a new one takes its place, unless it holds a model.
 PAGES_A_KERNEL = 200
@@ -37,7 +37,7 @@ def fresh_kernel() -> Iterator[dict[str, Any]]:
     from jupyter_core.utils import run_sync
 
     made: list[AsyncKernelManager] = []
-    with tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True) as folder:
+    with TemporaryFolder() as folder:
         environment = _environment(folder)
 
         class Manager(AsyncKernelManager):
@@ -74,7 +74,7 @@ class WarmKernel:
         self.pages_a_kernel = pages_a_kernel
         self.scratch = scratch
         self.manager: Any = None
-        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.folder: TemporaryFolder | None = None
         self.pages = 0
 
     @contextlib.contextmanager
@@ -165,7 +165,7 @@ class WarmKernel:
         from jupyter_client.manager import AsyncKernelManager
         from jupyter_core.utils import run_sync
 
-        self.folder = tempfile.TemporaryDirectory(prefix="ocr-", dir=self.scratch, ignore_cleanup_errors=True)
+        self.folder = TemporaryFolder(self.scratch)
         # Not the synchronous one: nbclient would wait for it without ever looking whether it still lives.
         self.manager = AsyncKernelManager(kernel_name="python3", **_manager_options(self.folder.name))
         run_sync(self.manager.start_kernel)(env=_environment(self.folder.name))

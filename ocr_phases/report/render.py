@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import sys
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -13,7 +12,14 @@ from typing import Any
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
-from ocr_phases.files import only_writer, output_file, output_folder, write_atomic
+from ocr_phases.files import (
+    TemporaryFolder,
+    only_writer,
+    output_file,
+    output_folder,
+    save_or_rescue,
+    write_atomic,
+)
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
@@ -64,7 +70,7 @@ def verify_report(output_dir: str | Path, run: PhaseRun) -> Path:
     """
     folder = output_folder(output_dir).resolve()
     with only_writer(folder):
-        record = run.save(folder / "run.json")
+        record = save_or_rescue(run.save, folder / "run.json")
         parameters = {"record": str(record), "output_dir": str(folder)}
         notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
         title = f"Verification: {run.page['file']} – ocr_phases"
@@ -93,8 +99,8 @@ def execute_notebook(
     _check_parameters(source, parameters)
     target = output_file(Path(output_path).resolve())
     failure = None
-    with tempfile.TemporaryDirectory(prefix="ocr-", dir=None if kernel is None else kernel.scratch) as folder:
-        executed = Path(folder, target.name)  # written after every cell
+    with TemporaryFolder(None if kernel is None else kernel.scratch) as folder:
+        executed = Path(folder, "executed.ipynb")  # written after every cell
         try:
             with fresh_kernel() if kernel is None else kernel.lent() as options:
                 papermill.execute_notebook(

@@ -11,11 +11,11 @@ import ipywidgets as widgets
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.images import PAGE_SUFFIXES
 from ocr_phases.presets import PRESETS, PROMPTS
 from ocr_phases.show.html import image_html
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".pdf")
 _SAMPLE, _PATH, _UPLOAD = "Sample", "File or folder", "Upload"
 _OTHER = ""  # of no known name; a value of None would leave the list blank
 _MOST = 1_000_000
@@ -124,7 +124,7 @@ class PageChooser(widgets.VBox):
         folder = Path(self.path.value.strip() or "missing").expanduser()
         pages: list[Path] = []
         if self.source.value == _PATH and folder.is_dir():
-            pages = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+            pages = sorted(path for path in folder.iterdir() if path.suffix.lower() in PAGE_SUFFIXES)
         self.file.options = [(path.name, str(path)) for path in pages]
         self.file.value = str(pages[0]) if pages else None
         self._show()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import TemporaryFolder
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import safe
 from ocr_phases.show.explorer.messages import Messages
@@ -126,7 +126,7 @@ def make_report(run: PhaseRun, folder: Path) -> Path:
     """`report_page` of a record in memory; the HTML file's path."""
     from ocr_phases.report.render import report_page
 
-    with tempfile.TemporaryDirectory() as scratch:
+    with TemporaryFolder() as scratch:
         record = run.save(Path(scratch, "run.json"))
         return report_page(folder, {"record": str(record)})["report.html"].resolve()
 
