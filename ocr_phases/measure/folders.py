@@ -31,18 +31,40 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
 
 
 def download(name: str, revision: str | None, *, code: bool = False) -> Path:
-    """A hub repository's snapshot at ``revision``: JSON and safetensors files only, and ``code`` if asked."""
+    """A hub repository's snapshot at ``revision``: JSON and safetensors files only, and ``code`` if asked.
+
+    A hub that is silent for longer than ``HF_HUB_ETAG_TIMEOUT`` seconds (default: 10) is given up: what is in
+    this machine's cache is taken. Raises `OcrPhasesError` where the repository is not there either.
+    """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     patterns = ["*.json", "*.safetensors", *(["*.py"] if code else [])]
+    problem = _hub_problem(name, revision)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=patterns, local_files_only=problem is not None
+        )
+    except (OSError, HTTPError, HFValidationError) as error:
+        problem = problem or error
         raise OcrPhasesError(
-            f"{name} is neither a folder here nor could it be fetched from the hub ({type(error).__name__}): "
+            f"{name} is neither a folder here nor could it be fetched from the hub ({type(problem).__name__}): "
             "check the name and the connection, or download it and name its folder."
-        ) from error
+        ) from problem
+    return Path(folder)
+
+
+def _hub_problem(name: str, revision: str | None) -> Exception | None:
+    """Why the hub does not answer for this repository; None where it does. Its downloads retry for minutes."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    print(f"Asking {constants.ENDPOINT} for {name}.", file=sys.stderr)
+    try:
+        HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except (OSError, HTTPError, HFValidationError) as error:
+        return error
+    return None
 
 
 def hub_commit(name: str) -> str | None:
@@ -57,6 +79,8 @@ def hub_commit(name: str) -> str | None:
     try:
         path = try_to_load_from_cache(name, "config.json")
         if not isinstance(path, str):
+            if _hub_problem(name, None) is not None:
+                return None
             path = hf_hub_download(name, "config.json")
     except (OSError, HfHubHTTPError, HFValidationError):
         return None  # loading it says what is wrong

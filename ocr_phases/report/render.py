@@ -20,6 +20,7 @@ from ocr_phases.files import (
     save_or_rescue,
     write_atomic,
 )
+from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
@@ -99,7 +100,7 @@ def execute_notebook(
     target = output_file(Path(output_path).resolve())
     failure = None
     with TemporaryFolder(None if kernel is None else kernel.scratch) as folder:
-        executed = Path(folder, target.name)  # written after every cell
+        executed = Path(folder, "executed.ipynb")  # written after every cell
         try:
             with fresh_kernel() if kernel is None else kernel.lent() as options:
                 papermill.execute_notebook(
@@ -176,7 +177,7 @@ def render_html(
         "contents": _contents(content),
     }
     body, _ = exporter.from_notebook_node(content, resources={"report": report})
-    return write_atomic(html_path, body.encode("utf-8", "replace"))
+    return write_atomic(html_path, plain(body).encode())
 
 
 def _notebook(name: str) -> Path:
