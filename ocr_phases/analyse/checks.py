@@ -18,6 +18,7 @@ from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_de
 from ocr_phases.analyse.steps import cache_read_slope, decode_trend, outlier_causes, repetition_loop
 from ocr_phases.analyse.summary import bytes_text, ms_text, percent_text, vision_share
 from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.type_fit import recorded_type, small_type_in
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 VERDICTS = ("pass", "fail", "note", "n/a")
@@ -226,6 +227,15 @@ def _repetition_loop(run: PhaseRun) -> Found:
     return "note", f"{'; '.join(found)}{ignored}"
 
 
+def _type_size(run: PhaseRun) -> Found:
+    least, shown = run.model.get("least_type_px"), recorded_type(run)
+    if least is None:
+        return "n/a", "not known how small type this model reads"
+    if shown is None:
+        return "n/a", "no type was found on the page"
+    return ("note", small_type_in(run)) if shown < least else ("pass", f"about {shown:.0f} px")
+
+
 _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
     "vision_in_prefill_only": _vision_in_prefill_only,
     "cache_linear": _cache_linear,
@@ -234,6 +244,7 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
     "decode_trend": _decode_trend,
     "outlier_steps": _outlier_steps,
     "repetition_loop": _repetition_loop,
+    "type_size": _type_size,
 }
 
 

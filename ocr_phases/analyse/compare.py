@@ -50,9 +50,12 @@ _HIGHER_IS_BETTER = ("tokens_per_s",)
 _NO_SETTING = (
     ("device", "ceilings"),
     ("model", "config"),
+    ("model", "least_type_px"),
     ("model", "strategy_setup"),
     ("model", "vision_setup"),
     ("request", "preset"),
+    ("request", "preset_choice"),
+    ("request", "type_px"),
     ("request", "strategy"),
     ("request", "vision"),
 )

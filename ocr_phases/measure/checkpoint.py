@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ocr_phases.measure.folders import (
     read_json,
     transformers_version,
 )
+from ocr_phases.type_fit import LEAST_TYPE_PX
 
 NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -75,6 +76,7 @@ class Checkpoint:
     """A loaded model with its tokenizer.
 
     ``default_preset`` suits the weights; ``default_ignore_eos`` is True where the text is noise (dummy).
+    ``least_type_px`` is the smallest type that the model reads, where that is known (`LEAST_TYPE_PX`).
     ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
     """
 
@@ -87,6 +89,7 @@ class Checkpoint:
     image_token_id: int
     default_preset: str = "gundam"
     default_ignore_eos: bool = False
+    least_type_px: float | None = None
 
 
 def load_checkpoint(
@@ -119,7 +122,8 @@ def load_checkpoint(
         raise OcrPhasesError(f"Unknown implementation {implementation!r}: use native or vendor.")
     _require_transformers()
     if not local_only and name == "tiny":
-        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        checkpoint = _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        return replace(checkpoint, least_type_px=LEAST_TYPE_PX["tiny"])
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
     folder = local_folder(name, local_only=local_only)
