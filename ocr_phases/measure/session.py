@@ -192,8 +192,8 @@ class DeepSeekOCRSession:
 
         Each run prepares the page, prefills and decodes up to ``max_new_tokens`` (the prefill's token
         counted) from the same inputs and seed. ``preset`` None or "auto" is the model's own, for ``tiny`` the
-        one that fits the page's type. ``infer`` sets sampling (`SamplingSettings`; temperature 0, the default,
-        is greedy). ``generate=True`` times ``model.generate()`` in place of the two phases.
+        one that fits the page's type. ``infer`` sets sampling (`SamplingSettings`; greedy by default, and for
+        temperature 0). ``generate=True`` times ``model.generate()`` in place of the two phases.
         ``strategy`` is how a decode step runs: eager, cuda_graph (captured over a static cache) or compiled;
         ``vision="compiled"`` compiles SAM and CLIP. What making them ready takes is recorded apart, and kept
         for later runs of the same shapes. The end token is looked for every ``eos_check_every`` steps (by

@@ -22,6 +22,7 @@ _CAPITAL = 0.71  # height of capitals, digits and ascenders, in parts of the typ
 _TALL = 0.85  # the quantile of a line's letters that is as high as those
 _LINE_LETTERS = 3
 _LEAST_LETTERS = 8
+_LEAST_SHARE = 0.1  # of all that looks like a letter; in noise next to nothing stands in lines
 
 
 def type_height(page: Image.Image) -> float | None:
@@ -67,7 +68,7 @@ def type_height(page: Image.Image) -> float | None:
     line_boxes = _boxes(line, rows, starts, ends)
     reach = (line_boxes[3] - line_boxes[1])[lines[first]]
     good = (count >= _LINE_LETTERS) & (reach < 3 * tall)
-    if count[good].sum() < _LEAST_LETTERS:
+    if count[good].sum() < max(_LEAST_LETTERS, _LEAST_SHARE * len(letters)):
         return None
     return float(np.median(np.repeat(tall[good], count[good]))) / _CAPITAL / scale
 
