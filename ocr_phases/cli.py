@@ -85,13 +85,12 @@ def report(arguments: argparse.Namespace) -> None:
     """One HTML report a page (or of an existing record), with its record, notebook and artifacts."""
     if bool(arguments.record) == bool(arguments.pages):
         raise OcrPhasesError("Name the pages to measure, or one --record to show: one of the two.")
-    from ocr_phases.measure.images import load_page
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import report_page
 
     # A wrong page or record is told before anything slow starts.
     for page in arguments.pages:
-        load_page(page)
+        _look_at(page, arguments)
     if arguments.record:
         PhaseRun.load(arguments.record)
     jobs = _folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
@@ -185,11 +184,19 @@ def artifacts(arguments: argparse.Namespace) -> None:
     print(f"Wrote {folder}")
 
 
-def _measure(arguments: argparse.Namespace, **options: Any) -> PhaseRun:
+def _look_at(page: str, arguments: argparse.Namespace) -> None:
+    """A page that cannot be read is an `OcrPhasesError`; one whose type is too small is told on stderr."""
     from ocr_phases.measure.images import load_page
+    from ocr_phases.measure.type_size import type_warning
 
+    image, _, name = load_page(page)
+    if warning := type_warning(image, arguments.model, arguments.preset):
+        print(f"{name}: {warning}", file=sys.stderr)
+
+
+def _measure(arguments: argparse.Namespace, **options: Any) -> PhaseRun:
     # A wrong page or model is told before anything slow starts.
-    load_page(arguments.page)
+    _look_at(arguments.page, arguments)
     from ocr_phases.measure.session import DeepSeekOCRSession
 
     parameters = _measure_parameters(arguments)
@@ -380,7 +387,7 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
     option(
         "--model", help="tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
     )
-    option("--preset", help="tiny, small, base, large or gundam (default: the model's own)")
+    option("--preset", help="tiny, small, base, large, gundam or auto (default: the model's own)")
     option("--prompt", help="markdown, ocr, free, ... or your own text")
     option("--max-new-tokens", type=int, metavar="N", help="default: %(default)s")
     option("--repeats", type=int, metavar="N", help="default: %(default)s")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ocr_phases.errors import OcrPhasesError
+
+AUTO = "auto"
+"""In place of a preset's name: the one that fits the page's type (`ocr_phases.type_fit`)."""
 
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
 
 _WORDS = "{words}"
 _DIRECT_SIZE = 640
+_MAX_TILES = 9
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,33 @@ def get_preset(name: str) -> Preset:
     if name not in PRESETS:
         raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
     return PRESETS[name]
+
+
+def crop_grid(width: int, height: int, image_size: int = 640) -> tuple[int, int]:
+    """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
+
+    (1, 1) where no side exceeds `image_size`. Else, of all grids of 2 to 9 tiles, the one nearest to the page
+    in aspect ratio (columns / rows against width / height), as measured against the recorded vendor
+    preprocessing. Of grids equally near, the larger wins where the page has more than half as many pixels as
+    that grid: the published rule, of which the recording has no case.
+
+    Raises OcrPhasesError for a side below 1.
+    """
+    if min(width, height) < 1:
+        raise OcrPhasesError(
+            f"A page of {width} x {height} pixels cannot be cut: give one of at least 1 x 1."
+        )
+    if max(width, height) <= image_size:
+        return 1, 1
+    sides = range(1, _MAX_TILES + 1)
+    grids = [(columns, rows) for columns in sides for rows in sides if 2 <= columns * rows <= _MAX_TILES]
+    best, best_distance = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=math.prod):
+        distance = abs(width / height - columns / rows)
+        large_enough = width * height > 0.5 * image_size**2 * columns * rows
+        if distance < best_distance or (distance == best_distance and large_enough):
+            best, best_distance = (columns, rows), distance
+    return best
 
 
 def resolve_prompt(prompt: str, *, grounding: bool | None = None) -> str:

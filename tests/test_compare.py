@@ -371,7 +371,12 @@ def test_what_is_undecided_is_named_and_has_its_own_exit_code(
 
     monkeypatch.setattr(render, "execute_notebook", lambda *_: tmp_path / "compare.ipynb")
     monkeypatch.setattr(render, "render_html", lambda _, path, **options: path)
-    prefills = {"base": (90, 150, 100), "unsure": (120, 110, 160), "worse": (900, 910, 905), "same": (90, 91, 89)}
+    prefills = {
+        "base": (90, 150, 100),
+        "unsure": (120, 110, 160),
+        "worse": (900, 910, 905),
+        "same": (90, 91, 89),
+    }
     paths = {name: str(with_prefills(*ms).save(tmp_path / f"{name}.json")) for name, ms in prefills.items()}
     judged = ["--fail-above", "10", "--metric", "prefill_ms", "--out", str(tmp_path / "out")]
     assert main(["compare", paths["base"], paths["unsure"], *judged]) == 3

@@ -144,6 +144,11 @@ RULES: dict[str, CheckText] = {
         "This model is known to repeat itself without end on some pages: its time is then not the page's.",
         "Set no_repeat_ngram_size (the published code uses 20 to 35), another preset, or a lower limit.",
     ),
+    "type_size": CheckText(
+        "type in the preset's view as large as the model reads",
+        "Below that the model writes words, dates and sums that are not on the page. Times stay right.",
+        'Take a preset with a larger view (preset="auto" does), a larger scan, or a part of the page.',
+    ),
 }
 
 EXPECTATIONS: dict[str, CheckText] = {

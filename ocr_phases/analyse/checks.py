@@ -26,6 +26,7 @@ from ocr_phases.analyse.steps import (
 from ocr_phases.analyse.summary import bytes_text, ms_text, percent_text, vision_share
 from ocr_phases.analyse.typical import one_repeat, typical_run
 from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.type_fit import recorded_type, small_type_in
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
@@ -272,6 +273,15 @@ def _noise(name: str) -> Callable[[PhaseRun], Found]:
     return found
 
 
+def _type_size(run: PhaseRun) -> Found:
+    least, shown = run.model.get("least_type_px"), recorded_type(run)
+    if least is None:
+        return "n/a", "not known how small type this model reads"
+    if shown is None:
+        return "n/a", "no type was found on the page"
+    return ("note", small_type_in(run)) if shown < least else ("pass", f"about {shown:.0f} px")
+
+
 _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
     **{name: _noise(name) for name in FINDINGS},
     "vision_in_prefill_only": _vision_in_prefill_only,
@@ -281,6 +291,7 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
     "decode_trend": _decode_trend,
     "outlier_steps": _outlier_steps,
     "repetition_loop": _repetition_loop,
+    "type_size": _type_size,
 }
 
 

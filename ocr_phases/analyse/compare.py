@@ -53,9 +53,12 @@ _NO_SETTING = (
     ("device", "ceilings"),
     ("device", "conditions"),
     ("model", "config"),
+    ("model", "least_type_px"),
     ("model", "strategy_setup"),
     ("model", "vision_setup"),
     ("request", "preset"),
+    ("request", "preset_choice"),
+    ("request", "type_px"),
     ("request", "strategy"),
     ("request", "vision"),
 )
@@ -380,7 +383,9 @@ def _said(row: pd.Series) -> str:
     if row["verdict"] == EQUIVALENT:
         return f"{name} is equivalent ({span})"
     if row["verdict"] == INCONCLUSIVE:
-        return f"{name} is inconclusive ({span}; a change of {percent_text(row['detectable'])} would have shown)"
+        return (
+            f"{name} is inconclusive ({span}; a change of {percent_text(row['detectable'])} would have shown)"
+        )
     if how == "fast" or ratios[0] > 1.0 / _FRACTION:
         return f"{name} is {row['verdict']} ({span})"
     return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"

@@ -16,7 +16,13 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.floors import datasheet_ceilings, floor_table, measured_ceilings, rate_text, times_text
+from ocr_phases.analyse.floors import (
+    datasheet_ceilings,
+    floor_table,
+    measured_ceilings,
+    rate_text,
+    times_text,
+)
 from ocr_phases.analyse.summary import PHASES, bytes_text, ms_text, percent_text, repeat_table, stage_name
 from ocr_phases.record import PhaseRun
 
@@ -100,7 +106,11 @@ def busy_host(run: PhaseRun) -> Finding:
     for verdict, text in [*_host_findings(run), *_gpu_findings(run)]:
         {"noisy": noisy, "note": notes, "pass": told}[verdict].append(text)
     verdict = "noisy" if noisy else "note" if notes else "pass" if told else "n/a"
-    what = _QUIET if any("GPU" not in text for text in noisy) else "leave the GPU to this program and let it cool"
+    what = (
+        _QUIET
+        if any("GPU" not in text for text in noisy)
+        else "leave the GPU to this program and let it cool"
+    )
     measured = "; ".join([*noisy, *notes, *told]) or "this system does not tell"
     return Finding(verdict, measured, " and ".join(noisy), f"{what}; {_REPEAT}" if noisy else "")
 
@@ -123,7 +133,9 @@ def impossible_values(run: PhaseRun) -> Finding:
             cached.append(f"{name} ({row['phase']}) at {percent_text(row['mbu'])} MBU: {fits}")
     over += _bad_ceilings(run)
     if over:
-        return Finding("noisy", "; ".join([*over, *cached]), f"{over[0]}, which cannot be", f"{_QUIET}; measure again")
+        return Finding(
+            "noisy", "; ".join([*over, *cached]), f"{over[0]}, which cannot be", f"{_QUIET}; measure again"
+        )
     if cached:
         return Finding("note", "; ".join(cached))
     highest = float(np.nanmax(floors[["mfu", "mbu"]].to_numpy(dtype=np.float64)))

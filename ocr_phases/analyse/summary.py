@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.typical import typical_run, typical_sentence
-from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.record import PhaseRun
+from ocr_phases.type_fit import small_type_in
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
@@ -359,8 +360,14 @@ def _closure_sentence(figures: dict[str, Any]) -> list[str]:
     return [f"The stages account for {100 * closure:.1f} % of the prefill."]
 
 
+def text_doubt(run: PhaseRun) -> str:
+    """A sentence or two where the text may be invented, because the page's type is too small; else empty."""
+    reason = small_type_in(run)
+    return f"Do not rely on the text, which may be invented. {reason}" if reason else ""
+
+
 def _caveats(run: PhaseRun) -> list[str]:
-    caveats = []
+    caveats = list(filter(None, [text_doubt(run)]))
     if run.request.get("ignore_eos"):
         caveats.append("The end token was ignored, so the number of tokens is the one that was asked for.")
     elif run.result.get("finish") == "length":

@@ -106,7 +106,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "vision": run.request.get("vision", "eager"),
                 "batch": len(run.results),
                 "max_new_tokens": run.request["max_new_tokens"],
-                "vision_share": figures["vision_ms"] / figures["prefill_ms"] if figures["prefill_ms"] else None,
+                "vision_share": figures["vision_ms"] / figures["prefill_ms"]
+                if figures["prefill_ms"]
+                else None,
                 "peak_bytes": max(peaks, default=None),
                 "model": run.model["name"],
                 "dtype": run.model["dtype"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ocr_phases.measure.folders import (
     read_json,
     transformers_version,
 )
+from ocr_phases.type_fit import LEAST_TYPE_PX
 
 NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -75,6 +76,7 @@ class Checkpoint:
     """A loaded model with its tokenizer.
 
     ``default_preset`` suits the weights; ``default_ignore_eos`` is True where the text is noise (dummy).
+    ``least_type_px`` is the smallest type that the model reads, where that is known (`LEAST_TYPE_PX`).
     ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
     ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`ocr_phases.measure.remote`).
     """
@@ -89,6 +91,7 @@ class Checkpoint:
     default_preset: str = "gundam"
     default_ignore_eos: bool = False
     cuda_calls: str | None = None
+    least_type_px: float | None = None
 
 
 def load_checkpoint(
@@ -130,7 +133,8 @@ def load_checkpoint(
         )
     _require_transformers()
     if not local_only and name == "tiny":
-        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        checkpoint = _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        return replace(checkpoint, least_type_px=LEAST_TYPE_PX["tiny"])
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
     folder = local_folder(name, local_only=local_only)

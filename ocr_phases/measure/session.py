@@ -27,7 +27,14 @@ from ocr_phases.measure.page import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
 from ocr_phases.measure.references import references
-from ocr_phases.measure.request import Page, Request, check_length, make_rows, memory_errors_explained
+from ocr_phases.measure.request import (
+    Page,
+    Request,
+    check_length,
+    choose_preset,
+    make_rows,
+    memory_errors_explained,
+)
 from ocr_phases.measure.sampling import Sampler, resolve_infer
 from ocr_phases.measure.setup import Setup, Workshop
 from ocr_phases.measure.strategies import (
@@ -126,10 +133,11 @@ class DeepSeekOCRSession:
     ) -> PageInputs:
         """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
 
-        ``preset`` defaults to the model's own. See `ocr_phases.measure.page` for the rules and errors.
+        ``preset`` as in `run_inference`. See `ocr_phases.measure.page` for the rules and errors.
         """
         rows, prompts = make_rows(page, prompt, grounding)
-        return self._pack(rows, preset or self.checkpoint.default_preset, prompts, NoTimeline())[0]
+        chosen = choose_preset(preset, rows, self.checkpoint)["preset"]
+        return self._pack(rows, chosen, prompts, NoTimeline())[0]
 
     def run_prefill(
         self, inputs: PageInputs | DeviceInputs, timeline: Timeline | None = None, **options: Any
@@ -184,7 +192,8 @@ class DeepSeekOCRSession:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
 
         Each run prepares the page, prefills and decodes up to ``max_new_tokens`` (the prefill's token
-        counted) from the same inputs and seed. ``infer`` sets sampling (`SamplingSettings`; temperature 0 is
+        counted) from the same inputs and seed. ``preset`` None or "auto" is the model's own, for ``tiny`` the
+        one that fits the page's type. ``infer`` sets sampling (`SamplingSettings`; temperature 0 is
         greedy, and is the default); ``infer="published"`` and ``"published-eval"`` decode as the published
         ``infer()`` does, under ``autocast`` (`resolve_infer`). ``grounding`` says whether ``<|grounding|>``
         goes before a prompt of your own (it does by default). ``generate=True`` times ``model.generate()`` in
@@ -213,7 +222,7 @@ class DeepSeekOCRSession:
             pages=rows,
             prompt=prompt if isinstance(prompt, str) else prompts[0],
             prompts=prompts,
-            preset=preset or self.checkpoint.default_preset,
+            **choose_preset(preset, rows, self.checkpoint),
             max_new_tokens=max_new_tokens,
             infer=settings,
             grounding=any(GROUNDING_TAG in text for text in prompts) if grounding is None else grounding,

@@ -30,6 +30,7 @@ from ocr_phases.analyse.summary import (
     repeat_table,
     stage_name,
     stage_table,
+    text_doubt,
     vision_share,
 )
 from ocr_phases.analyse.typical import typical_run
@@ -263,14 +264,26 @@ def text_html(text: str, summary: str = "The text as the model wrote it") -> str
 
 
 def compression_html(run: PhaseRun) -> str:
-    """Text tokens over valid image tokens in one sentence; nothing where the record has not counted them."""
+    """Generated tokens over valid image tokens, and the vendor's way where the record has counted it."""
     figures = run.summary()
-    if figures["compression_ratio"] is None:
+    if figures["generated_compression_ratio"] is None:
         return ""
-    return note_html(
-        f"{figures['text_tokens']:,} text tokens from {figures['valid_image_tokens']:,} valid image tokens: "
-        f"a compression ratio of {figures['compression_ratio']:.2f}."
+    sentence = (
+        f"{figures['tokens']:,} generated tokens from {figures['valid_image_tokens']:,} valid image tokens: "
+        f"a compression ratio of {figures['generated_compression_ratio']:.2f}."
     )
+    if figures["compression_ratio"] is not None:
+        sentence += (
+            f" The vendor counts the text tokenised anew: {figures['text_tokens']:,} tokens, "
+            f"a ratio of {figures['compression_ratio']:.2f}."
+        )
+    return note_html(sentence)
+
+
+def text_doubt_html(run: PhaseRun) -> str:
+    """What speaks against the text, beside it; nothing where nothing does."""
+    doubt = text_doubt(run)
+    return status_line("note", doubt) if doubt else ""
 
 
 def note_html(sentence: str) -> str:
