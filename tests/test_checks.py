@@ -59,7 +59,8 @@ def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
 def test_every_shape_has_every_check(shape: str) -> None:
     run = make_run(**SHAPES[shape])
     checks = run_checks(run)
-    assert [check.name for check in checks] == [*RULES, *EXPECTATIONS]
+    expected = EXPECTATIONS if run.device["kind"] == "cuda" else ()
+    assert [check.name for check in checks] == [*RULES, *expected]
     assert not failed(checks)
     for check in checks:
         assert check.verdict in VERDICTS

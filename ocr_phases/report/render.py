@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from ocr_phases.show.html import fragments_css
 
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
 NOTEBOOK_ONLY = "notebook-only"
+_HEADING = re.compile(r'<h2 id="([\w-]+)">([\w ]+)</h2>')  # as this package writes it, in no escaped text
 
 
 def report_page(
@@ -202,15 +204,16 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def _contents(notebook: Any) -> list[tuple[str, str]]:
-    """Second-level headings of the Markdown cells, each with the id that nbconvert gives it."""
-    lines = [
-        line.removeprefix("## ").strip()
-        for cell in notebook.cells
-        if cell.cell_type == "markdown"
-        for line in cell.source.splitlines()
-        if line.startswith("## ")
-    ]
-    return [(line, line.replace(" ", "-")) for line in lines]
+    """Second-level headings, each with its id: of Markdown cells, and of outputs that not every run has."""
+    found = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            lines = [line.removeprefix("## ").strip() for line in cell.source.splitlines() if line[:3] == "## "]
+            found += [(line, line.replace(" ", "-")) for line in lines]
+        for output in cell.get("outputs", []):
+            for anchor, title in _HEADING.findall(output.get("data", {}).get("text/html", "")):
+                found.append((title, anchor))
+    return found
 
 
 def _one_line(text: object) -> str:

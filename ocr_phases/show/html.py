@@ -386,7 +386,7 @@ def _cell(value: Any, unit: str, numeric: bool, link: str = "") -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    """As many digits as tell values apart: the unit stands in the heading."""
+    """As many digits as tell values apart, two at least: the unit stands in the heading."""
     if unit == "%":
         return percent_text(float(value)).removesuffix(" %")
     if unit == "bytes":
@@ -394,6 +394,8 @@ def _number(value: float, unit: str) -> str:
     if float(value).is_integer() and unit != "ms":
         return f"{int(value):,}"
     size = abs(value)
+    if 0 < size < 0.0995:
+        return f"{value:.{1 - math.floor(math.log10(size))}f}"
     return f"{value:,.0f}" if size >= 999.5 else f"{value:.1f}" if size >= 99.95 else f"{value:.2f}"
 
 
