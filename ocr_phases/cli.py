@@ -21,6 +21,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
 
 if TYPE_CHECKING:
+    from ocr_phases.measure.session import DeepSeekOCRSession
     from ocr_phases.record import PhaseRun
 
 
@@ -121,7 +122,8 @@ def verify(arguments: argparse.Namespace) -> int:
         output_file(arguments.save)
     if arguments.out:
         output_folder(arguments.out)
-    run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
+    session = None if arguments.record else _session(arguments)
+    run = PhaseRun.load(arguments.record) if session is None else _measure(arguments, session, verify=True)
     if arguments.save:
         run.save(arguments.save)
     checks = run_checks(run)
@@ -133,7 +135,7 @@ def verify(arguments: argparse.Namespace) -> int:
     if arguments.save:
         print(f"Wrote {arguments.save}")
     if arguments.out:
-        print(f"Wrote {verify_report(arguments.out, run)}")
+        print(f"Wrote {verify_report(arguments.out, run, session and session.references())}")
     return 1 if failed(checks) else 0
 
 
@@ -156,17 +158,23 @@ def artifacts(arguments: argparse.Namespace) -> None:
     print(f"Wrote {folder}")
 
 
-def _measure(arguments: argparse.Namespace, **options: Any) -> PhaseRun:
+def _session(arguments: argparse.Namespace) -> DeepSeekOCRSession:
     from ocr_phases.measure.images import load_page
 
     # A wrong page or model is told before anything slow starts.
     load_page(arguments.page)
     from ocr_phases.measure.session import DeepSeekOCRSession
 
+    return DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
+
+
+def _measure(
+    arguments: argparse.Namespace, session: DeepSeekOCRSession | None = None, **options: Any
+) -> PhaseRun:
+    session = session or _session(arguments)
     parameters = _measure_parameters(arguments)
-    session = DeepSeekOCRSession.load(
-        parameters.pop("model"), device=parameters.pop("device"), dtype=parameters.pop("dtype")
-    )
+    for name in ("model", "device", "dtype"):  # the session's
+        del parameters[name]
     with _bar(arguments.warmup + arguments.repeats, arguments.max_new_tokens) as callbacks:
         return session.run_inference(arguments.page, **parameters, **options, **callbacks)
 

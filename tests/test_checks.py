@@ -279,7 +279,7 @@ def test_the_verify_notebook(live: bool, tmp_path: Path) -> None:
     assert not elements.stray
     assert "No check failed" in elements.said
     assert ("8 tokens equal" if live else "not asked for") in elements.said
-    assert ("condition of vision" if live else "Measured elsewhere") in elements.said
+    assert ("condition of vision" if live else "A record does not keep this") in elements.said
     request = PhaseRun.load(tmp_path / "run.json").request
     assert request.get("verify", False) == live
     assert (request["eos_check_every"] == 4) == live

@@ -29,13 +29,17 @@ def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
     assert PhaseRun.load(target)["tokens"] == 6
 
 
-def test_verify_leaves_a_report_where_it_is_told_to(tmp_path, capsys):
+def test_verify_leaves_a_report_where_it_is_told_to(tiny_session, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "verified"
-    assert main(["verify", "--record", str(RECORD), "--out", str(folder)]) == 0
+    monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: tiny_session)
+    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_, **options: PhaseRun.load(RECORD))
+    assert main(["verify", str(PAGES / "receipt.png"), "--out", str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"Wrote {folder / 'verify.html'}"
     document = (folder / "verify.html").read_text(encoding="utf-8")
     assert "<title>Verification: receipt.png – ocr_phases</title>" in document
     assert "No check failed" in document
+    assert "condition of vision" in document  # where the code does it, of the session that measured
+    assert "A record does not keep this" not in document
     assert sorted(path.name for path in folder.iterdir()) == ["run.json", "verify.html", "verify.ipynb"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
@@ -20,6 +21,9 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
 from ocr_phases.show.html import fragments_css
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
 NOTEBOOK_ONLY = "notebook-only"
@@ -59,15 +63,18 @@ def report_page(
     return {name: folder / name for name in names if (folder / name).exists()}
 
 
-def verify_report(output_dir: str | Path, run: PhaseRun) -> Path:
+def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFrame | None = None) -> Path:
     """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and notebook.
 
-    Raises as `report_page` does.
+    ``references`` is what `DeepSeekOCRSession.references` says of the model that was measured. Raises as
+    `report_page` does.
     """
     folder = output_folder(output_dir).resolve()
     with only_writer(folder):
         record = run.save(folder / "run.json")
-        parameters = {"record": str(record), "output_dir": str(folder)}
+        parameters: dict[str, Any] = {"record": str(record), "output_dir": str(folder)}
+        if references is not None:
+            parameters["references"] = json.loads(references.to_json(orient="records"))
         notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
         title = f"Verification: {run.page['file']} – ocr_phases"
         return render_html(notebook, folder / "verify.html", title=title)
