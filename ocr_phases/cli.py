@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CUT_OFF
     except OcrPhasesError as error:
-        print(f"ocr-phases: {error}", file=sys.stderr)
+        print(f"ocr-phases: {_with_options(str(error), arguments)}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"ocr-phases: this needs {error.name}: pip install {error.name}", file=sys.stderr)
@@ -51,6 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ocr-phases: stopped.", file=sys.stderr)
         return 130
+
+
+def _with_options(message: str, arguments: argparse.Namespace) -> str:
+    """A message of the package with settings named as this verb's options: ``--max-new-tokens``."""
+    names = [name for name in vars(arguments) if "_" in name]
+    words = re.compile(rf"(?<![\w/.-])({'|'.join(names)})(?![\w/=-]|\.\w)")
+    return words.sub(lambda found: f"--{found[0].replace('_', '-')}", message) if names else message
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -89,7 +97,7 @@ def batch(arguments: argparse.Namespace) -> int:
 def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.kernels import has_kernels
-    from ocr_phases.analyse.summary import stage_table, verdict
+    from ocr_phases.analyse.summary import shown_stages, stage_table, verdict
     from ocr_phases.files import TRACE_NAME, output_file
 
     target = output_file(arguments.save)
@@ -103,7 +111,7 @@ def profile(arguments: argparse.Namespace) -> None:
     print()
     if then is not None:
         _print_then_and_now(then, run)
-    print(stage_table(run).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    print(shown_stages(stage_table(run)).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     if has_kernels(run):
         _print_kernels(run)
     print(f"\nWrote {target}")
@@ -209,9 +217,10 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 def _print_kernels(run: PhaseRun) -> None:
     from ocr_phases.analyse.floors import floor_table
     from ocr_phases.analyse.kernels import host_syncs, stage_verdict
+    from ocr_phases.analyse.summary import shown_stages
 
     for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
-        table = table.dropna(axis="columns", how="all")
+        table = shown_stages(table.dropna(axis="columns", how="all"))
         print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
 
 
@@ -224,13 +233,16 @@ def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
         same_tokens,
         what_differs,
     )
+    from ocr_phases.analyse.steps import first_other_token
 
     table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     few = few_repeats([then, now], ["then", "now"])
     if few:
         print(f"\n{few}")
-    print(f"\nTokens: {'equal' if same_tokens(then, now) else 'different'}")
+    differ = first_other_token(then, now)
+    tokens = "equal" if same_tokens(then, now) else f"different{differ and '; the first is '}{differ}"
+    print(f"\nTokens: {tokens}")
     for line in what_differs(then, now):
         print(f"Differs: {line}")
     print()

@@ -18,6 +18,7 @@ from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_de
 from ocr_phases.analyse.steps import cache_read_slope, decode_trend, outlier_causes, repetition_loop
 from ocr_phases.analyse.summary import bytes_text, ms_text, percent_text, vision_share
 from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.words import count_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 VERDICTS = ("pass", "fail", "note", "n/a")
@@ -228,7 +229,7 @@ def _repetition_loop(run: PhaseRun) -> Found:
         if loop is not None:
             period, covered = loop
             where = f"row {row}: " if len(run.results) > 1 else ""
-            what = "one token" if period == 1 else f"{period} tokens"
+            what = count_text(period, "token")
             found.append(f"{where}{what} over and over, for the last {covered} of {len(ids)} tokens")
     if not found:
         return "pass", "none"

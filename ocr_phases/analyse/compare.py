@@ -15,11 +15,13 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.bootstrap import difference_and_ratio
-from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_name
+from ocr_phases.analyse.steps import first_other_token
+from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_key, stage_name
 from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.analyse.ways import strategy_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.words import count_text
 
 COMPARE_COLUMNS = (
     "run",
@@ -120,6 +122,7 @@ def in_units(table: pd.DataFrame) -> pd.DataFrame:
     size = shown["unit"] == "bytes"
     shown.loc[size, ["base", "other"]] /= 1e6
     shown["unit"] = shown["unit"].replace("bytes", "MB")
+    shown["metric"] = shown["metric"].map(_metric_key)
     return shown if shown["run"].nunique() > 1 else shown.drop(columns="run")
 
 
@@ -130,6 +133,8 @@ def slower_than(table: pd.DataFrame, percent: float, metrics: Sequence[str] = ()
     judged like many: `few_repeats` says how far that can be trusted. Raises `OcrPhasesError` where a name is
     unknown, a record lacks a named one, or a single repeat leaves nothing to judge by.
     """
+    table = table.assign(metric=table["metric"].map(_metric_key))
+    metrics = [_metric_key(name) for name in metrics]
     known = set(table["metric"])
     unknown = [name for name in metrics if name not in known]
     if unknown:
@@ -162,9 +167,7 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
     if not few:
         return ""
-    told = " and ".join(
-        f"{label} has {count} repeat{'' if count == 1 else 's'}" for label, count in few.items()
-    )
+    told = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
     least = min(few.values())
     spanned = percent_text(1.0 - 2.0 ** (1 - least))
     trust = (
@@ -358,6 +361,11 @@ def _text(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
+def _metric_key(name: str) -> str:
+    """A metric as it is shown and typed: ``prefill/language_model``."""
+    return "/".join(map(stage_key, name.split("/")))
+
+
 def _names(table: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(table["metric"]))
 
@@ -365,13 +373,24 @@ def _names(table: pd.DataFrame) -> list[str]:
 def _said(row: pd.Series) -> str:
     name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
     if np.isnan(row["ratio_low"]):
-        return f"{name} takes {row['ratio']:.2f} times as long, on a single repeat"
+        return f"{name} takes {_times(row['ratio'])}, on a single repeat"
     if row["verdict"] == FEW:
-        return f"{name} takes {row['ratio']:.2f} times as long"
-    span = f"{row['ratio']:.2f} times as long, {row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+        return f"{name} takes {_times(row['ratio'])}"
+    span = _times(row["ratio"], row["ratio_low"], row["ratio_high"])
     if row["verdict"] == "same":
         return f"{name} is the same ({span})"
     return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"
+
+
+def _times(ratio: float, *ends: float) -> str:
+    """``1.77 times as long, 1.76 to 1.83``; from a half down the other way round: ``33.3 times as fast``."""
+    word = "long"
+    if 0 < ratio <= 0.5 and all(end > 0 for end in ends):
+        word, ratio, ends = "fast", 1.0 / ratio, tuple(1.0 / end for end in reversed(ends))
+    first, *span = [
+        f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}" for value in (ratio, *ends)
+    ]
+    return f"{first} times as {word}" + (f", {' to '.join(span)}" if span else "")
 
 
 def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
@@ -385,6 +404,9 @@ def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
     if len(base.results) != len(other.results):
         caveats.append(f"It has {len(other.results)} rows side by side, not {len(base.results)}.")
     if not same_tokens(base, other):
+        differ = first_other_token(base, other)
+        if differ:
+            caveats.append(f"The first that differs is {differ}.")
         counts = [other.token_count, base.token_count]
         if counts[0] == counts[1]:
             caveats.append(f"The tokens differ; there are {counts[0]:,} in both.")

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.summary import vision_share
+from ocr_phases.analyse.summary import end_to_end_ms, vision_share
 from ocr_phases.batch.store import RECORD, finished, read_listing, read_status
 from ocr_phases.batch.tables import page_spans, page_tokens, table_writers
 from ocr_phases.errors import OcrPhasesError
@@ -20,8 +21,8 @@ from ocr_phases.files import write_atomic
 from ocr_phases.record import PhaseRun
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
-#: ``seconds`` is the page's own time in its worker, ``folder`` where its files are, ``report`` whether it
-#: has one.
+#: ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the page's own time in its
+#: worker, ``folder`` where its files are, ``report`` whether it has one.
 PAGE_COLUMNS = (
     "page",
     "status",
@@ -32,6 +33,7 @@ PAGE_COLUMNS = (
     "prefill_ms",
     "inter_token_ms",
     "decode_ms",
+    "page_ms",
     "tokens",
     "vision_share",
     "warnings",
@@ -50,7 +52,7 @@ DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 _SLOWEST = 25
 _FIGURES = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
 _NOTES_SHOWN = ("repetition_loop",)
-_FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "vision_share", "seconds")
+_FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "page_ms", "vision_share", "seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +127,7 @@ def _page_row(out: Path, entry: dict[str, Any]) -> tuple[dict[str, Any], PhaseRu
         "reason": report.get("reason", ""),
         "model": run.model["name"],
         "preset": run.request["preset"],
+        "page_ms": float(np.median(end_to_end_ms(run))),
         "vision_share": vision_share(run),
         "warnings": ", ".join(warnings),
         "device": run.device["name"],

@@ -215,7 +215,9 @@ def _contents(notebook: Any) -> list[tuple[str, str]]:
     found = []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            lines = [line.removeprefix("## ").strip() for line in cell.source.splitlines() if line[:3] == "## "]
+            lines = [
+                line.removeprefix("## ").strip() for line in cell.source.splitlines() if line[:3] == "## "
+            ]
             found += [(line, line.replace(" ", "-")) for line in lines]
         for output in cell.get("outputs", []):
             for anchor, title in _HEADING.findall(output.get("data", {}).get("text/html", "")):

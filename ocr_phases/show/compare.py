@@ -221,4 +221,5 @@ def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
 
 
 def _interval(low: float, high: float) -> str:
-    return "–" if np.isnan(low) else f"{low:.3f} to {high:.3f}"
+    digits = 3 if low >= 0.0995 else 4  # a thirtieth has three that count, too
+    return "–" if np.isnan(low) else f"{low:.{digits}f} to {high:.{digits}f}"

@@ -26,6 +26,7 @@ from ocr_phases.analyse.summary import (
     ms_text,
     percent_text,
     repeat_table,
+    stage_key,
     stage_name,
     stage_table,
     verdict,
@@ -38,6 +39,7 @@ from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.figures import figure_image as figure_image
 from ocr_phases.show.figures import figure_png as figure_png
 from ocr_phases.show.overlay import printable
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -126,7 +128,11 @@ def cards_html(run: PhaseRun) -> str:
     steps = figures["decode_steps"]
     if figures["prefill_ms"] is None:
         cards = [
-            ("generate()", ms_text(figures["generate_ms"]), f"{figures['tokens']:,} tokens, in one call")
+            (
+                "generate()",
+                ms_text(figures["generate_ms"]),
+                f"{count_text(figures['tokens'], 'token')}, in one call",
+            )
         ]
     else:
         share = vision_share(run)
@@ -143,7 +149,7 @@ def cards_html(run: PhaseRun) -> str:
         cards += [
             ("Inter-token latency", ms_text(figures["inter_token_ms"]), f"median; {tail}"),
             ("Tokens per second", speed, "decode only" if rows == 1 else f"decode, {rows} rows together"),
-            ("Decode", ms_text(figures["decode_ms"]), f"{steps:,} step{'' if steps == 1 else 's'}"),
+            ("Decode", ms_text(figures["decode_ms"]), count_text(steps, "step")),
         ]
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     if peaks:
@@ -422,7 +428,9 @@ def _value(key: str, value: Any) -> str:
     if isinstance(value, int) and key.endswith("_bytes"):
         return bytes_text(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{inner} {_value(str(inner), item)}" for inner, item in value.items())
+        return ", ".join(
+            f"{stage_key(str(inner))} {_value(str(inner), item)}" for inner, item in value.items()
+        )
     if isinstance(value, list | tuple):
         return ", ".join(_value(key, item) for item in value)
     if isinstance(value, int) and key in (

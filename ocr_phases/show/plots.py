@@ -31,6 +31,7 @@ from ocr_phases.analyse.summary import (
 )
 from ocr_phases.record import PREFILL_STAGES, VISION_STAGES, PhaseRun
 from ocr_phases.show.overlay import printable
+from ocr_phases.words import count_text
 
 WIDTH = 10.0
 
@@ -165,7 +166,7 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     _stage_keys(zoomed, early)
     _lanes(whole, spans, _ends(spans))
     steps = int((spans["stage"] == "decode_step").sum())
-    tail = f", {steps:,} decode step{'' if steps == 1 else 's'}" if steps else ""
+    tail = f", {count_text(steps, 'decode step')}" if steps else ""
     title_axes(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
     whole.set_xlabel("time since the start of the repeat (ms)")
     return figure

@@ -53,6 +53,24 @@ def sweep_html(table: pd.DataFrame) -> str:
     return table_html(shown, caption="Each cell, medians over the repeats", headings=headings)
 
 
+def end_to_end_html(table: pd.DataFrame) -> str:
+    """Time per page from its file to its last token, and pages per minute, of each cell."""
+    if table.empty:
+        return ""
+    columns = ["preset", "strategy", "vision", "batch", "tokens"]
+    shown = table[[*columns, "page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]]
+    shown = shown.drop(columns=[name for name in ("strategy", "vision") if table[name].nunique() == 1])
+    headings = {
+        "tokens": ("output", ""),
+        "page_ms": ("page, p50", "ms"),
+        "page_ms_p90": ("p90", "ms"),
+        "page_ms_p99": ("p99", "ms"),
+        "pages_per_min": ("pages/min", ""),
+    }
+    caption = "Each page end to end, quantiles over the repeats; the rows of a batch end together"
+    return table_html(shown, caption=caption, headings=headings)
+
+
 def failures_html(failures: pd.DataFrame) -> str:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
     if failures.empty:
