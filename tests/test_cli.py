@@ -114,7 +114,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "unknown dtype": (["profile", page, "--dtype", "int3"], "Unknown dtype"),
         "unknown size of dummy": (["profile", page, "--model", "dummy:depth=3"], "no size of dummy"),
         "no checkpoint": (["profile", page, "--model", str(folder / "no_model")], "no config.json"),
-        "no tokens": (["profile", page, "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        "no tokens": (["profile", page, "--max-new-tokens", "0"], "--max-new-tokens is 0"),
         "too many tokens": (["profile", page, "--max-new-tokens", "9999"], "4096 positions"),
         "no repeats": (["profile", page, "--repeats", "0"], "repeats is 0"),
         "two pages in the prompt": (["profile", page, "--prompt", "<image>\n<image>\nWhat?"], "<image>"),

@@ -256,6 +256,11 @@ def test_the_table_has_a_row_a_record() -> None:
     said = sweep_verdict(table, failures("a", "b"))
     assert "gundam, 912 prompt tokens" in said
     assert said.endswith("2 cells could not be measured.")
+    whole = (table["ttft_ms"] + table["decode_ms"]).to_numpy()
+    assert table["page_ms"].to_numpy() == pytest.approx(whole, rel=0.05)  # of medians, not a median of sums
+    assert (table["page_ms"] <= table["page_ms_p90"]).all()
+    assert (table["pages_per_min"] * table["page_ms"] / table["batch"]).to_numpy() == pytest.approx(60_000)
+    assert "pages/min" in show.end_to_end_html(table)
 
 
 def test_curves_are_the_longest_outputs_in_few_points() -> None:

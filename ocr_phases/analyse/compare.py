@@ -404,9 +404,6 @@ def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
     if len(base.results) != len(other.results):
         caveats.append(f"It has {len(other.results)} rows side by side, not {len(base.results)}.")
     if not same_tokens(base, other):
-        differ = first_other_token(base, other)
-        if differ:
-            caveats.append(f"The first that differs is {differ}.")
         counts = [other.token_count, base.token_count]
         if counts[0] == counts[1]:
             caveats.append(f"The tokens differ; there are {counts[0]:,} in both.")
@@ -414,6 +411,8 @@ def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
             caveats.append(
                 f"It has {counts[0]:,} tokens, not {counts[1]:,}: compare decode steps, not whole decodes."
             )
+        if differ := first_other_token(base, other):
+            caveats.append(f"The first token that differs is {differ}.")
     if base.device.get("name") != other.device.get("name"):
         caveats.append("The devices are different ones.")
     if base.model["name"] != other.model["name"]:

@@ -19,6 +19,7 @@ from ocr_phases.show.plots import (
     label_bar,
     sentence_figure,
     style_axes,
+    time_axis,
     title_axes,
 )
 
@@ -47,7 +48,9 @@ def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
     panels = figure.subplots(len(tables), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axes, (phase, rows) in zip(panels, tables.items(), strict=True):
         _draw_busy(axes, phase, rows)
-    panels[-1].set_xlabel("time in the timed runs (ms), and the part of it that the GPU worked")
+    for axes in panels[:-1]:
+        time_axis(axes.xaxis)
+    time_axis(panels[-1].xaxis, "time in the timed runs", ", and the part of it that the GPU worked")
     keys = [Patch(color=BLUE, label="the GPU works"), Patch(color=FAINT, label="the GPU waits")]
     figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     return figure
@@ -106,8 +109,8 @@ def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -
     axes.grid(visible=False, axis="x")
     seen = f"{gaps['gaps'].sum():,.0f} gaps, {ms_text(float(bottom.sum()))} under the profiler"
     axes.set_xlabel(f"gap longer than (µs): {seen}")
-    axes.set_ylabel("idle time under the profiler (ms)")
     axes.set_ylim(0, 1.15 * bottom.max())
+    time_axis(axes.yaxis, "idle time under the profiler")
 
 
 def _idle_title(phase: str, timed: pd.Series | None) -> str:
