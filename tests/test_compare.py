@@ -24,11 +24,13 @@ from ocr_phases.analyse.compare import (
     environment_table,
     few_repeats,
     figures,
+    in_units,
     metrics_of,
     run_labels,
     same_tokens,
     what_differs,
 )
+from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -269,6 +271,36 @@ def test_limits() -> None:
         against_limit(compare_runs([make_run(generate=True), make_run(generate=True)]).iloc[:0], 10)
 
 
+def test_a_stage_is_named_as_it_is_shown() -> None:
+    base = make_run(repeats=5)
+    table = compare_runs([base, scaled(base, 1.2)])
+    assert "prefill/language_model" in set(in_units(table)["metric"])
+    for name in ("prefill/language_model", "prefill/decoder"):  # what schema 1 records
+        judged = against_limit(table, 10, [name])
+        assert judged["metric"].tolist() == ["prefill/language_model"]
+        assert judged["outcome"].tolist() == ["worse"]
+
+
+def test_a_thirtieth_is_told_as_a_speed() -> None:
+    base = make_run(repeats=5)
+    said = compare_verdict(compare_runs([base, scaled(base, 0.03)], ["a", "b"]), [base, base], ["a", "b"])
+    assert "33.3 times as fast" in said
+    assert "0.03" not in said
+
+
+def test_the_first_token_that_differs_is_named() -> None:
+    base = make_run()
+    ids, texts = list(base.result["ids"]), list(base.result["token_texts"])
+    assert first_other_token(base, base) == ""
+    change = {"ids": [*ids[:3], 7777, *ids[4:]], "token_texts": [*texts[:3], "\x1b[2J", *texts[4:]]}
+    other = dataclasses.replace(base, results=[{**base.result, **change}])
+    where = f"number 3: '\\x1b[2J' here, {texts[3]!r} in the base"
+    assert first_other_token(base, other) == where
+    assert where in compare_verdict(compare_runs([base, other], ["a", "b"]), [base, other], ["a", "b"])
+    shorter = dataclasses.replace(base, results=[{**base.result, "ids": ids[:2], "token_texts": texts[:2]}])
+    assert first_other_token(base, shorter) == f"number 2: the end here, {texts[2]!r} in the base"
+
+
 def test_environments_side_by_side() -> None:
     then, now = make_run(), make_run(cuda=True)
     assert what_differs(then, now) == ["device: Example CPU, 2 cores -> NVIDIA H200", "kind: cpu -> cuda"]
@@ -359,7 +391,7 @@ def test_the_verb_writes_one_html_and_fails_above_a_limit(
     images = [attributes for tag, attributes in elements.found if tag == "img"]
     assert len(images) == 1
     drawings = [attributes for tag, attributes in elements.found if attributes.get("role") == "img"]
-    assert len(drawings) == 3
+    assert len(drawings) == 4  # one of them again, for a phone
     assert all(attributes["aria-label"] for attributes in drawings)
     assert all((image["src"] or "").startswith("data:") and image["alt"] for image in images)
 

@@ -367,6 +367,16 @@ def test_damaged_pdf(tmp_path: Path) -> None:
         load_page(tmp_path / "doc.pdf")
 
 
+def test_a_page_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "page.png").touch()
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(OcrPhasesError, match=r"Permission denied\): ask for the permission"):
+        load_page(tmp_path / "page.png")
+
+
 def test_pdf_page_must_be_a_number() -> None:
     with pytest.raises(OcrPhasesError, match="number from 1, as in file.pdf#3, not 'two'"):
         load_page("doc.pdf#two")

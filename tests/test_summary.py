@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from example_run import make_run
 
@@ -13,6 +15,7 @@ from ocr_phases.analyse.summary import (
     STAGE_COLUMNS,
     STEP_COLUMNS,
     bytes_text,
+    end_to_end_ms,
     headline,
     ms_text,
     percent_text,
@@ -25,6 +28,8 @@ from ocr_phases.analyse.summary import (
 )
 from ocr_phases.analyse.typical import one_repeat, typical_repeat, typical_run, typical_sentence
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.show import html
+from ocr_phases.words import count_text
 
 SHAPES = {
     "crops": {},
@@ -122,6 +127,25 @@ def test_the_slow_step_is_the_only_outlier_and_names_its_token() -> None:
     assert row["text"] == run.result["token_texts"][61]
     assert row["cache_len"] == run.request["prefill_len"] + 61
     assert row["device_ms_p10"] <= row["device_ms"] <= row["device_ms_p90"]
+
+
+def test_words_agree_with_their_number() -> None:
+    assert [count_text(number, "page") for number in (0, 1, 2000)] == ["0 pages", "1 page", "2,000 pages"]
+
+
+def test_small_figures_of_a_table_keep_two_digits() -> None:
+    table = html.table_html(pd.DataFrame({"device_ms": [0.0037, 0.0996, 0.0, 27.65, -0.05]}))
+    assert re.findall(r">([^<>]+)</td>", table) == ["0.0037", "0.10", "0.00", "27.65", "-0.050"]
+
+
+def test_end_to_end_is_every_phase_of_a_repeat() -> None:
+    run = make_run()
+    table = repeat_table(run)
+    assert end_to_end_ms(run) == pytest.approx((table["ttft_ms"] + table["decode_ms"]).to_numpy())
+    whole = make_run(generate=True)
+    assert end_to_end_ms(whole) == pytest.approx(
+        whole.repeat_ms("prepare", "prepare") + whole.repeat_ms("generate", "generate")
+    )
 
 
 def test_with_redecode_step_and_token_have_the_same_number() -> None:

@@ -14,7 +14,7 @@ class CheckText:
     fix: str
 
 
-_SEEDS = "A rule of thumb for the full model on a GPU. Other models and devices lie elsewhere."
+_SEEDS = "A rule of thumb for the full model on a GPU, whichever GPU it is."
 _RERUN = "Measure again with this version of ocr_phases."
 
 #: In the order of the table: what decides whether the numbers may be believed comes first.

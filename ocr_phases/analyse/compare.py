@@ -16,11 +16,13 @@ import pandas as pd
 
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS, difference_and_ratio
 from ocr_phases.analyse.noise import ceilings_apart, noise_warning
-from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_name
+from ocr_phases.analyse.steps import first_other_token
+from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_key, stage_name
 from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.analyse.ways import strategy_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.words import count_text
 
 COMPARE_COLUMNS = (
     "run",
@@ -47,7 +49,7 @@ EQUIVALENT, INCONCLUSIVE = "equivalent", "inconclusive"
 JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
 
 _HIGHER_IS_BETTER = ("tokens_per_s",)
-_FRACTION = 0.5  # below it a ratio is told upside down
+_FAR = 2.0  # a ratio from here on is told as such, not in percent
 #: What is measured, is told in another part, or follows from the model's name and revision.
 _NO_SETTING = (
     ("device", "ceilings"),
@@ -132,6 +134,7 @@ def in_units(table: pd.DataFrame) -> pd.DataFrame:
     size = shown["unit"] == "bytes"
     shown.loc[size, ["base", "other"]] /= 1e6
     shown["unit"] = shown["unit"].replace("bytes", "MB")
+    shown["metric"] = shown["metric"].map(_metric_key)
     return shown if shown["run"].nunique() > 1 else shown.drop(columns="run")
 
 
@@ -143,6 +146,8 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     `JUDGED` that both records have). Raises `OcrPhasesError` where a name is unknown, a record lacks a named
     one, or a single repeat leaves nothing to judge by.
     """
+    table = table.assign(metric=table["metric"].map(_metric_key))
+    metrics = [_metric_key(name) for name in metrics]
     known = set(table["metric"])
     unknown = [name for name in metrics if name not in known]
     if unknown:
@@ -174,9 +179,7 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
     if not few:
         return ""
-    told = " and ".join(
-        f"{label} has {count} repeat{'' if count == 1 else 's'}" for label, count in few.items()
-    )
+    told = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
     rests = (
         "which leaves no interval, so nothing is called faster, slower or equivalent"
         if min(few.values()) == 1
@@ -367,6 +370,11 @@ def _text(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
+def _metric_key(name: str) -> str:
+    """A metric as it is shown and typed: ``prefill/language_model``."""
+    return "/".join(map(stage_key, name.split("/")))
+
+
 def _names(table: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(table["metric"]))
 
@@ -374,21 +382,27 @@ def _names(table: pd.DataFrame) -> list[str]:
 def _said(row: pd.Series) -> str:
     name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
     if np.isnan(row["ratio_low"]):
-        return f"{name} takes {row['ratio']:.2f} times as long, on a single repeat"
-    ratios = [row[column] for column in ("ratio", "ratio_low", "ratio_high")]
-    how = "long"
-    if ratios[0] < _FRACTION:  # "0.03 times as long" has too few digits to be read
-        how, ratios = "fast", [1.0 / ratio for ratio in (ratios[0], ratios[2], ratios[1])]
-    span = "{:.2f} times as {}, {:.2f} to {:.2f}".format(ratios[0], how, *ratios[1:])
+        return f"{name} takes {_times(row['ratio'])}, on a single repeat"
+    span = _times(row["ratio"], row["ratio_low"], row["ratio_high"])
     if row["verdict"] == EQUIVALENT:
         return f"{name} is equivalent ({span})"
     if row["verdict"] == INCONCLUSIVE:
-        return (
-            f"{name} is inconclusive ({span}; a change of {percent_text(row['detectable'])} would have shown)"
-        )
-    if how == "fast" or ratios[0] > 1.0 / _FRACTION:
+        shown = percent_text(row["detectable"])
+        return f"{name} is inconclusive ({span}; a change of {shown} would have shown)"
+    if not 1.0 / _FAR < row["ratio"] < _FAR:
         return f"{name} is {row['verdict']} ({span})"
     return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"
+
+
+def _times(ratio: float, *ends: float) -> str:
+    """``1.77 times as long, 1.76 to 1.83``; from a half down the other way round: ``33.3 times as fast``."""
+    word = "long"
+    if 0 < ratio <= 0.5 and all(end > 0 for end in ends):
+        word, ratio, ends = "fast", 1.0 / ratio, tuple(1.0 / end for end in reversed(ends))
+    first, *span = [
+        f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}" for value in (ratio, *ends)
+    ]
+    return f"{first} times as {word}" + (f", {' to '.join(span)}" if span else "")
 
 
 def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
@@ -409,6 +423,8 @@ def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
             caveats.append(
                 f"It has {counts[0]:,} tokens, not {counts[1]:,}: compare decode steps, not whole decodes."
             )
+        if differ := first_other_token(base, other):
+            caveats.append(f"The first token that differs is {differ}.")
     if base.device.get("name") != other.device.get("name"):
         caveats.append("The devices are different ones.")
     if base.model["name"] != other.model["name"]:

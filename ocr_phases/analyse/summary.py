@@ -16,6 +16,7 @@ import pandas as pd
 from ocr_phases.analyse.typical import typical_run, typical_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.type_fit import small_type_in
+from ocr_phases.words import count_text
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
@@ -55,14 +56,7 @@ STEP_COLUMNS = (
     "outlier",
 )
 
-_STAGE_NAMES = {
-    "load_image": "load image",
-    "sam": "SAM",
-    "clip": "CLIP",
-    "vision_fusion": "fusion",
-    "decoder": "language model",
-    "lm_head": "LM head",
-}
+_STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_head": "LM head"}
 
 # Clocks that differ by less say nothing about who waits for whom.
 _CLEAR_GAP = 0.15
@@ -102,8 +96,18 @@ def percent_text(share: float | None) -> str:
 
 
 def stage_name(stage: str) -> str:
-    """What a stage is called in a picture or a table."""
-    return _STAGE_NAMES.get(stage, stage.replace("_", " "))
+    """What a stage is called in a picture or a report."""
+    return _STAGE_NAMES.get(stage, stage_key(stage).replace("_", " "))
+
+
+def stage_key(stage: str) -> str:
+    """What a stage is called where its name is typed: schema 1 records the language model as ``decoder``."""
+    return "language_model" if stage == "decoder" else stage
+
+
+def shown_stages(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with a column ``stage`` as a terminal shows it, by `stage_key`."""
+    return table.assign(stage=table["stage"].map(stage_key))
 
 
 def stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
@@ -191,6 +195,11 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     return table[list(STEP_COLUMNS)]
 
 
+def end_to_end_ms(run: PhaseRun) -> np.ndarray:
+    """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
+    return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)
+
+
 def vision_share(run: PhaseRun) -> float | None:
     """SAM, CLIP and projector as a part of the prefill, in the typical repeat; None without a prefill."""
     figures = typical_run(run).summary()
@@ -254,7 +263,7 @@ def _generate_sentences(run: PhaseRun) -> list[str]:
     each = f", {ms_text(whole / tokens)} a token with the prefill in it" if tokens else ""
     return [
         f"Reading {_pages_text(run)} through generate() took {ms_text(whole)} {_where(run)} "
-        f"for {_count(tokens, 'token')}{each}.",
+        f"for {count_text(tokens, 'token')}{each}.",
         "This is the one-shot path: it does not tell prefill from decode.",
     ]
 
@@ -302,7 +311,7 @@ def _decode_clause(run: PhaseRun, figures: dict[str, Any]) -> str:
     speed = f"; {_digits(rate) if rate < 99.95 else format(rate, ',.0f')} tokens/s" if rate else ""
     each = "each " if steps > 1 else ""
     step = ms_text(figures["inter_token_ms"])
-    return f", then {_count(steps, 'decode step')} at {step} {each}(median{tail}{speed})"
+    return f", then {count_text(steps, 'decode step')} at {step} {each}(median{tail}{speed})"
 
 
 def _steps_sentences(run: PhaseRun) -> list[str]:
@@ -314,8 +323,8 @@ def _steps_sentences(run: PhaseRun) -> list[str]:
         worst = slow.nlargest(1, "device_ms").iloc[0]
         stand = "stands" if len(slow) == 1 else "stand"
         sentences.append(
-            f"{_count(len(slow), 'step')} {stand} out above {OUTLIER_FACTOR} times the median, the slowest "
-            f"(step {worst['step']}) with {ms_text(worst['device_ms'])}."
+            f"{count_text(len(slow), 'step')} {stand} out above {OUTLIER_FACTOR} times the median, the "
+            f"slowest (step {worst['step']}) with {ms_text(worst['device_ms'])}."
         )
     quarter = len(table) // 4
     if len(table) >= _TREND_STEPS:
@@ -372,7 +381,9 @@ def _caveats(run: PhaseRun) -> list[str]:
         caveats.append("The end token was ignored, so the number of tokens is the one that was asked for.")
     elif run.result.get("finish") == "length":
         limit = run.request.get("max_new_tokens", run.token_count)
-        caveats.append(f"It stopped at the limit of {_count(limit, 'token')}, so the text may be cut short.")
+        caveats.append(
+            f"It stopped at the limit of {count_text(limit, 'token')}, so the text may be cut short."
+        )
     if len(run.repeats) == 1:
         caveats.append("This was a single repeat, so nothing is known about the spread between runs.")
     else:
@@ -406,10 +417,6 @@ def _where(run: PhaseRun) -> str:
     details = [run.model.get("dtype"), run.model.get("strategy")]
     named = ", ".join(str(detail) for detail in details if detail)
     return f"on {run.device.get('name') or 'an unnamed device'}{f' ({named})' if named else ''}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _digits(value: float) -> str:

@@ -13,10 +13,11 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.noise import noisy_findings
-from ocr_phases.analyse.summary import ms_text, step_table
+from ocr_phases.analyse.summary import end_to_end_ms, ms_text, step_table
 from ocr_phases.analyse.ways import cell_name, strategy_sentence, vision_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
+from ocr_phases.words import count_text
 
 SWEEP_COLUMNS = (
     "cell",
@@ -34,6 +35,10 @@ SWEEP_COLUMNS = (
     "inter_token_ms",
     "inter_token_ms_p90",
     "decode_ms",
+    "page_ms",
+    "page_ms_p90",
+    "page_ms_p99",
+    "pages_per_min",
     "prefill_floor_ms",
     "step_floor_ms",
     "tokens_per_s",
@@ -87,7 +92,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
     ``batch`` rows run side by side: ``prefill_ms`` and ``inter_token_ms`` (one decode step) are the whole
     batch's, ``tokens_per_s`` counts the tokens of all its rows. ``prefill_len`` and ``tokens`` (generated)
-    are a row's, ``peak_bytes`` the largest of any phase. The floors are what the hardware allows
+    are a row's, ``peak_bytes`` the largest of any phase. ``page_ms`` is a page's time from its file to its
+    last token (the whole batch's), with p90 and p99 over the repeats; ``pages_per_min`` counts all rows. The
+    floors are what the hardware allows
     (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
     ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``vision_share`` is ``vision_ms`` over
     ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by prompt length, strategy,
@@ -114,6 +121,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "dtype": run.model["dtype"],
                 "device": run.device["name"],
                 "noise": ", ".join(name.replace("_", " ") for name in noisy_findings(run)),
+                **_end_to_end(run),
                 **_floors(run),
                 **known,
             }
@@ -125,6 +133,12 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     return table.sort_values(
         order, key=lambda values: values != "eager" if values.name == "vision" else values
     ).reset_index(drop=True)
+
+
+def _end_to_end(run: PhaseRun) -> dict[str, float]:
+    middle, *tail = np.quantile(end_to_end_ms(run), (0.5, 0.9, 0.99))
+    names = ("page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min")
+    return dict(zip(names, (middle, *tail, 60_000.0 * len(run.results) / middle), strict=True))
 
 
 def _floors(run: PhaseRun) -> dict[str, Any]:
@@ -190,8 +204,7 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
             "on a quiet machine."
         )
     if len(failures):
-        count = len(failures)
-        sentences.append(f"{count} cell{'' if count == 1 else 's'} could not be measured.")
+        sentences.append(f"{count_text(len(failures), 'cell')} could not be measured.")
     return " ".join(sentences) or "No cell of this sweep could be measured."
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.batch.driver import Counts
@@ -92,7 +93,8 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         counts = _measure(out, arguments, settings, total)
         failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
         again = f", {counts.again:,} named twice" if counts.again else ""
-        print(f"{counts.pages:,} pages: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
+        pages = count_text(counts.pages, "page")
+        print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
         unrendered = 0 if arguments.render == "none" else _render(out, arguments)
     return 1 if counts.failed or unrendered else 0
 
@@ -302,7 +304,7 @@ def _write_index(out: Path, *, stopped: bool = False) -> None:
     text = index_html(
         index.pages,
         index.regions,
-        title=f"{out.resolve().name}: {len(index.pages):,} pages",
+        title=f"{out.resolve().name}: {count_text(len(index.pages), 'page')}",
         facts=facts,
         tables=[path.name for path in index.tables],
     )

@@ -9,21 +9,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from ocr_phases.analyse.checks import run_rules
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.summary import vision_share
-from ocr_phases.batch.store import RECORD, Entry, check_record, page_status, read_listing
+from ocr_phases.analyse.summary import end_to_end_ms, vision_share
+from ocr_phases.batch.store import (
+    RECORD,
+    Entry,
+    check_record,
+    page_status,
+    read_listing,
+)
 from ocr_phases.batch.tables import page_spans, page_tokens, table_writers
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.record import PhaseRun
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
-#: ``seconds`` is the page's own time in its worker, ``folder`` where its files are, ``report`` whether it
-#: has one.
+#: ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the page's own time in its
+#: worker, ``folder`` where its files are, ``report`` whether it has one.
 PAGE_COLUMNS = (
     "page",
     "status",
@@ -34,6 +41,7 @@ PAGE_COLUMNS = (
     "prefill_ms",
     "inter_token_ms",
     "decode_ms",
+    "page_ms",
     "tokens",
     "vision_share",
     "warnings",
@@ -53,7 +61,7 @@ _SLOWEST = 25
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
 _FIGURES = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
 _NOTES_SHOWN = ("repetition_loop",)
-_FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "vision_share", "seconds")
+_FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "page_ms", "vision_share", "seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +144,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], PhaseRun | None]
         "reason": report["reason"] if report else "",
         "model": run.model["name"],
         "preset": run.request["preset"],
+        "page_ms": float(np.median(end_to_end_ms(run))),
         "vision_share": vision_share(run),
         "warnings": ", ".join(warnings),
         "device": run.device["name"],

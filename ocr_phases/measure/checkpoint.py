@@ -29,6 +29,7 @@ from ocr_phases.measure.folders import (
     transformers_version,
 )
 from ocr_phases.type_fit import LEAST_TYPE_PX
+from ocr_phases.words import count_text
 
 NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -156,7 +157,9 @@ def resolve_device(device: str) -> str:
     if not torch.cuda.is_available():
         raise OcrPhasesError(f"Device {device} was asked for, but torch sees no CUDA here: use device cpu.")
     if int(found[1] or 0) >= torch.cuda.device_count():
-        raise OcrPhasesError(f"There is no {device}: torch sees {torch.cuda.device_count()} CUDA device(s).")
+        raise OcrPhasesError(
+            f"There is no {device}: torch sees {count_text(torch.cuda.device_count(), 'CUDA device')}."
+        )
     return device
 
 

@@ -12,8 +12,11 @@ from typing import Any
 import torch
 
 import ocr_phases
+from ocr_phases.code_hash import code_hash
 from ocr_phases.git_state import git_state
 from ocr_phases.measure.strategies import decode_backends
+
+_CODE = code_hash()  # while the modules are loaded, not when they may have been edited
 
 
 def now() -> str:
@@ -34,6 +37,7 @@ def versions() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": _driver(),
         "ocr_phases": ocr_phases.__version__,
+        "code": _CODE,
         "git": git_state(),
     }
 

@@ -25,6 +25,7 @@ from ocr_phases.presets import (
     get_preset,
     resolve_prompt,
 )
+from ocr_phases.words import count_text
 
 __all__ = [
     "PRESETS",
@@ -309,7 +310,8 @@ def _row(
     if wanted != given:
         many = "few" if wanted < given else "many"
         raise OcrPhasesError(
-            f"The prompt has too {many} {IMAGE_TAG} ({wanted} for {given} pages): write one for each page."
+            f"The prompt has too {many} {IMAGE_TAG} ({wanted} for {count_text(given, 'page')}): "
+            "write one for each page."
         )
     ids, is_image = [bos_token_id], [False]
     for index, piece in enumerate(pieces):

@@ -13,6 +13,7 @@ from ocr_phases.measure.request import Request
 from ocr_phases.measure.strategies import decode_experts
 from ocr_phases.measure.witness import Verdict, merged
 from ocr_phases.record import PhaseRun
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.session import DeepSeekOCRSession
@@ -195,7 +196,7 @@ def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
             {
                 "name": "host_waits",
                 "verdict": "pass" if runs[0].waits <= -(-steps // every) else "fail",
-                "expected": f"one read every {every} step(s)",
+                "expected": f"one read every {count_text(every, 'step')}",
                 "measured": f"{runs[0].waits} in {steps} steps",
             }
         )

@@ -53,7 +53,9 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
     """The record's pages as they were measured, or ``file`` for its only one, proved by their hash."""
     if file is not None:
         if len(record.pages) > 1:
-            raise OcrPhasesError(f"The record has {len(record.pages)} pages, so no one file stands for them.")
+            raise OcrPhasesError(
+                f"The record has {len(record.pages):,} pages, so no one file stands for them."
+            )
         image, data, name = load_page(file)
         if describe_page(image, data, name, embed=False)["sha256"] != record.page["sha256"]:
             raise OcrPhasesError(f"{file} is not the page of the record, {record.page['file']}.")

@@ -16,6 +16,7 @@ from ocr_phases.measure.type_size import type_height
 from ocr_phases.presets import AUTO, PRESETS, get_preset, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.type_fit import fitting_preset
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.checkpoint import Checkpoint
@@ -203,6 +204,6 @@ def memory_errors_explained(device: str, request: Request) -> Iterator[None]:
             advice.append(f"fewer than {len(request.pages)} pages at once")
         advice.append(f"fewer than {request.max_new_tokens} new tokens")
         raise OutOfMemory(
-            f"{device} is out of memory with {len(request.pages)} row(s) at preset {request.preset} "
-            f"and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
+            f"{device} is out of memory with {count_text(len(request.pages), 'row')} at preset "
+            f"{request.preset} and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
         ) from error

@@ -28,6 +28,7 @@ from ocr_phases.analyse.summary import (
     ms_text,
     percent_text,
     repeat_table,
+    stage_key,
     stage_name,
     stage_table,
     text_doubt,
@@ -41,6 +42,7 @@ from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.figures import figure_image as figure_image
 from ocr_phases.show.figures import figure_png as figure_png
 from ocr_phases.show.overlay import printable
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -138,7 +140,11 @@ def cards_html(run: PhaseRun) -> str:
     steps = figures["decode_steps"]
     if figures["prefill_ms"] is None:
         cards = [
-            ("generate()", ms_text(figures["generate_ms"]), f"{figures['tokens']:,} tokens, in one call")
+            (
+                "generate()",
+                ms_text(figures["generate_ms"]),
+                f"{count_text(figures['tokens'], 'token')}, in one call",
+            )
         ]
     else:
         share = vision_share(run)
@@ -155,7 +161,7 @@ def cards_html(run: PhaseRun) -> str:
         cards += [
             ("Inter-token latency", ms_text(figures["inter_token_ms"]), f"median; {tail}"),
             ("Tokens per second", speed, "decode only" if rows == 1 else f"decode, {rows} rows together"),
-            ("Decode", ms_text(figures["decode_ms"]), f"{steps:,} step{'' if steps == 1 else 's'}"),
+            ("Decode", ms_text(figures["decode_ms"]), count_text(steps, "step")),
         ]
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     if peaks:
@@ -361,6 +367,13 @@ def measured_html(run: PhaseRun) -> str:
     )
 
 
+def references_html(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of `ocr_phases.measure.references.references` as a table; what was not found has a dash."""
+    columns = ["what", "file", "line", "version", "symbol"]
+    table = pd.DataFrame(rows, columns=columns).astype({"line": "Int64"})
+    return f'<div class="op-paths">{table_html(table, caption="Where the code does it")}</div>'
+
+
 def image_html(image: Image, alt: str, *, width: int, quality: int = 85) -> str:
     """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense screens."""
     small = image.convert("RGB")
@@ -414,7 +427,7 @@ def _cell(value: Any, unit: str, numeric: bool, link: str = "") -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    """As many digits as tell values apart: the unit stands in the heading."""
+    """As many digits as tell values apart, two at least: the unit stands in the heading."""
     if unit == "%":
         return percent_text(float(value)).removesuffix(" %")
     if unit == "bytes":
@@ -422,6 +435,8 @@ def _number(value: float, unit: str) -> str:
     if float(value).is_integer() and unit != "ms":
         return f"{int(value):,}"
     size = abs(value)
+    if 0 < size < 0.0995:
+        return f"{value:.{1 - math.floor(math.log10(size))}f}"
     return f"{value:,.0f}" if size >= 999.5 else f"{value:.1f}" if size >= 99.95 else f"{value:.2f}"
 
 
@@ -441,7 +456,9 @@ def _value(key: str, value: Any) -> str:
     if isinstance(value, int) and key.endswith("_bytes"):
         return bytes_text(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{inner} {_value(str(inner), item)}" for inner, item in value.items())
+        return ", ".join(
+            f"{stage_key(str(inner))} {_value(str(inner), item)}" for inner, item in value.items()
+        )
     if isinstance(value, list | tuple):
         return ", ".join(_value(key, item) for item in value)
     if isinstance(value, int) and key in (

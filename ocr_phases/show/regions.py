@@ -12,7 +12,7 @@ from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, label_colour, printable
-from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, title_axes
+from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, time_axis, title_axes
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12
@@ -90,7 +90,7 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.45 * float(types["decode_ms"].max()))
-    axes.set_xlabel("decode time (ms)")
+    time_axis(axes.xaxis, "decode time")
     of_row = f" of row {row}" if len(run.results) > 1 else ""
     title_axes(axes, f"Decode time by type of region{of_row}, {ms_text(whole)} in all")
     return figure
