@@ -1,10 +1,11 @@
-"""Writing files so that a reader sees the old one or the new one, never half of it; naming a PDF's page."""
+"""Regular files, read without waiting and written whole or not at all; temporary folders; a PDF's pages."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ except ImportError:  # Windows has no such locks
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
 
+LARGEST_FILE = 2**30
+"""Largest file that is read whole, in bytes."""
+
+# How opening a folder, a socket or a device without a driver fails.
+_NO_FILE = (errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODEV)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -29,6 +35,41 @@ def split_pdf(page: str) -> tuple[str, str]:
     if mark and name.lower().endswith(".pdf") and number.isdigit():
         return name, mark + number
     return page, ""
+
+
+def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
+    """The bytes of a regular file of at most ``limit`` bytes; never waits for a pipe or a device.
+
+    Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, for a larger file (before any of it is
+    read) and for one that grows meanwhile; OSError as ``open`` does.
+    """
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  (Path.open has no opener)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise _not_regular(path) from error
+        raise
+    with file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise _not_regular(path)
+        if found.st_size > limit:
+            raise OcrPhasesError(
+                f"{path} has {found.st_size / 2**20:,.1f} MiB: give a file of at most {limit / 2**20:,.1f} MiB."
+            )
+        data = file.read(found.st_size + 1)
+    if len(data) > found.st_size:
+        raise OcrPhasesError(f"{path} grows while it is read: wait until it is complete, or copy it first.")
+    return data
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Opening a pipe would wait for its writer; a terminal must not become this process's own.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+
+
+def _not_regular(path: str | Path) -> OcrPhasesError:
+    return OcrPhasesError(f"{path} is a folder, a pipe, a device or a socket: name a regular file.")
 
 
 def output_folder(folder: str | Path) -> Path:
