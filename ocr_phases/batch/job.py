@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import re
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -161,6 +160,6 @@ def _model_hash(model: str) -> str | None:
         for path in sorted(folder.glob("*.safetensors")):
             state = path.stat()
             digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}".encode())
-    except (OSError, struct.error):
+    except (OSError, OcrPhasesError):
         return None  # loading it says what is wrong with it
     return digest.hexdigest()

@@ -17,6 +17,17 @@ import torch
 from safetensors import SafetensorError
 
 from ocr_phases.assets import asset
+from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
+from ocr_phases.config_schema import SAVED as SAVED_TYPE
+from ocr_phases.config_schema import (
+    PublishedText,
+    SavedClip,
+    SavedSam,
+    SavedText,
+    TokenizerLabels,
+    check_config,
+    known,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.folders import (
     check_loaded,
@@ -35,9 +46,11 @@ NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"
 
+_VISION = {"sam_vit_b", "clip-l-14-224"}
+
 #: The published DeepSeek-OCR architecture, in the keys of its own ``config.json``.
 PUBLISHED: dict[str, Any] = {
-    "model_type": "deepseek_vl_v2",
+    "model_type": PUBLISHED_TYPE,
     "language_config": {
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -184,25 +197,54 @@ def native_config(raw: dict[str, Any]) -> Any:
     from transformers import UnlimitedOcrConfig
 
     kind = raw.get("model_type")
-    if kind == "unlimited_ocr":
-        config = UnlimitedOcrConfig.from_dict(copy.deepcopy(raw))
-        other = set(config.text_config.layer_types) - {"full_attention"}
-        if other:
-            raise OcrPhasesError(
-                f"This unlimited_ocr checkpoint uses {', '.join(other)}: only full attention is known."
-            )
-        return config
-    width = raw.get("vision_config", {}).get("width", {})
-    sam, clip = width.get("sam_vit_b"), width.get("clip-l-14-224")
-    if kind != "deepseek_vl_v2" or sam is None or clip is None or "language_config" not in raw:
+    if kind not in (PUBLISHED_TYPE, SAVED_TYPE) or (
+        kind == PUBLISHED_TYPE and not _vision_parts(raw) >= _VISION
+    ):
+        found = ", ".join(sorted(_vision_parts(raw))) or "unknown"
         raise OcrPhasesError(
-            f"config.json describes a {kind!r} model with vision parts {sorted(width) or 'unknown'}: "
+            f"config.json describes a {kind!r} model with vision parts {found}: "
             "only DeepSeek-OCR (sam_vit_b and clip-l-14-224) can be loaded."
         )
-    text = {key: value for key, value in raw["language_config"].items() if key in _TEXT_KEYS}
+    try:
+        check_config(raw)
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"config.json is damaged ({error}).") from error
+    return UnlimitedOcrConfig(**(_saved_parts(raw) if kind == SAVED_TYPE else _published_parts(raw)))
+
+
+def _vision_parts(raw: dict[str, Any]) -> set[str]:
+    """The names of a published config's vision parts, whatever the config looks like."""
+    vision = raw.get("vision_config")
+    width = vision.get("width") if isinstance(vision, dict) else None
+    return set(width) if isinstance(width, dict) else set()
+
+
+def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of transformers' config for the layout that it saves, full attention in every layer."""
+    text, vision = known(raw["text_config"], SavedText), raw["vision_config"]
+    other = set(text.get("layer_types") or ["reference_sliding_attention"]) - {"full_attention"}
+    if other:
+        raise OcrPhasesError(
+            f"This unlimited_ocr checkpoint uses {', '.join(sorted(other))}: only full attention is known."
+        )
+    return {
+        **{name: raw[name] for name in ("image_token_id", "tie_word_embeddings") if name in raw},
+        "text_config": text,
+        "vision_config": {
+            "sam_config": known(vision["sam_config"], SavedSam),
+            "encoder_config": known(vision["encoder_config"], SavedClip),
+        },
+    }
+
+
+def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
+    """The same for the published layout."""
+    vision = raw["vision_config"]
+    sam, clip = vision["width"]["sam_vit_b"], vision["width"]["clip-l-14-224"]
+    text = known(raw["language_config"], PublishedText)
     text["layer_types"] = ["full_attention"] * text["num_hidden_layers"]
     text["sliding_window"] = text["max_position_embeddings"]
-    ratio = raw["vision_config"].get("mlp_ratio", 4.0)
+    ratio = vision.get("mlp_ratio", 4.0)
     sam_config = {
         "hidden_size": sam["width"],
         "num_hidden_layers": sam["layers"],
@@ -210,7 +252,7 @@ def native_config(raw: dict[str, Any]) -> Any:
         "global_attn_indexes": sam["global_attn_indexes"],
         "downsample_channels": sam["downsample_channels"],
         "output_channels": sam.get("output_channels", 256),
-        "image_size": raw["vision_config"].get("image_size", 1024),
+        "image_size": vision.get("image_size", 1024),
         "mlp_dim": int(sam["width"] * ratio),
     }
     clip_config = {
@@ -221,22 +263,11 @@ def native_config(raw: dict[str, Any]) -> Any:
         "image_size": clip["image_size"],
         "patch_size": clip["patch_size"],
     }
-    return UnlimitedOcrConfig(
-        text_config=text,
-        vision_config={"sam_config": sam_config, "encoder_config": clip_config},
-        image_token_id=raw.get("image_token_id", PUBLISHED["image_token_id"]),
-    )
-
-
-_TEXT_KEYS = (
-    *PUBLISHED["language_config"],
-    "n_group",
-    "topk_group",
-    "topk_method",
-    "rms_norm_eps",
-    "rope_theta",
-    "routed_scaling_factor",
-)
+    return {
+        "text_config": text,
+        "vision_config": {"sam_config": sam_config, "encoder_config": clip_config},
+        "image_token_id": raw.get("image_token_id", PUBLISHED["image_token_id"]),
+    }
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -250,9 +281,7 @@ def load_tokenizer(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise OcrPhasesError(f"{folder} has no tokenizer.json: add the checkpoint's tokenizer.")
-    labels = (
-        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    )
+    labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
     names = {key: _token_text(labels.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
     names = {key: text for key, text in names.items() if text}
     try:
