@@ -86,7 +86,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def unreachable(*args: Any, **options: Any) -> str:
         raise OSError("no route")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     return tmp_path
 
@@ -119,6 +119,7 @@ def test_a_hub_model_is_known_by_the_commit_in_the_cache(cache, monkeypatch):
 
     # What is not in the cache is settled there, once.
     fetched: list[tuple[str, ...]] = []
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *a, **k: None)
     monkeypatch.setattr(
         "huggingface_hub.hf_hub_download",
         lambda *names: fetched.append(names) or str(put_in_cache(cache, "c" * 40)),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +69,26 @@ def test_a_reader_that_stops_is_no_error() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait(120)) == (b"", 141)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_stops_a_verb_with_one_line(name, capsys, monkeypatch):
+    number = signal.Signals[name]
+    monkeypatch.setattr(PhaseRun, "load", lambda path: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    assert main(["artifacts", str(RECORD)]) == 128 + number
+    assert capsys.readouterr().err == "ocr-phases: stopped.\n"
+    assert signal.getsignal(number) == before
+
+
+def test_nohup_keeps_a_verb_running(tmp_path, monkeypatch):
+    load = PhaseRun.load
+    monkeypatch.setattr(PhaseRun, "load", lambda path: os.kill(os.getpid(), signal.SIGHUP) or load(path))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["artifacts", str(RECORD), "--out", str(tmp_path)]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def bad_pages(folder: Path) -> dict[str, tuple[bytes | None, str]]:

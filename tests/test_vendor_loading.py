@@ -45,11 +45,12 @@ def test_a_pinned_hub_id_fetches_code_too(standin, tmp_path, monkeypatch):
     commit = "0123456789abcdef" * 2 + "01234567"
     snapshot = shutil.copytree(standin, tmp_path / commit)
 
-    def fetched(name: str, *, revision: str, allow_patterns: list[str]) -> str:
+    def fetched(name: str, *, revision: str, allow_patterns: list[str], local_files_only: bool) -> str:
         assert (name, revision) == ("some-org/some-model", commit)
         assert allow_patterns == ["*.json", "*.safetensors", "*.py"]
         return str(snapshot)
 
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
     session = DeepSeekOCRSession.load("some-org/some-model", device="cpu", revision=commit, **RULES)
     assert session.checkpoint.revision == commit

@@ -50,16 +50,16 @@ def download(name: str, revision: str | None, *, code: bool = False) -> Path:
             name, revision=revision, allow_patterns=patterns, local_files_only=problem is not None
         )
     except (OSError, HTTPError, HFValidationError) as error:
-        problem = problem or error
+        error = problem or error
         raise OcrPhasesError(
-            f"{name} is neither a folder here nor could it be fetched from the hub ({type(problem).__name__}): "
+            f"{name} is neither a folder here nor could it be fetched from the hub ({type(error).__name__}): "
             "check the name and the connection, or download it and name its folder."
-        ) from problem
+        ) from error
     return Path(folder)
 
 
 def _hub_problem(name: str, revision: str | None) -> Exception | None:
-    """Why the hub does not answer for this repository; None where it does. Its downloads retry for minutes."""
+    """Why the hub gives no answer on a repository, else None; a download would go on asking for minutes."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError, HTTPError
 

@@ -173,14 +173,17 @@ class WarmKernel:
 
 def _manager_options(folder: str) -> dict[str, Any]:
     from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import KernelManager
 
     connection = str(Path(folder, "kernel.json"))
-    sockets = os.name == "posix" and len(connection) <= _LONGEST_SOCKET
-    return {
-        "kernel_spec_manager": KernelSpecManager(kernel_dirs=[]),
-        "connection_file": connection,
-        **({"transport": "ipc"} if sockets else {"transport": "tcp", "ip": "127.0.0.1"}),
-    }
+    options = {"kernel_spec_manager": KernelSpecManager(kernel_dirs=[]), "connection_file": connection}
+    if os.name == "posix" and len(connection) <= _LONGEST_SOCKET:
+        return options | {"transport": "ipc"}
+    # A message without the key is dropped, but any user here could read along were it not encrypted, too.
+    options |= {"transport": "tcp", "ip": "127.0.0.1"}
+    if hasattr(KernelManager, "transport_encryption"):  # jupyter_client 8.10
+        options |= {"transport_encryption": "auto"}
+    return options
 
 
 def _environment(folder: str) -> dict[str, str]:
