@@ -380,7 +380,9 @@ def _said(row: pd.Series) -> str:
     if row["verdict"] == EQUIVALENT:
         return f"{name} is equivalent ({span})"
     if row["verdict"] == INCONCLUSIVE:
-        return f"{name} is inconclusive ({span}; a change of {percent_text(row['detectable'])} would have shown)"
+        return (
+            f"{name} is inconclusive ({span}; a change of {percent_text(row['detectable'])} would have shown)"
+        )
     if how == "fast" or ratios[0] > 1.0 / _FRACTION:
         return f"{name} is {row['verdict']} ({span})"
     return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.typical import typical_run, typical_sentence
-from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.record import PhaseRun
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 

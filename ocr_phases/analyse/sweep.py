@@ -90,8 +90,8 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     are a row's, ``peak_bytes`` the largest of any phase. The floors are what the hardware allows
     (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
     ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``vision_share`` is ``vision_ms`` over
-    ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by prompt length, strategy,
-    vision (eager first), batch and tokens.
+    ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by
+    prompt length, strategy, vision (eager first), batch and tokens.
     """
     rows = []
     for cell, run in records.items():
@@ -106,7 +106,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "vision": run.request.get("vision", "eager"),
                 "batch": len(run.results),
                 "max_new_tokens": run.request["max_new_tokens"],
-                "vision_share": figures["vision_ms"] / figures["prefill_ms"] if figures["prefill_ms"] else None,
+                "vision_share": figures["vision_ms"] / figures["prefill_ms"]
+                if figures["prefill_ms"]
+                else None,
                 "peak_bytes": max(peaks, default=None),
                 "model": run.model["name"],
                 "dtype": run.model["dtype"],
@@ -184,8 +186,8 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     if len(loud):
         which = "every cell" if len(loud) == len(table) else ", ".join(loud["cell"])
         sentences.append(
-            f"Not to be trusted for noise ({', '.join(dict.fromkeys(loud['noise']))}): {which}. Measure again "
-            "on a quiet machine."
+            f"Not to be trusted for noise ({', '.join(dict.fromkeys(loud['noise']))}): {which}. Measure "
+            "again on a quiet machine."
         )
     if len(failures):
         count = len(failures)

@@ -98,7 +98,11 @@ def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
     parts = []
     if len(table[["preset", "prefill_len", "batch"]].drop_duplicates()) > 1:
         parts += [str(row["preset"]), f"batch {row['batch']}"]
-    for column, text in (("strategy", "{} decode"), ("vision", "vision {}"), ("max_new_tokens", "{:,} tokens")):
+    for column, text in (
+        ("strategy", "{} decode"),
+        ("vision", "vision {}"),
+        ("max_new_tokens", "{:,} tokens"),
+    ):
         if column != but and table[column].nunique() > 1:
             parts.append(text.format(row[column]))
     return ", ".join(parts)
