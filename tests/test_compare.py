@@ -186,16 +186,16 @@ def test_what_few_repeats_span_holds_the_median_as_often_as_is_said() -> None:
         assert held == pytest.approx(1 - 2.0 ** (1 - count), abs=0.01)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(2, 2), (3, 3), (3, 9), (4, 4)])
+@pytest.mark.parametrize(("ours", "theirs"), [(2, 2), (3, 3), (2, 4), (4, 4)])
 def test_few_equal_repeats_are_seldom_told_apart(ours: int, theirs: int) -> None:
     rng = np.random.default_rng(7)
     apart = 0
-    for seed in range(200):
+    for seed in range(150):
         base, other = (np.exp(rng.normal(0, 0.05, (count, 1))) for count in (ours, theirs))
         _, ratio = difference_and_ratio(base, other, 0.5, seed)
         assert ratio.low <= ratio.value <= ratio.high
         apart += not ratio.low <= 1.0 <= ratio.high
-    assert apart <= 16  # 5 % of 200, and what chance adds to it
+    assert apart <= 14  # 5 % of 150, and what chance adds to it
 
 
 def with_prefills(*ms: float) -> PhaseRun:
@@ -228,11 +228,11 @@ def test_three_verdicts(base: tuple[float, ...], other: tuple[float, ...], verdi
     row = table.set_index("metric").loc["prefill_ms"]
     assert row["verdict"] == verdict
     said = compare_verdict(table, runs, labels)
-    assert f"prefill is {verdict}" in said
+    assert f" {verdict} (" in said.partition("a decode step")[0]
     reach = max(row["ratio"] / row["ratio_low"], row["ratio_high"] / row["ratio"]) - 1.0
     assert row["detectable"] == pytest.approx(reach)
     assert ("would have shown" in said) or verdict != "inconclusive"
-    assert ("times as fast, 9." in said) == (verdict == "faster")
+    assert ("times as fast" in said) == (verdict == "faster")
 
 
 def test_the_margin_decides_what_is_equivalent() -> None:
@@ -418,7 +418,7 @@ def test_what_is_undecided_is_named_and_has_its_own_exit_code(
     assert "unsure: prefill_ms is undecided" in said
     assert "worse: prefill_ms is worse by more than 10 %" in said
     assert main(["compare", paths["same"], paths["same"], *judged]) == 0
-    assert "undecided" not in capsys.readouterr().out
+    assert "is undecided" not in capsys.readouterr().out
 
 
 def test_a_limit_over_few_repeats_is_judged_and_said_to_be_unsure(

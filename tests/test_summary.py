@@ -192,7 +192,7 @@ def uneven(*factors: dict[str, float]) -> PhaseRun:
 
 
 def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
-    """Each repeat is held up in another stage, so medians of stages miss all three and their wholes do not."""
+    """Each repeat is held up in another stage: medians of stages miss all three, those of wholes do not."""
     run = uneven({"sam": 3.0}, {"clip": 6.0}, {"decoder": 4.0})
     medians = run.summary()
     assert medians["vision_ms"] > 1.2 * sum(medians[f"{stage}_ms"] for stage in ("sam", "clip", "projector"))

@@ -261,8 +261,8 @@ def few_pairs(pairs: int) -> str:
         return "A single pair has no interval: nothing here says what is noise. Measure with --pairs 15."
     spanned = percent_text(1.0 - 2.0 ** (1 - pairs))
     return (
-        f"What {pairs} pairs span holds their true median only {spanned} of the time, so no interval here is a "
-        "95 % one. Measure with --pairs 15."
+        f"What {pairs} pairs span holds their true median only {spanned} of the time, so no interval here "
+        "is a 95 % one. Measure with --pairs 15."
     )
 
 

@@ -31,7 +31,7 @@ RULES: dict[str, CheckText] = {
     ),
     "repeat_spread": CheckText(
         "the slowest repeat takes at most 1.2 times the fastest; above 1.5 times is noisy",
-        "What differs between equal repeats is not the model. With a few of them the median may be as far off.",
+        "What differs between equal repeats is not the model. The median of a few may be as far off.",
         "Close other programs, warm up, measure 5 repeats or more; pin the process to cores of its own.",
     ),
     "busy_host": CheckText(

@@ -128,8 +128,8 @@ def checks_verdict(checks: Sequence[Check]) -> str:
     busy = [check.name.replace("_", " ") for check in noisy(checks)]
     if busy:
         sentence = (
-            f"Noise, so do not trust these figures ({', '.join(busy)}); the measurement itself is not broken: "
-            f"{passed} of {len(rules)} checks passed"
+            f"Noise, so do not trust these figures ({', '.join(busy)}); the measurement itself is not "
+            f"broken: {passed} of {len(rules)} checks passed"
         )
     sentence += f", {silent} could not be made here." if silent else "."
     return f"{sentence} Worth a look: {', '.join(notes)}." if notes else sentence

@@ -97,8 +97,8 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     floors are what the hardware allows
     (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
     ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``vision_share`` is ``vision_ms`` over
-    ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by prompt length, strategy,
-    vision (eager first), batch and tokens.
+    ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by
+    prompt length, strategy, vision (eager first), batch and tokens.
     """
     rows = []
     for cell, run in records.items():
@@ -200,8 +200,8 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     if len(loud):
         which = "every cell" if len(loud) == len(table) else ", ".join(loud["cell"])
         sentences.append(
-            f"Not to be trusted for noise ({', '.join(dict.fromkeys(loud['noise']))}): {which}. Measure again "
-            "on a quiet machine."
+            f"Not to be trusted for noise ({', '.join(dict.fromkeys(loud['noise']))}): {which}. Measure "
+            "again on a quiet machine."
         )
     if len(failures):
         sentences.append(f"{count_text(len(failures), 'cell')} could not be measured.")

@@ -62,8 +62,8 @@ def _judged(judged: pd.DataFrame, percent: float) -> int:
             print(f"{row['run']}: {row['metric']} is worse by more than {percent:g} %: ratio {span}")
         else:
             print(
-                f"{row['run']}: {row['metric']} is undecided: ratio {span} lies on both sides of {percent:g} % "
-                "worse; measure more repeats on a quiet machine"
+                f"{row['run']}: {row['metric']} is undecided: ratio {span} lies on both sides of {percent:g} "
+                "% worse; measure more repeats on a quiet machine"
             )
     outcomes = set(judged["outcome"])
     return 1 if "worse" in outcomes else UNDECIDED if "undecided" in outcomes else 0

@@ -161,7 +161,8 @@ def plot_vision_stages(run: PhaseRun) -> Figure:
 def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     """One repeat from its start, in ms: prepare and prefill by stage, and below it the whole with every step.
 
-    ``repeat`` defaults to the typical one (`ocr_phases.analyse.typical`). Device times, where the device has a clock.
+    ``repeat`` defaults to the typical one (`ocr_phases.analyse.typical`). Device times, where the
+    device has a clock.
     """
     if repeat is None:
         repeat = typical_repeat(run)

@@ -122,8 +122,8 @@ def _sum_sentence(run: PhaseRun, table: pd.DataFrame) -> str:
     of_repeat, there = (f" in repeat {shown.repeats[0]}", " there") if several else ("", "")
     return (
         f"Regions{' and preamble' if (table['region'] == PREAMBLE).any() else ''} add up to "
-        f"{ms_text(table['decode_ms'].sum())}, the sum of their tokens' steps{of_repeat}, which is what shares "
-        f"are of; the whole decode phase took {ms_text(shown['decode_ms'])}{there}."
+        f"{ms_text(table['decode_ms'].sum())}, the sum of their tokens' steps{of_repeat}, which shares are "
+        f"of; the whole decode phase took {ms_text(shown['decode_ms'])}{there}."
     )
 
 
