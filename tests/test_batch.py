@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -659,7 +660,8 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(
     status = statuses(out)["damaged.png"]
     assert (status["failure"], "damaged" in status["reason"]) == ("the page cannot be read", True)
     assert not list(out.glob("pages/*/*/.*"))
-    scratch.rmdir()  # the kernel's files went with the worker
+    assert not list(scratch.glob("ocr-*/*"))  # the kernel's files went with the worker
+    shutil.rmtree(scratch)
 
 
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
