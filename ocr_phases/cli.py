@@ -143,7 +143,8 @@ def verify(arguments: argparse.Namespace) -> int:
     if arguments.save:
         print(f"Wrote {arguments.save}")
     if arguments.out:
-        print(f"Wrote {verify_report(arguments.out, run, session and session.references())}")
+        references = None if session is None else session.references()
+        print(f"Wrote {verify_report(arguments.out, run, references)}")
     return 1 if failed(checks) else 0
 
 
