@@ -68,11 +68,10 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
         return sentence_figure("The device was never idle between two kernels.")
     figure = blank_figure(3.7)
     edges = sorted(table["longer_than_us"].unique())
-    timed = kernel_table(run).set_index(["phase", "stage", "view"])[["busy_ms", "wall_ms"]]
+    stages = kernel_table(run)
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
         _draw_gaps(axes, phase, table[table["phase"] == phase], edges)
-        whole = (phase, "decode_step" if phase == "decode" else phase, "")
-        title_axes(axes, _idle_title(phase, timed.loc[whole] if whole in timed.index else None))
+        title_axes(axes, _idle_title(phase, stages))
     keys = [Patch(color=colour, label=_CAUSE_NAMES[cause]) for cause, colour in _CAUSE_COLOURS.items()]
     figure.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
@@ -113,10 +112,11 @@ def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -
     time_axis(axes.yaxis, "idle time under the profiler")
 
 
-def _idle_title(phase: str, timed: pd.Series | None) -> str:
+def _idle_title(phase: str, stages: pd.DataFrame) -> str:
     """How long the device was idle in the timed runs; their time is unknown where they have no such stage."""
-    unit = _UNITS[phase]
-    if timed is None or pd.isna(timed["wall_ms"]):
-        return f"Idle in {unit}"
-    idle = max(0.0, timed["wall_ms"] - timed["busy_ms"])
-    return f"{unit.capitalize()} is idle for {of_text(idle, timed['wall_ms'])}"
+    whole = stages[stages["stage"] == ("decode_step" if phase == "decode" else phase)].dropna(
+        subset="wall_ms"
+    )
+    for busy, wall in whole[["busy_ms", "wall_ms"]].itertuples(index=False, name=None):
+        return f"{_UNITS[phase].capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
+    return f"Idle in {_UNITS[phase]}"
