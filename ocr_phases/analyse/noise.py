@@ -70,7 +70,7 @@ _REPEAT = "measure again, with 5 repeats or more"
 
 @dataclass(frozen=True)
 class Finding:
-    """``verdict`` and what was ``measured``, as in a check; of noise ``why`` as a clause and ``what`` to do."""
+    """``verdict`` and what was ``measured``, as in a check; of noise also ``why`` (a clause), ``what`` to do."""
 
     verdict: str
     measured: str
@@ -187,7 +187,7 @@ def conditions_table(run: PhaseRun) -> pd.DataFrame:
 
 
 def ceilings_apart(one: PhaseRun, other: PhaseRun) -> str:
-    """That the ceilings two records measured on one device disagree, as a sentence; empty where they agree."""
+    """A sentence where the ceilings that two records measured on one device disagree; else empty."""
     ours, theirs = measured_ceilings(one), measured_ceilings(other)
     same = [one.device.get(name) == other.device.get(name) for name in ("name", "threads")]
     if ours is None or theirs is None or not all(same):
