@@ -70,7 +70,7 @@ _REPEAT = "measure again, with 5 repeats or more"
 
 @dataclass(frozen=True)
 class Finding:
-    """``verdict`` and what was ``measured``, as in a check; of noise also ``why`` (a clause), ``what`` to do."""
+    """``verdict`` and what was ``measured``, as in a check; of noise ``why`` as a clause, ``what`` to do."""
 
     verdict: str
     measured: str
