@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
+from example_run import make_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -263,7 +264,8 @@ def test_token_texts_of_real_text(text):
 
 
 def test_ids_without_text_show_as_their_number():
-    assert token_texts(TOKENIZER, [100, 5000, 100])[1] == "<5000>"
+    [a] = TOKENIZER.encode("a", add_special_tokens=False)
+    assert token_texts(TOKENIZER, [a, 5000, a]) == ["a", "<5000>", "a"]
     assert "".join(token_texts(TOKENIZER, [250, 229, 5000])) == "\ufffd\ufffd<5000>"
 
 
@@ -279,19 +281,32 @@ def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_sessio
     assert "".join(map(read, row["ids"])) == TOKENIZER.decode(row["ids"])
 
 
-def test_what_grounding_was_used_is_recorded(golden_session):
-    used = {"preset": "tiny", "max_new_tokens": 2, "repeats": 1, "warmup": 0}
+def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
+    seen = []
+
+    def asked_for(call, *args, **options):
+        with pytest.raises(Stopped):
+            call(*args, **options)
+        return seen.pop().described()
+
+    def set_up(request):
+        seen.append(request)
+        raise Stopped
+
+    monkeypatch.setattr(golden_session, "_set_up", set_up)
+    monkeypatch.setattr("ocr_phases.measure.repeat.load_recorded", lambda *args, **options: golden_session)
+    monkeypatch.setattr("ocr_phases.measure.repeat.recorded_pages", lambda *args: [RECEIPT])
     for prompt, asked, recorded in (
         ("markdown", None, True),
         ("free", None, False),
         ("Read it.", None, True),
         ("Read it.", False, False),
     ):
-        run = golden_session.run_inference(RECEIPT, prompt, grounding=asked, **used)
-        assert run.request["grounding"] is recorded
-        again = repeat_run(run, model=str(GOLDEN / "checkpoint"), device="cpu", ceilings=False)
-        assert again.request == run.request
-    early = replace(run, request={**run.request, "prompt": "markdown", "prompts": [PROMPTS["markdown"]]})
-    assert repeat_run(early, device="cpu", ceilings=False).request["prompts"] == [PROMPTS["markdown"]]
+        request = asked_for(golden_session.run_inference, RECEIPT, prompt, grounding=asked)
+        assert request["grounding"] is recorded
+        assert asked_for(repeat_run, replace(make_run(), request=request)) == request
+    early = {**request, "prompt": "markdown", "prompts": [PROMPTS["markdown"]]}  # said False, had boxes
+    again = asked_for(repeat_run, replace(make_run(), request=early))
+    assert (again["prompts"], again["grounding"]) == ([PROMPTS["markdown"]], True)
     with pytest.raises(OcrPhasesError, match="asks for boxes"):
         golden_session.prepare(RECEIPT, grounding=False)
