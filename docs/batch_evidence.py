@@ -54,7 +54,7 @@ SUBSET = 100  # pages that the bare loop measures, before and after the batch
 def draw_pages(folder: Path, count: int, bad_every: int) -> dict[str, Any]:
     """``count`` synthetic pages, and beside them the same with one in ``bad_every`` cut off in the middle."""
     from ocr_phases.files import output_folder
-    from ocr_phases.synth import PageSettings, matplotlib_families, random_page
+    from synth import PageSettings, matplotlib_families, random_page
 
     settings = PageSettings(
         width=768, height=1024, type_px=(14, 20), max_characters=900, fonts=tuple(matplotlib_families())
