@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import ocr_phases
 from ocr_phases.batch.command import add_batch_options, run_batch
-from ocr_phases.commands import bench, compare, sweep
+from ocr_phases.commands import compare, sweep
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
 from ocr_phases.plain_text import plain_streams
@@ -389,7 +389,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
     )
-    for module in (compare, sweep, bench):
+    for module in (compare, sweep):
         module.add_verb(verbs)
     return parser
 

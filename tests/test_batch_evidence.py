@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import batch_evidence
+
 ROOT = Path(__file__).parents[1]
-SCRIPT = runpy.run_path(str(ROOT / "docs" / "batch_evidence.py"))
 
 
 def attempts(worker: str, starts: list[float], seconds: float) -> list[dict[str, Any]]:
@@ -21,13 +21,13 @@ def test_a_pace_counts_whole_pages_while_all_are_at_it():
     # One worker is ready at 10 s and takes 2 s a page, the other at 100 s, takes 4 s and waits 1 s.
     fast = attempts("a", [10.0 + 2.0 * number for number in range(100)], 2.0)
     slow = attempts("b", [100.0 + 5.0 * number for number in range(10)], 4.0)
-    by_worker = SCRIPT["pages_by_worker"]([*slow, *fast[::-1]])
-    begin, end = SCRIPT["steady_window"](by_worker)
+    by_worker = batch_evidence.pages_by_worker([*slow, *fast[::-1]])
+    begin, end = batch_evidence.steady_window(by_worker)
     assert (begin, end) == (104.0, 149.0)
-    assert SCRIPT["pace"](by_worker["a"], begin, end) == pytest.approx(1 / 2)
-    assert SCRIPT["pace"](by_worker["b"], begin, end) == pytest.approx(1 / 5)
+    assert batch_evidence.pace(by_worker["a"], begin, end) == pytest.approx(1 / 2)
+    assert batch_evidence.pace(by_worker["b"], begin, end) == pytest.approx(1 / 5)
     with pytest.raises(SystemExit, match="give more pages"):
-        SCRIPT["pace"](by_worker["a"], begin, begin + 1.0)
+        batch_evidence.pace(by_worker["a"], begin, begin + 1.0)
 
 
 def evidence() -> dict[str, Any]:
@@ -57,10 +57,10 @@ def evidence() -> dict[str, Any]:
 def test_the_document_says_what_the_files_say(tmp_path):
     file, document = tmp_path / "gpus.json", tmp_path / "doc.md"
     file.write_text(json.dumps(evidence()))
-    mark = "<!-- evidence: written by docs/batch_evidence.py write -->"
+    mark = "<!-- evidence: written by benchmarks.batch_evidence write -->"
     document.write_text(f"before\n{mark}\nold\n<!-- /evidence -->\nafter\n")
     for _ in range(2):
-        SCRIPT["write"](document, [file])
+        batch_evidence.write(document, [file])
         text = document.read_text()
         assert text.startswith(f"before\n{mark}\n| | |") and text.endswith("<!-- /evidence -->\nafter\n")
     for part in (

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import PAGES
 
-from ocr_phases.analyse.bench import (
+from benchmarks import measure, speed_table
+from benchmarks.__main__ import main
+from benchmarks.measure import PARTS, BenchSettings, run_bench
+from benchmarks.tables import (
     TABLES,
     batch_table,
     bench_text,
@@ -25,10 +26,7 @@ from ocr_phases.analyse.bench import (
     ratio_table,
     strategy_table,
 )
-from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure import bench as measure
-from ocr_phases.measure.bench import PARTS, BenchSettings, run_bench
 
 ROOT = Path(__file__).parents[1]
 PAGE = PAGES / "slide.png"
@@ -234,7 +232,7 @@ def test_the_text_has_every_table_and_only_tables_with_rows() -> None:
 def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
     for content, message in (
         ("{", "no JSON"),
-        ("{}", "not what ocr-phases bench wrote"),
+        ("{}", "not what python -m benchmarks wrote"),
         (json.dumps({**example(), "schema": 9}), "schema 9"),
     ):
         (tmp_path / "x.json").write_text(content)
@@ -244,12 +242,12 @@ def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
         load_bench(tmp_path / "none.json")
 
 
-# -- the verb -----------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------------
 
 
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new" / "bench.json"
-    command = ["bench", str(PAGE), "--parts", "marks,closure", "--presets", "tiny", "--pairs", "1"]
+    command = [str(PAGE), "--parts", "marks,closure", "--presets", "tiny", "--pairs", "1"]
     assert main([*command, "--device", "cpu", "--save", str(target)]) == 0
     said = capsys.readouterr().out
     assert "What the prefill's stages account for" in said
@@ -265,7 +263,8 @@ def test_bad_benchmarks_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
         (["--presets", "huge"], "huge"),
         (["--pairs", "0"], "pairs is 0"),
     ):
-        assert main(["bench", *arguments, "--save", str(target)]) == 2
+        with pytest.raises(SystemExit, match="2"):
+            main([*arguments, "--save", str(target)])
         error = capsys.readouterr().err.strip()
         assert message in error
         assert len(error.splitlines()) == 1
@@ -275,28 +274,18 @@ def test_bad_benchmarks_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
 # -- the README's table -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_speed_table", ROOT / "docs" / "make_speed_table.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_readme_has_the_table_of_data_runs(script: ModuleType) -> None:
+def test_the_readme_has_the_table_of_data_runs() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = script.speed_table(script.find_benches(ROOT / "data" / "runs"))
-    assert script.with_table(text, table) == text, "run: python docs/make_speed_table.py"
+    table = speed_table.speed_table(speed_table.find_benches(ROOT / "data" / "runs"))
+    assert speed_table.with_table(text, table) == text, "run: python -m benchmarks.speed_table"
 
 
-def test_the_speed_table_has_a_row_a_preset(script: ModuleType, tmp_path: Path) -> None:
+def test_the_speed_table_has_a_row_a_preset(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(example()))
     (tmp_path / "run.json").write_text('{"schema": 1}')
-    benches = script.find_benches(tmp_path)
+    benches = speed_table.find_benches(tmp_path)
     assert len(benches) == 1
-    lines = script.speed_table(benches).splitlines()
+    lines = speed_table.speed_table(benches).splitlines()
     assert len(lines) == 3  # the preset without figures has none
     assert len({line.count("|") for line in lines}) == 1
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
@@ -304,30 +293,30 @@ def test_the_speed_table_has_a_row_a_preset(script: ModuleType, tmp_path: Path) 
     assert cells == [*expected, "0.90 (0.90 to 0.90)", "–", "98.9 %"]
 
 
-def test_benchmarks_of_other_parts_fill_the_same_row(script: ModuleType) -> None:
+def test_benchmarks_of_other_parts_fill_the_same_row() -> None:
     parts = []
     for part in ("prefill", "strategies"):
         bench = copy.deepcopy(example())
         bench["results"] = [result for result in bench["results"] if result["part"] == part]
         parts.append(bench)
-    row = script.speed_table(parts).splitlines()[2:]
+    row = speed_table.speed_table(parts).splitlines()[2:]
     assert len(row) == 1
     assert row[0].startswith(
         "| NVIDIA H200, `dummy` bfloat16 | base | 40.0 ms | 4.00 ms | – | 1.00 ms | 0.500 ms |"
     )
 
 
-def test_the_table_stands_between_the_markers(script: ModuleType) -> None:
-    text = f"a\n\n{script.BEGIN}\n{script.END}\n\nb"
-    filled = script.with_table(text, "| x |")
-    assert filled == f"a\n\n{script.BEGIN}\n\n| x |\n\n{script.END}\n\nb"
-    assert script.with_table(filled, "") == text
-    assert script.speed_table([]) == ""
+def test_the_table_stands_between_the_markers() -> None:
+    text = f"a\n\n{speed_table.BEGIN}\n{speed_table.END}\n\nb"
+    filled = speed_table.with_table(text, "| x |")
+    assert filled == f"a\n\n{speed_table.BEGIN}\n\n| x |\n\n{speed_table.END}\n\nb"
+    assert speed_table.with_table(filled, "") == text
+    assert speed_table.speed_table([]) == ""
     changed = copy.deepcopy(example())
     changed["results"] = []
-    assert script.speed_table([changed]) == ""
+    assert speed_table.speed_table([changed]) == ""
     with pytest.raises(SystemExit, match="no <!-- speed table"):
-        script.with_table("a", "b")
+        speed_table.with_table("a", "b")
 
 
 # -- on a GPU -----------------------------------------------------------------------------------------

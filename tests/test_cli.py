@@ -144,7 +144,6 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "save under a file": (["profile", page, "--save", str(folder / "file" / "x")], "cannot be written"),
         "save as a folder": (["profile", page, "--save", str(folder)], "is a folder"),
         "verify, save as a folder": (["verify", page, "--save", str(folder)], "is a folder"),
-        "bench, save as a folder": (["bench", page, "--save", str(folder)], "is a folder"),
         "out under a file": (["report", page, "--out", str(folder / "file")], "cannot be written"),
         "nothing to report": (["report"], "one of the two"),
         "nothing to verify": (["verify"], "one of the two"),
@@ -212,5 +211,5 @@ def test_help_names_every_verb():
     answer = subprocess.run(
         [sys.executable, "-m", "ocr_phases.cli", "--help"], capture_output=True, text=True, check=True
     )
-    for verb in ("report", "batch", "profile", "verify", "artifacts", "compare", "sweep", "bench"):
+    for verb in ("report", "batch", "profile", "verify", "artifacts", "compare", "sweep"):
         assert verb in answer.stdout

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ocr_phases.measure.checkpoint import load_checkpoint
 from ocr_phases.measure.page import PRESETS, PageViews, load_page, make_views, pack, resolve_prompt
 from ocr_phases.measure.phases import generate, until_end
-from ocr_phases.synth import degrade
+from synth import degrade
 
 CONDITIONS = ("clean", "held-out", "effects", "colour", "small type", "strips")
 """Clean pages hold trained fonts without colour or effects; the others differ from them in what they say.

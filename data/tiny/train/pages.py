@@ -25,7 +25,7 @@ from ocr_phases.measure.page import (
     make_views,
     resolve_prompt,
 )
-from ocr_phases.synth import (
+from synth import (
     CHARACTERS,
     PageSettings,
     SynthPage,

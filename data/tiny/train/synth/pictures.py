@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from PIL import Image, ImageDraw, ImageFilter
 
-from ocr_phases.synth.fonts import Face
-from ocr_phases.synth.page import Pixels
-from ocr_phases.synth.sheet import Colour, Sheet
+from synth.fonts import Face
+from synth.page import Pixels
+from synth.sheet import Colour, Sheet
 
 _HUES = (
     (58, 92, 138),

@@ -79,7 +79,7 @@ _MARK_NAMES = {"mark_pair_us": "a pair of marks", "nvtx_range_us": "an NVTX rang
 
 
 def load_bench(path: str | Path) -> dict[str, Any]:
-    """Read what ``ocr-phases bench`` wrote; `OcrPhasesError` for anything else."""
+    """Read what ``python -m benchmarks`` wrote; `OcrPhasesError` for anything else."""
     try:
         bench = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -87,7 +87,7 @@ def load_bench(path: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise OcrPhasesError(f"{path} is no benchmark: it is no JSON ({error}).") from error
     if not isinstance(bench, dict) or bench.get("kind") != KIND:
-        raise OcrPhasesError(f"{path} is not what ocr-phases bench wrote.")
+        raise OcrPhasesError(f"{path} is not what python -m benchmarks wrote.")
     if bench.get("schema") != BENCH_SCHEMA:
         raise OcrPhasesError(f"{path} has schema {bench.get('schema')}, this version reads {BENCH_SCHEMA}.")
     return bench

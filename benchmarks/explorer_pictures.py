@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
 import lab  # noqa: E402

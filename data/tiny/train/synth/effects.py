@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from ocr_phases.synth.page import BOX_MAX, Box, Region, SynthPage, to_box
+from synth.page import BOX_MAX, Box, Region, SynthPage, to_box
 
 #: A 3 x 3 matrix that takes homogeneous pixel coordinates of the page to those of the scan.
 Mapping = NDArray[np.float64]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from ocr_phases.synth.fonts import Face, FontFamily, load_face
-from ocr_phases.synth.page import Letters, Pixels, Region, SynthPage, to_box
-from ocr_phases.synth.words import Words
+from synth.fonts import Face, FontFamily, load_face
+from synth.page import Letters, Pixels, Region, SynthPage, to_box
+from synth.words import Words
 
 Colour = tuple[int, int, int]
 

@@ -1,14 +1,14 @@
 """The type that random pages are set in: matplotlib's own families, and free ones from Debian's packages.
 
-``python -m ocr_phases.synth.fonts OUT_DIR`` collects the files of the Debian families into one folder, on a
+``python -m synth.fonts OUT_DIR`` collects the files of the Debian families into one folder, on a
 Debian machine on which `DEBIAN_PACKAGES` are installed. They are for training and evaluation, and not
 shipped.
 """
 
 from __future__ import annotations
 
-from ocr_phases.synth.fonts.debian import DEBIAN_PACKAGES, collect, debian_families
-from ocr_phases.synth.fonts.faces import (
+from synth.fonts.debian import DEBIAN_PACKAGES, collect, debian_families
+from synth.fonts.faces import (
     CHARACTERS,
     Face,
     FontFamily,

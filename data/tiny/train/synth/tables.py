@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ocr_phases.synth.blocks import contrast
-from ocr_phases.synth.page import Pixels
-from ocr_phases.synth.sheet import Colour, Setting, Sheet, enclose
-from ocr_phases.synth.vocabulary import COLUMNS
+from synth.blocks import contrast
+from synth.page import Pixels
+from synth.sheet import Colour, Setting, Sheet, enclose
+from synth.vocabulary import COLUMNS
 
 Rows = Sequence[Sequence[str]]
 #: How a table may be ruled.

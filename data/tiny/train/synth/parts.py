@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ocr_phases.synth import blocks, pictures, tables
-from ocr_phases.synth.sheet import Sheet
+from synth import blocks, pictures, tables
+from synth.sheet import Sheet
 
 
 def flow(sheet: Sheet, *, longest: int = 7) -> None:

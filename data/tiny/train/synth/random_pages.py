@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.synth import blocks, parts
-from ocr_phases.synth.fonts import FontFamily, family_characters
-from ocr_phases.synth.layouts import LAYOUTS
-from ocr_phases.synth.page import SynthPage
-from ocr_phases.synth.sheet import Colour, Look, Sheet
-from ocr_phases.synth.words import Words
+from synth import blocks, parts
+from synth.fonts import FontFamily, family_characters
+from synth.layouts import LAYOUTS
+from synth.page import SynthPage
+from synth.sheet import Colour, Look, Sheet
+from synth.words import Words
 
 #: The kinds of page there are.
 KINDS = tuple(LAYOUTS)

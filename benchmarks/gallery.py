@@ -1,4 +1,4 @@
-"""Draws the pictures of reports and plots and writes gallery.md: ``python docs/make_gallery.py [RECORDS]``.
+"""Draws the pictures of reports and plots and writes gallery.md: ``python -m benchmarks.gallery [RECORDS]``.
 
 Pages are read by the built-in model, here and now, or earlier in a quiet hour where a folder RECORDS holds
 ``receipt.json`` and so on; what a GPU took comes from ``data/runs``. The pictures of reports are taken with
@@ -29,7 +29,7 @@ from ocr_phases.show import compare, kernels, plots, regions, sweep
 from ocr_phases.show.overlay import draw_decode_time
 from ocr_phases.show.roofline import plot_roofline
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 GPU_RECORD, OTHER_RECORD = "h200-dummy-gundam", "h200-dummy-base"
 PAGES = ("receipt", "invoice", "form")
 PAGE_HEIGHT = 700  # pixels
@@ -189,7 +189,7 @@ def main(records: str | None = None) -> None:
 
 HEAD = """# Gallery
 
-Drawn by `python docs/make_gallery.py` from runs of the built-in model and from the records in `data/runs`.
+Drawn by `python -m benchmarks.gallery` from runs of the built-in model and from the records in `data/runs`.
 
 ## A report
 

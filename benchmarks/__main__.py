@@ -1,26 +1,37 @@
-"""``ocr-phases bench``: the project's own benchmark, as one JSON file."""
+"""``python -m benchmarks``: what measuring costs and how fast each strategy is, as one JSON file."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
+from benchmarks.measure import PARTS, BenchSettings, run_bench
+from benchmarks.tables import bench_text
+from ocr_phases import DeepSeekOCRSession
+from ocr_phases.assets import asset
 from ocr_phases.commands.sweep import names, numbers
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import output_file
+from ocr_phases.measure.images import load_page
+from ocr_phases.strategies import STRATEGIES
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when it did its work, 2 (with one sentence on stderr) when it could not."""
+    parser = _parser()
+    try:
+        bench(parser.parse_args(argv))
+    except OcrPhasesError as error:
+        parser.exit(2, f"benchmarks: {error}\n")
+    return 0
 
 
 def bench(arguments: argparse.Namespace) -> None:
     """Measure what measuring costs and how fast each strategy is; print figures and save the raw times."""
-    from tqdm import tqdm
-
-    from ocr_phases.analyse.bench import bench_text
-    from ocr_phases.assets import asset
-    from ocr_phases.files import output_file
-    from ocr_phases.measure.bench import PARTS, BenchSettings, run_bench
-    from ocr_phases.measure.images import load_page
-    from ocr_phases.measure.session import DeepSeekOCRSession
-    from ocr_phases.strategies import STRATEGIES
-
     page = arguments.page or asset("data", "pages", "receipt.png")
     load_page(page)
     asked = {
@@ -54,10 +65,8 @@ def bench(arguments: argparse.Namespace) -> None:
     print(f"\n{bench_text(measured)}\n\nWrote {arguments.save}")
 
 
-def add_verb(verbs: Any) -> None:
-    """Add ``bench`` to the verbs of the command line."""
-    command = verbs.add_parser("bench", help="the project's own benchmark", description=bench.__doc__)
-    command.set_defaults(verb=bench)
+def _parser() -> argparse.ArgumentParser:
+    command = argparse.ArgumentParser(prog="python -m benchmarks", description=bench.__doc__)
     command.add_argument("page", nargs="?", metavar="PAGE", help="default: a sample page")
     command.add_argument(
         "--save", type=Path, default=Path("bench.json"), help="where it goes (default: %(default)s)"
@@ -82,3 +91,8 @@ def add_verb(verbs: Any) -> None:
         "--pairs", type=int, default=15, metavar="N", help="alternating pairs (default: %(default)s)"
     )
     command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
+    return command
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ocr_phases.synth import blocks, parts, pictures, tables
-from ocr_phases.synth.sheet import Sheet
-from ocr_phases.synth.vocabulary import HEADINGS
+from synth import blocks, parts, pictures, tables
+from synth.sheet import Sheet
+from synth.vocabulary import HEADINGS
 
 Layout = Callable[[Sheet], None]
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import PIL
 from numpy.typing import NDArray
-from PIL import Image, PngImagePlugin, features
-
-from ocr_phases.files import write_atomic
+from PIL import Image
 
 #: Largest coordinate of a box in the model's output.
 BOX_MAX = 999
@@ -77,11 +70,6 @@ class SynthPage:
         """The page's text without boxes, blocks apart by a blank line."""
         return "\n\n".join(region.text for region in self.regions if region.text)
 
-    def truth(self) -> dict[str, Any]:
-        """Size in pixels (width, height), regions and Markdown, as they go into ``NAME.json``."""
-        regions = [{"label": r.label, "box": list(r.box), "text": r.text} for r in self.regions]
-        return {"size": list(self.image.size), "regions": regions, "markdown": self.markdown}
-
 
 def to_box(pixels: tuple[float, float, float, float], width: int, height: int) -> Box:
     """Pixels of a page of this size as a box in 0..999, rounded outwards so that the ink stays inside."""
@@ -92,23 +80,3 @@ def to_box(pixels: tuple[float, float, float, float], width: int, height: int) -
         min(BOX_MAX, math.ceil(x2 * BOX_MAX / width)),
         min(BOX_MAX, math.ceil(y2 * BOX_MAX / height)),
     )
-
-
-def renderer() -> str:
-    """What turns letters into pixels here; the same words draw the same pixels."""
-    return f"Pillow {PIL.__version__}, FreeType {features.version('freetype2')}"
-
-
-def write_page(page: SynthPage, folder: Path, name: str) -> None:
-    """Write ``name``.png, which names its `renderer`, and ``name``.json, the truth, into ``folder``."""
-    info = PngImagePlugin.PngInfo()
-    info.add_text("Software", renderer())
-    png = io.BytesIO()
-    page.image.save(png, format="PNG", optimize=True, pnginfo=info)
-    write_atomic(folder / f"{name}.png", png.getvalue())
-    write_atomic(folder / f"{name}.json", truth_bytes(page))
-
-
-def truth_bytes(page: SynthPage) -> bytes:
-    """The contents of a page's truth file: UTF-8 JSON."""
-    return (json.dumps(page.truth(), ensure_ascii=False, indent=1) + "\n").encode()

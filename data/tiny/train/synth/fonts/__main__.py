@@ -1,4 +1,4 @@
-"""``python -m ocr_phases.synth.fonts OUT_DIR``."""
+"""``python -m synth.fonts OUT_DIR``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 
 from ocr_phases.files import output_folder
-from ocr_phases.synth.fonts.debian import collect, debian_families
+from synth.fonts.debian import collect, debian_families
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Collect the font files of the Debian families into a folder."""
-    parser = argparse.ArgumentParser(prog="python -m ocr_phases.synth.fonts", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m synth.fonts", description=main.__doc__)
     parser.add_argument("folder", metavar="OUT_DIR", help="created where it is missing")
     folder = output_folder(parser.parse_args(arguments).folder)
     if missing := collect(folder):

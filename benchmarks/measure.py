@@ -1,6 +1,6 @@
 """The project's own benchmark: what measuring costs, and how fast each way of running a step is.
 
-Every part keeps its raw times; `ocr_phases.analyse.bench` makes figures of them. Hosts are noisy, so two ways
+Every part keeps its raw times; `benchmarks.tables` makes figures of them. Hosts are noisy, so two ways
 are compared by pairs that alternate in one process. A part that fails leaves its reason, and the file is
 whole after every part.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import nvtx
 import torch
 
-from ocr_phases.analyse.bench import BENCH_SCHEMA, KIND
+from benchmarks.tables import BENCH_SCHEMA, KIND
 from ocr_phases.analyse.cost import run_shape
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table

@@ -1,7 +1,7 @@
-"""Writes the README's speed table from the benchmarks in data/runs: ``python docs/make_speed_table.py``.
+"""Writes the README's speed table from the benchmarks in data/runs: ``python -m benchmarks.speed_table``.
 
-Every ``*.json`` there that ``ocr-phases bench`` wrote gives a row a preset; benchmarks of other parts on the
-same device and model fill the same row. The table stands between two markers in README.md; without a
+Every ``*.json`` there that ``python -m benchmarks`` wrote gives a row a preset; benchmarks of other parts
+on the same device and model fill the same row. The table stands between two markers in README.md; without a
 benchmark there is nothing between them.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from ocr_phases.analyse.bench import (
+from benchmarks.tables import (
     KIND,
     closure_table,
     load_bench,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.synth.fonts.faces import CHARACTERS, FontFamily, family
+from synth.fonts.faces import CHARACTERS, FontFamily, family
 
 _FOLDERS = ("/usr/share/fonts", "/usr/share/texmf/fonts", "/usr/local/share/fonts")
 
@@ -145,7 +145,7 @@ def debian_families(folder: Path, held_out: bool = False) -> tuple[FontFamily, .
     if missing:
         raise OcrPhasesError(
             f"{folder} lacks {len(missing)} font files, {missing[0]} first: fill it with "
-            "python -m ocr_phases.synth.fonts OUT_DIR on a Debian machine."
+            "python -m synth.fonts OUT_DIR on a Debian machine."
         )
     return tuple(family(folder, r.name, r.regular, r.bold, r.italic, mono=r.mono) for r in rows)
 

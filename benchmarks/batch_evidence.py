@@ -1,14 +1,16 @@
 """Measures what a batch costs and survives, and computes what a million pages need. Prints one JSON each.
 
-python docs/batch_evidence.py pages PAGES --count 500     # draws pages; every 20th of PAGES-bad is damaged
-python docs/batch_evidence.py steady PAGES OUT            # a whole batch beside the bare measuring loop
-python docs/batch_evidence.py faults PAGES-bad OUT --compare STEADY_OUT    # the same, with everything killed
-python docs/batch_evidence.py cold PAGES                  # what a cold start costs, what a warm model saves
-python docs/batch_evidence.py gpus PAGES OUT --workers 2 --options 'BATCH OPTIONS'    # one against more
-python docs/batch_evidence.py report OUT                  # what a report costs in a warm kernel
-python docs/batch_evidence.py scheduler                   # what a waiting page costs a dask scheduler
-python docs/batch_evidence.py million EVIDENCE.json...    # what 1,000,000 pages need, from these figures
-python docs/batch_evidence.py write DOC.md EVIDENCE.json...    # all of it into the document
+python -m benchmarks.batch_evidence VERB ...
+
+    pages PAGES --count 500                  draws pages; every 20th of PAGES-bad is damaged
+    steady PAGES OUT                         a whole batch beside the bare measuring loop
+    faults PAGES-bad OUT --compare STEADY    the same, with everything killed
+    cold PAGES                               what a cold start costs, what a warm model saves
+    gpus PAGES OUT --workers 2 --options 'BATCH OPTIONS'    one against more
+    report OUT                               what a report costs in a warm kernel
+    scheduler                                what a waiting page costs a dask scheduler
+    million EVIDENCE.json...                 what 1,000,000 pages need, from these figures
+    write DOC.md EVIDENCE.json...            all of it into the document
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ SUBSET = 100  # pages that the bare loop measures, before and after the batch
 def draw_pages(folder: Path, count: int, bad_every: int) -> dict[str, Any]:
     """``count`` synthetic pages, and beside them the same with one in ``bad_every`` cut off in the middle."""
     from ocr_phases.files import output_folder
-    from ocr_phases.synth import PageSettings, matplotlib_families, random_page
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "tiny" / "train"))
+    from synth import PageSettings, matplotlib_families, random_page
 
     settings = PageSettings(
         width=768, height=1024, type_px=(14, 20), max_characters=900, fonts=tuple(matplotlib_families())
@@ -574,7 +578,7 @@ def _measured_how(run: dict[str, Any]) -> str:
 def write(document: Path, evidence: list[Path]) -> dict[str, Any]:
     """Put `as_markdown` between the document's evidence marks."""
     text = document.read_text(encoding="utf-8")
-    head, mark, rest = text.partition("<!-- evidence: written by docs/batch_evidence.py write -->\n")
+    head, mark, rest = text.partition("<!-- evidence: written by benchmarks.batch_evidence write -->\n")
     _, end, tail = rest.partition("<!-- /evidence -->")
     if not (mark and end):
         raise SystemExit(f"{document} has no evidence marks.")

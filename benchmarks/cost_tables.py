@@ -1,4 +1,4 @@
-"""Writes the tables of docs/cost.md from the cost model: ``python docs/make_cost.py``.
+"""Writes the tables of docs/cost.md from the cost model: ``python -m benchmarks.cost_tables``.
 
 `tests/test_cost_docs.py` fails where the page does not say what the cost model computes.
 """
@@ -26,7 +26,7 @@ from ocr_phases.analyse.cost import (
 from ocr_phases.measure.checkpoint import PUBLISHED
 from ocr_phases.measure.page import PRESETS, image_token_count
 
-PAGE = Path(__file__).with_name("cost.md")
+PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
 OLD_VOCABULARY = "wrong: for a vocabulary of 102,400"
 TEXT_TOKENS = 18  # of the markdown prompt, with the built-in model's tokenizer
 VISION = ("sam", "clip", "projector")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ocr_phases.synth.fonts import Face
-from ocr_phases.synth.page import Pixels
-from ocr_phases.synth.sheet import Colour, Setting, Sheet, enclose
-from ocr_phases.synth.vocabulary import FIELDS, HEADINGS
+from synth.fonts import Face
+from synth.page import Pixels
+from synth.sheet import Colour, Setting, Sheet, enclose
+from synth.vocabulary import FIELDS, HEADINGS
 
 #: Signs of formulas as they are drawn and as LaTeX writes them.
 _OPERATORS = (("+", "+"), ("-", "-"), ("×", r"\times"), ("±", r"\pm"))

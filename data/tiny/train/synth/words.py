@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Callable
 
-from ocr_phases.synth.vocabulary import COMMON, FIRST_NAMES, GOODS, LAST_NAMES, PLACES, SHORT
+from synth.vocabulary import COMMON, FIRST_NAMES, GOODS, LAST_NAMES, PLACES, SHORT
 
 _LOWER = "abcdefghijklmnopqrstuvwxyz"
 _ACCENTED = "àáâãäåæçèéêëíîïñóôõöøùúûüß"

@@ -1,0 +1,1 @@
+"""Measures the project itself; draws its published tables and pictures. Not installed."""
