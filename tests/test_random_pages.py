@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +16,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
+import synth
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError
-
-CODE = Path(__file__).resolve().parents[1] / "data" / "tiny" / "train"
-if not CODE.is_dir():
-    pytest.skip("the page generator is not part of an installed package", allow_module_level=True)
-sys.path.insert(0, str(CODE))
-
-import synth  # noqa: E402
-from synth import effects, random_pages  # noqa: E402
-from synth.fonts import collect, debian, family_characters  # noqa: E402
-from synth.vocabulary import COMMON, SHORT  # noqa: E402
-from synth.words import Words  # noqa: E402
+from synth import effects, random_pages
+from synth.fonts import collect, debian, family_characters
+from synth.vocabulary import COMMON, SHORT
+from synth.words import Words
 
 
 def settings(side: int = 512, **more: Any) -> synth.PageSettings:

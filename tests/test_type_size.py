@@ -25,8 +25,8 @@ from ocr_phases.measure.type_size import type_height, type_warning
 from ocr_phases.presets import PRESETS
 from ocr_phases.show import html
 from ocr_phases.show.explorer import panes
-from ocr_phases.synth import PageSettings, degrade, matplotlib_families, random_page
 from ocr_phases.type_fit import fitting_preset, small_type, type_shown, view_scale
+from synth import PageSettings, degrade, matplotlib_families, random_page
 
 FAMILY = tuple(matplotlib_families())
 WORDS = ("The", "house", "on", "the", "hill", "had", "been", "empty", "for", "eleven", "years", "when")
