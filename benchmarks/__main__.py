@@ -16,7 +16,7 @@ from ocr_phases.assets import asset
 from ocr_phases.commands.sweep import names, numbers
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import output_file
-from ocr_phases.measure.images import load_page
+from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.strategies import STRATEGIES
 
 

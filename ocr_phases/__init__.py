@@ -10,13 +10,13 @@ __version__ = "0.1.0"
 # Imported on first use, so that reading a record never loads torch.
 _WHERE = {
     "DeepSeekOCRSession": "ocr_phases.measure.session",
-    "PageInputs": "ocr_phases.measure.page",
-    "DecodeState": "ocr_phases.measure.phases",
-    "prefill": "ocr_phases.measure.phases",
-    "decode_step": "ocr_phases.measure.phases",
-    "decode": "ocr_phases.measure.phases",
-    "generate": "ocr_phases.measure.phases",
-    "Timeline": "ocr_phases.measure.timeline",
+    "PageInputs": "ocr_phases.measure.inputs.packing",
+    "DecodeState": "ocr_phases.measure.steps.phases",
+    "prefill": "ocr_phases.measure.steps.phases",
+    "decode_step": "ocr_phases.measure.steps.phases",
+    "decode": "ocr_phases.measure.steps.phases",
+    "generate": "ocr_phases.measure.steps.phases",
+    "Timeline": "ocr_phases.measure.collectors.timeline",
     "PhaseRun": "ocr_phases.record",
     "OcrPhasesError": "ocr_phases.errors",
 }
@@ -36,10 +36,10 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ocr_phases.errors import OcrPhasesError
-    from ocr_phases.measure.page import PageInputs
-    from ocr_phases.measure.phases import DecodeState, decode, decode_step, generate, prefill
+    from ocr_phases.measure.collectors.timeline import Timeline
+    from ocr_phases.measure.inputs.packing import PageInputs
     from ocr_phases.measure.session import DeepSeekOCRSession
-    from ocr_phases.measure.timeline import Timeline
+    from ocr_phases.measure.steps.phases import DecodeState, decode, decode_step, generate, prefill
     from ocr_phases.record import PhaseRun
 
 

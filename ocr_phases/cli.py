@@ -197,8 +197,8 @@ def artifacts(arguments: argparse.Namespace) -> None:
 
 def _look_at(page: str, arguments: argparse.Namespace) -> None:
     """A page that cannot be read is an `OcrPhasesError`; one whose type is too small is told on stderr."""
-    from ocr_phases.measure.images import load_page
-    from ocr_phases.measure.type_size import type_warning
+    from ocr_phases.measure.inputs.images import load_page
+    from ocr_phases.measure.inputs.type_size import type_warning
 
     image, _, name = load_page(page)
     if warning := type_warning(image, arguments.model, arguments.preset):
@@ -241,7 +241,7 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
 
 
 def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
-    from ocr_phases.measure.repeat import recorded_pages, repeat_run
+    from ocr_phases.measure.rerun import recorded_pages, repeat_run
 
     recorded_pages(then, arguments.page)
     runs = then.request["warmup"] + then.request["repeats"]

@@ -248,7 +248,7 @@ class PhaseRun:
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None where it was left out of the record."""
-        from ocr_phases.measure.images import load_page
+        from ocr_phases.measure.inputs.images import load_page
 
         data = self.page_data(number)
         return None if data is None else load_page(data)[0]

@@ -1,6 +1,6 @@
 """Whether a page's type is large enough for a model in a preset's views, for both halves: no torch.
 
-Type sizes are ems in pixels, as `ocr_phases.measure.type_size` estimates them on the page.
+Type sizes are ems in pixels, as `ocr_phases.measure.inputs.type_size` estimates them on the page.
 """
 
 from __future__ import annotations

@@ -665,7 +665,7 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(
 
 
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
-    from ocr_phases.measure import warm
+    from ocr_phases.measure import kept_session as warm
 
     loaded: list[tuple[str | None, ...]] = []
 

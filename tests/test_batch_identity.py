@@ -35,8 +35,8 @@ def edit(name: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "counts"),
     [
-        (edit("measure/page.pyc"), False),
-        (edit("measure/phases.py"), True),
+        (edit("measure/inputs/packing.pyc"), False),
+        (edit("measure/steps/phases.py"), True),
         (edit("new.py"), True),
         (lambda package: (package / "cli.py").unlink(), True),
         (lambda package: (package / "cli.py").rename(package / "cli2.py"), True),
@@ -147,7 +147,7 @@ def test_a_worker_loads_the_revision_that_its_page_is_known_by(cache, monkeypatc
 
 
 def test_the_automatic_device_is_known_by_what_it_is(tmp_path, capsys):
-    from ocr_phases.measure.checkpoint import resolve_device
+    from ocr_phases.measure.models.checkpoint import resolve_device
 
     command = ["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]
     assert main(command) == 0

@@ -15,7 +15,7 @@ from PIL import Image
 from ocr_phases.batch.job import make_jobs
 from ocr_phases.batch.manifest import Page, find_pages
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.images import load_page
+from ocr_phases.measure.inputs.images import load_page
 
 KNOWN = ("model", "preset", "max_new_tokens", "seed", "embed_page")
 

@@ -13,10 +13,10 @@ from conftest import GOLDEN, SMALL_DUMMY
 from safetensors.torch import load_file, save_file
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
-from ocr_phases.measure import checkpoint
-from ocr_phases.measure.checkpoint import dummy_config, load_tokenizer, native_config
-from ocr_phases.measure.families import NATIVE
-from ocr_phases.measure.folders import hub_commit
+from ocr_phases.measure.models import checkpoint
+from ocr_phases.measure.models.checkpoint import dummy_config, load_tokenizer, native_config
+from ocr_phases.measure.models.families import NATIVE
+from ocr_phases.measure.models.folders import hub_commit
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ from ocr_phases.analyse.cost import (
     vision_calls,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.checkpoint import PUBLISHED, native_config
-from ocr_phases.measure.families import NATIVE
-from ocr_phases.measure.page import PRESETS, image_token_count
+from ocr_phases.measure.inputs.packing import PRESETS, image_token_count
+from ocr_phases.measure.models.checkpoint import PUBLISHED, native_config
+from ocr_phases.measure.models.families import NATIVE
 from ocr_phases.record import PhaseRun
 
 ROOT = Path(__file__).parents[1]
@@ -192,7 +192,7 @@ def test_the_published_size_has_the_figures_of_the_design() -> None:
 def test_projected_vision_tokens_are_the_image_tokens_without_breaks(
     preset: str, grid: tuple[int, int]
 ) -> None:
-    from ocr_phases.measure.page import image_break_count
+    from ocr_phases.measure.inputs.packing import image_break_count
 
     table = prefill_cost(PUBLISHED, prompt_len=1, views=vision_calls(preset, [grid]))
     tokens = table[table["stage"] == "projector"]["flops"].sum() / (2 * 2048 * 1280)

@@ -12,9 +12,9 @@ from test_phases import golden_inputs
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, decode_step
 from ocr_phases.analyse.checks import failed, run_checks
-from ocr_phases.measure.phases import generate
-from ocr_phases.measure.static_decode import slots_for
-from ocr_phases.measure.strategies import decode_execution
+from ocr_phases.measure.steps.execution import decode_execution
+from ocr_phases.measure.steps.phases import generate
+from ocr_phases.measure.steps.static_step import slots_for
 
 pytestmark = [
     pytest.mark.cuda,

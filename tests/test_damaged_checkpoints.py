@@ -14,8 +14,8 @@ from mutants import mutants
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
 from ocr_phases.assets import asset
 from ocr_phases.batch.job import _model_hash
-from ocr_phases.measure.checkpoint import native_config
-from ocr_phases.measure.folders import folder_hash
+from ocr_phases.measure.models.checkpoint import native_config
+from ocr_phases.measure.models.folders import folder_hash
 
 INDEX = {"metadata": {"total_size": 2_100_000}, "weight_map": {"lm_head.weight": "model.safetensors"}}
 GENERATION = {"bos_token_id": 0, "eos_token_id": [1, 2], "do_sample": False, "temperature": 0.7, "top_p": 0.9}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ocr_phases.measure.page import image_token_count
+from ocr_phases.measure.inputs.packing import image_token_count
 from ocr_phases.presets import PRESETS, PROMPTS
 from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.summary import step_table
-from ocr_phases.measure.checkpoint import load_tokenizer
+from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
 from ocr_phases.show.explorer import Explorer

@@ -34,10 +34,18 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.steps import first_difference
 from ocr_phases.cli import main
 from ocr_phases.files import LOCK_NAME, only_writer
-from ocr_phases.measure import parity, phases
-from ocr_phases.measure.page import PRESETS, PROMPTS, image_token_count, make_views, pack, resolve_prompt
-from ocr_phases.measure.parity import bfloat16_step
-from ocr_phases.measure.sampling import SamplingSettings
+from ocr_phases.measure.collectors import parity
+from ocr_phases.measure.collectors.parity import bfloat16_step
+from ocr_phases.measure.inputs.packing import (
+    PRESETS,
+    PROMPTS,
+    image_token_count,
+    make_views,
+    pack,
+    resolve_prompt,
+)
+from ocr_phases.measure.steps import phases
+from ocr_phases.measure.steps.sampling import SamplingSettings
 from ocr_phases.report.render import execute_notebook, report_page
 from ocr_phases.show import html
 
@@ -335,7 +343,7 @@ def test_autocast_and_mixed_norms_are_notes(session: DeepSeekOCRSession) -> None
     norm.half()
     try:
         packed = session.prepare(RECEIPT)
-        from ocr_phases.measure.witness import input_verdicts
+        from ocr_phases.measure.collectors.live_checks import input_verdicts
 
         verdict, measured = input_verdicts(session, packed, autocast=False)["norm_layers"]
     finally:

@@ -26,8 +26,8 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.summary import ms_text, verdict
 from ocr_phases.cli import main
-from ocr_phases.measure import kernels as measure
-from ocr_phases.measure.trace import Nesting, busy_ms, gaps_between, reduce_trace
+from ocr_phases.measure.collectors import kernel_profile as measure
+from ocr_phases.measure.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
 from ocr_phases.report.render import report_page
 from ocr_phases.show import html, kernels_html
 from ocr_phases.show import kernels as plots

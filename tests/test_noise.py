@@ -31,7 +31,7 @@ from ocr_phases.analyse.noise import (
 )
 from ocr_phases.analyse.summary import headline, verdict
 from ocr_phases.analyse.sweep import sweep_table, sweep_verdict
-from ocr_phases.measure import conditions
+from ocr_phases.measure.collectors import conditions
 from ocr_phases.show import html
 
 RUNS = PAGES.parent / "runs"

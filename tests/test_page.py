@@ -28,8 +28,8 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure import images
-from ocr_phases.measure.page import (
+from ocr_phases.measure.inputs import images
+from ocr_phases.measure.inputs.packing import (
     PRESETS,
     PROMPTS,
     PageInputs,

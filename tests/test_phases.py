@@ -12,9 +12,9 @@ from conftest import PAGES
 from torch import Tensor
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, Timeline, decode, decode_step, prefill
-from ocr_phases.measure.page import DeviceInputs
-from ocr_phases.measure.phases import generate, prompt_loss
-from ocr_phases.measure.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.inputs.packing import DeviceInputs
+from ocr_phases.measure.steps.phases import generate, prompt_loss
+from ocr_phases.measure.steps.sampling import Sampler, SamplingSettings
 
 CASES = ("base", "gundam", "small", "batch")
 TOLERANCE = 1e-4

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.request import check_settings, make_rows
-from ocr_phases.measure.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.steps.sampling import Sampler, SamplingSettings
 
 NUMBERS = st.one_of(
     st.floats(),

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import Stopped
-from ocr_phases.measure.checkpoint import load_tokenizer
+from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.recorder import TokenReader, _describe_row, token_texts
-from ocr_phases.measure.repeat import repeat_run
-from ocr_phases.measure.sampling import SamplingSettings
+from ocr_phases.measure.rerun import repeat_run
+from ocr_phases.measure.steps.sampling import SamplingSettings
 from ocr_phases.presets import PROMPTS
 
 RECEIPT = PAGES / "receipt.png"
@@ -294,8 +294,8 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
         raise Stopped
 
     monkeypatch.setattr(golden_session, "_set_up", set_up)
-    monkeypatch.setattr("ocr_phases.measure.repeat.load_recorded", lambda *args, **options: golden_session)
-    monkeypatch.setattr("ocr_phases.measure.repeat.recorded_pages", lambda *args: [RECEIPT])
+    monkeypatch.setattr("ocr_phases.measure.rerun.load_recorded", lambda *args, **options: golden_session)
+    monkeypatch.setattr("ocr_phases.measure.rerun.recorded_pages", lambda *args: [RECEIPT])
     for prompt, asked, recorded in (
         ("markdown", None, True),
         ("free", None, False),

@@ -16,12 +16,12 @@ from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun, decode, dec
 from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.analyse.summary import bytes_text, verdict
 from ocr_phases.cli import main
-from ocr_phases.measure import strategies
-from ocr_phases.measure.families import NATIVE, VENDOR
-from ocr_phases.measure.parity import _tie
-from ocr_phases.measure.phases import generate, redecode
-from ocr_phases.measure.sampling import Sampler, SamplingSettings
-from ocr_phases.measure.static_decode import KEPT_STEPS, SLOT_MULTIPLE, StaticStep, kept_step, slots_for
+from ocr_phases.measure.collectors.parity import _tie
+from ocr_phases.measure.models.families import NATIVE, VENDOR
+from ocr_phases.measure.steps import execution as strategies
+from ocr_phases.measure.steps.phases import generate, redecode
+from ocr_phases.measure.steps.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.steps.static_step import KEPT_STEPS, SLOT_MULTIPLE, StaticStep, kept_step, slots_for
 from ocr_phases.show.html import cards_html
 
 RECEIPT = PAGES / "receipt.png"

@@ -37,8 +37,8 @@ from schedule import Schedule  # noqa: E402
 
 import synth  # noqa: E402
 from ocr_phases import DeepSeekOCRSession  # noqa: E402
-from ocr_phases.measure.checkpoint import ROUND_TRIP, load_tokenizer  # noqa: E402
-from ocr_phases.measure.page import PRESETS, make_views, pack, resolve_prompt  # noqa: E402
+from ocr_phases.measure.inputs.packing import PRESETS, make_views, pack, resolve_prompt  # noqa: E402
+from ocr_phases.measure.models.checkpoint import ROUND_TRIP, load_tokenizer  # noqa: E402
 
 SHAPE = {
     "sam_width": 32,

@@ -12,8 +12,8 @@ import transformers
 from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
-from ocr_phases.measure.folders import transformers_version
-from ocr_phases.measure.remote import choose_attention
+from ocr_phases.measure.models.folders import transformers_version
+from ocr_phases.measure.models.remote import choose_attention
 
 pytestmark = pytest.mark.usefixtures("remote_code")
 

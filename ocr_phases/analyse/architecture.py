@@ -1,7 +1,7 @@
 """The sizes of a DeepSeek-OCR model, read from its ``config.json`` alone, in either layout.
 
 The published layout (``deepseek_vl_v2``) and the one transformers saves (``unlimited_ocr``) are known, as in
-`ocr_phases.measure.checkpoint`; full attention in every layer is assumed, as that loader makes it.
+`ocr_phases.measure.models.checkpoint`; full attention in every layer is assumed, as that loader makes it.
 """
 
 from __future__ import annotations

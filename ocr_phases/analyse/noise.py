@@ -2,7 +2,7 @@
 
 Noise is no fault of the measurement: a finding is ``noisy`` where it makes the figures worthless, ``note``
 where it is worth knowing, and never ``fail``. What the machine did meanwhile is in ``device["conditions"]``
-(`ocr_phases.measure.conditions`); older records lack it.
+(`ocr_phases.measure.collectors.conditions`); older records lack it.
 """
 
 from __future__ import annotations

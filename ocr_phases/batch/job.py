@@ -19,7 +19,7 @@ from ocr_phases.batch.manifest import Page, file_problem
 from ocr_phases.code_hash import code_hash
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
-from ocr_phases.measure.folders import folder_hash, hub_commit, local_folder
+from ocr_phases.measure.models.folders import folder_hash, hub_commit, local_folder
 
 #: The folder of all pages' folders, below the batch's.
 PAGES = "pages"

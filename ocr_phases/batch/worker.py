@@ -83,7 +83,7 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     job, folder = _job_and_folder(request)
     settings = dict(job.settings)
     with _failing_as("model"):
-        from ocr_phases.measure.warm import warm_session
+        from ocr_phases.measure.kept_session import warm_session
 
         session = warm_session(
             settings.pop("model"),
@@ -104,7 +104,7 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
 
 def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
     """How many pages the PDF ``source`` has."""
-    from ocr_phases.measure.images import pdf_page_count
+    from ocr_phases.measure.inputs.images import pdf_page_count
 
     ready()
     with _failing_as("page"):
@@ -113,7 +113,7 @@ def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
 
 def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
     """What ``auto`` stands for in this process."""
-    from ocr_phases.measure.checkpoint import resolve_device
+    from ocr_phases.measure.models.checkpoint import resolve_device
 
     ready()
     return Outcome(device=resolve_device("auto"))
@@ -135,7 +135,7 @@ class Notebooks:
         options = {name: job.settings.get(name) for name in ("device", "dtype", "revision")}
         try:
             self.measuring.run(
-                "from ocr_phases.measure.warm import warm_session\n"
+                "from ocr_phases.measure.kept_session import warm_session\n"
                 f"warm_session({job.settings['model']!r}, **{options!r})"
             )
         except KernelLost as error:
@@ -222,7 +222,7 @@ def _refused(job: Job, error: OcrPhasesError) -> Refused:
         return Refused("memory", str(error))
     if isinstance(error, CannotWrite):
         return Refused("output", str(error))
-    from ocr_phases.measure.images import load_page
+    from ocr_phases.measure.inputs.images import load_page
 
     try:
         load_page(job.source)

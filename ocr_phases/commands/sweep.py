@@ -41,7 +41,7 @@ def sweep(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
-    from ocr_phases.measure.images import load_page
+    from ocr_phases.measure.inputs.images import load_page
 
     # A wrong page or a wrong list is told before anything slow starts.
     load_page(arguments.page)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases import record
-from ocr_phases.measure import environment, phases
-from ocr_phases.measure.page import PageInputs, valid_image_tokens
+from ocr_phases.measure.collectors import environment
+from ocr_phases.measure.collectors.live_checks import Verdict, merged
+from ocr_phases.measure.inputs.packing import PageInputs, valid_image_tokens
 from ocr_phases.measure.request import Request
-from ocr_phases.measure.strategies import decode_experts
-from ocr_phases.measure.witness import Verdict, merged
+from ocr_phases.measure.steps import phases
+from ocr_phases.measure.steps.execution import decode_experts
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
-from ocr_phases.measure.images import load_page
-from ocr_phases.measure.type_size import type_height
+from ocr_phases.measure.inputs.images import load_page
+from ocr_phases.measure.inputs.type_size import type_height
 from ocr_phases.presets import AUTO, PRESETS, get_preset, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.type_fit import fitting_preset
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.checkpoint import Checkpoint
-    from ocr_phases.measure.sampling import SamplingSettings
+    from ocr_phases.measure.models.checkpoint import Checkpoint
+    from ocr_phases.measure.steps.sampling import SamplingSettings
 
 Page = str | Path | bytes | Image.Image
 

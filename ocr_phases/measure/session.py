@@ -15,18 +15,19 @@ import torch
 from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError, Stopped
-from ocr_phases.measure import phases
-from ocr_phases.measure.caches import cache_bytes_per_token
-from ocr_phases.measure.ceilings import measure_ceilings
-from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
-from ocr_phases.measure.conditions import Conditions
-from ocr_phases.measure.families import family_of
-from ocr_phases.measure.images import load_page
-from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
-from ocr_phases.measure.page import DeviceInputs, PageInputs, make_views, pack
-from ocr_phases.measure.parity import parity_check, parity_result
+from ocr_phases.measure.collectors.ceilings import measure_ceilings
+from ocr_phases.measure.collectors.conditions import Conditions
+from ocr_phases.measure.collectors.kernel_profile import KERNEL_STEPS, check_kernels, kernel_view
+from ocr_phases.measure.collectors.live_checks import Witness, input_verdicts
+from ocr_phases.measure.collectors.parity import parity_check, parity_result
+from ocr_phases.measure.collectors.timeline import NoTimeline, PeakMemory, Timeline
+from ocr_phases.measure.inputs.images import load_page
+from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs, make_views, pack
+from ocr_phases.measure.models.caches import cache_bytes_per_token
+from ocr_phases.measure.models.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.models.references import references
 from ocr_phases.measure.recorder import Run, make_record
-from ocr_phases.measure.references import references
 from ocr_phases.measure.request import (
     Page,
     Request,
@@ -35,17 +36,16 @@ from ocr_phases.measure.request import (
     make_rows,
     memory_errors_explained,
 )
-from ocr_phases.measure.sampling import Sampler, resolve_infer
 from ocr_phases.measure.setup import Setup, Workshop
-from ocr_phases.measure.strategies import (
+from ocr_phases.measure.steps import phases
+from ocr_phases.measure.steps.execution import (
     check_strategy,
     current_device,
     decode_attention,
     decode_execution,
     eos_interval,
 )
-from ocr_phases.measure.timeline import NoTimeline, PeakMemory, Timeline
-from ocr_phases.measure.witness import Witness, input_verdicts
+from ocr_phases.measure.steps.sampling import Sampler, resolve_infer
 from ocr_phases.presets import GROUNDING_TAG, get_preset
 from ocr_phases.record import PhaseRun
 
@@ -133,7 +133,7 @@ class DeepSeekOCRSession:
     ) -> PageInputs:
         """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
 
-        ``preset`` as in `run_inference`. See `ocr_phases.measure.page` for the rules and errors.
+        ``preset`` as in `run_inference`. See `ocr_phases.measure.inputs.packing` for the rules and errors.
         """
         rows, prompts = make_rows(page, prompt, grounding)
         chosen = choose_preset(preset, rows, self.checkpoint)["preset"]
@@ -154,7 +154,7 @@ class DeepSeekOCRSession:
             return phases.decode_step(self.model, state, timeline)
 
     def references(self) -> pd.DataFrame:
-        """Where the loaded source does what is measured: `ocr_phases.measure.references.references`."""
+        """Where the loaded source does what is measured: `ocr_phases.measure.models.references.references`."""
         return references(self.model, self.checkpoint.revision)
 
     # -- the measurement --------------------------------------------------------------------------

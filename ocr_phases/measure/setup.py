@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from ocr_phases.measure import phases
-from ocr_phases.measure.compiled_vision import CompiledVision
-from ocr_phases.measure.page import DeviceInputs
+from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.request import Request
-from ocr_phases.measure.static_decode import StaticStep, kept_step, slots_for
+from ocr_phases.measure.steps import phases
+from ocr_phases.measure.steps.compiled_vision import CompiledVision
+from ocr_phases.measure.steps.static_step import StaticStep, kept_step, slots_for
 
 
 @dataclass(frozen=True)

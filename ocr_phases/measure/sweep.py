@@ -18,8 +18,8 @@ import torch
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer, output_folder, write_atomic
-from ocr_phases.measure import environment
-from ocr_phases.measure.images import load_page
+from ocr_phases.measure.collectors import environment
+from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.presets import get_preset, resolve_prompt
 from ocr_phases.record import PhaseRun, describe_page

@@ -368,7 +368,7 @@ def measured_html(run: PhaseRun) -> str:
 
 
 def references_html(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `ocr_phases.measure.references.references` as a table; what was not found has a dash."""
+    """The rows of `ocr_phases.measure.models.references.references` as a table; what was not found has a dash."""
     columns = ["what", "file", "line", "version", "symbol"]
     table = pd.DataFrame(rows, columns=columns).astype({"line": "Int64"})
     return f'<div class="op-paths">{table_html(table, caption="Where the code does it")}</div>'

@@ -25,9 +25,9 @@ from pages import Bucket, load_families, make_buckets, make_page, squareness, ty
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
-from ocr_phases.measure.checkpoint import load_checkpoint
-from ocr_phases.measure.page import PRESETS, PageViews, load_page, make_views, pack, resolve_prompt
-from ocr_phases.measure.phases import generate, until_end
+from ocr_phases.measure.inputs.packing import PRESETS, PageViews, load_page, make_views, pack, resolve_prompt
+from ocr_phases.measure.models.checkpoint import load_checkpoint
+from ocr_phases.measure.steps.phases import generate, until_end
 from synth import degrade
 
 CONDITIONS = ("clean", "held-out", "effects", "colour", "small type", "strips")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizer import IMAGE, Codec
 
-from ocr_phases.measure.page import (
+from ocr_phases.measure.inputs.packing import (
     PRESETS,
     PageViews,
     Preset,

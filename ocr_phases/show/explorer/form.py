@@ -11,7 +11,7 @@ import ipywidgets as widgets
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.images import PAGE_SUFFIXES
+from ocr_phases.measure.inputs.images import PAGE_SUFFIXES
 from ocr_phases.presets import PRESETS, PROMPTS
 from ocr_phases.show.html import image_html, note_html
 from ocr_phases.strategies import STRATEGIES, VISIONS
@@ -147,7 +147,7 @@ class PageChooser(widgets.VBox):
             kind == _PATH and (not self.path.value.strip() or Path(self.path.value.strip()).is_dir())
         )
         if not nothing_yet or (kind == _PATH and self.file.options):
-            from ocr_phases.measure.images import load_page  # of the measuring half: only now
+            from ocr_phases.measure.inputs.images import load_page  # of the measuring half: only now
 
             page, name = self.page()
             self.image = image = load_page(page, name or "image")[0]
@@ -216,7 +216,7 @@ class Form(widgets.HBox):
 
     def _look_at_type(self, _: Any = None) -> None:
         """Say before a run where the page's type is too small for model and preset."""
-        from ocr_phases.measure.type_size import type_warning  # of the measuring half: only now
+        from ocr_phases.measure.inputs.type_size import type_warning  # of the measuring half: only now
 
         image = self.page.image
         warning = "" if image is None else type_warning(image, self.model.value, self.preset.value or None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.images import load_page
+from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.request import Page
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.presets import PROMPTS

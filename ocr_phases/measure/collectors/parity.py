@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ocr_phases.analyse.steps import first_difference
-from ocr_phases.measure import phases
-from ocr_phases.measure.page import DeviceInputs
+from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.request import Request
-from ocr_phases.measure.sampling import Sampler
-from ocr_phases.measure.strategies import decode_execution
+from ocr_phases.measure.steps import phases
+from ocr_phases.measure.steps.execution import decode_execution
+from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 import ocr_phases
 from ocr_phases.code_hash import code_hash
 from ocr_phases.git_state import git_state
-from ocr_phases.measure.strategies import decode_backends
+from ocr_phases.measure.steps.execution import decode_backends
 
 _CODE = code_hash()  # while the modules are loaded, not when they may have been edited
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure import vendor
+from ocr_phases.measure.models import vendor
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.page import DeviceInputs
-    from ocr_phases.measure.phases import DecodeState
+    from ocr_phases.measure.inputs.packing import DeviceInputs
+    from ocr_phases.measure.steps.phases import DecodeState
 
 
 @dataclass(frozen=True)

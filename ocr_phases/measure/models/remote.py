@@ -26,8 +26,8 @@ from safetensors import SafetensorError
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
-from ocr_phases.measure.checkpoint import Checkpoint, image_token, load_tokenizer
-from ocr_phases.measure.folders import (
+from ocr_phases.measure.models.checkpoint import Checkpoint, image_token, load_tokenizer
+from ocr_phases.measure.models.folders import (
     check_loaded,
     download,
     folder_hash,

@@ -1,7 +1,7 @@
 """The published remote-code class: how a page goes into it, how a step does, and what it is silent about.
 
 The class takes ``images`` as one (crops, global view) pair a row and looks at them only while its input is
-longer than one token. `ocr_phases.measure.families` has its row; `ocr_phases.measure.remote` loads it.
+longer than one token. `ocr_phases.measure.models.families` has its row; `ocr_phases.measure.models.remote` loads it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.page import DeviceInputs
-    from ocr_phases.measure.phases import DecodeState
+    from ocr_phases.measure.inputs.packing import DeviceInputs
+    from ocr_phases.measure.steps.phases import DecodeState
 
 
 def views(inputs: DeviceInputs) -> list[str]:

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.caches import cache_length, continues, device_lengths, drop_last
-from ocr_phases.measure.families import Family, family_of
-from ocr_phases.measure.page import DeviceInputs
-from ocr_phases.measure.sampling import Sampler
-from ocr_phases.measure.strategies import decode_execution
-from ocr_phases.measure.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.measure.collectors.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.measure.inputs.packing import DeviceInputs
+from ocr_phases.measure.models.caches import cache_length, continues, device_lengths, drop_last
+from ocr_phases.measure.models.families import Family, family_of
+from ocr_phases.measure.steps.execution import decode_execution
+from ocr_phases.measure.steps.sampling import Sampler
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.static_decode import StaticStep
+    from ocr_phases.measure.steps.static_step import StaticStep
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ocr_phases.measure.families import family_of
-from ocr_phases.measure.strategies import compiled_apart, first_call_ms
+from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.steps.execution import compiled_apart, first_call_ms
 
 _STAGES = ("sam", "clip")
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.measure.caches import cache_length
-from ocr_phases.measure.families import Family
-from ocr_phases.measure.page import IMAGE_TAG, PageInputs, image_break_count, image_token_count
+from ocr_phases.measure.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
+from ocr_phases.measure.models.caches import cache_length
+from ocr_phases.measure.models.families import Family
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.phases import DecodeState
     from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.steps.phases import DecodeState
 
 Verdict = tuple[str, str]  # verdict and what was measured
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.images import as_rgb, load_page
+from ocr_phases.measure.inputs.images import as_rgb, load_page
 from ocr_phases.presets import (
     IMAGE_TAG,
     PRESETS,

@@ -1,7 +1,7 @@
 """The kernel view: one more run of a measured request under torch.profiler, apart from every timed run.
 
 The profiler slows the host down, so nothing here goes into the record's spans: only what the device did, and
-on whose behalf, is kept (`ocr_phases.measure.trace`).
+on whose behalf, is kept (`ocr_phases.measure.collectors.trace`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers import Cache
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TemporaryFolder, output_file, write_atomic
+from ocr_phases.measure.collectors.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.measure.recorder import Run
 from ocr_phases.measure.request import Request
-from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
 
 #: Decode steps that are profiled unless asked otherwise: enough for shares, and a trace of a few megabytes.
 KERNEL_STEPS = 32

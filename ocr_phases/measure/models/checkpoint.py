@@ -2,7 +2,7 @@
 
 Nothing here runs remote code or goes through transformers' Auto classes: ``config.json`` is read as JSON,
 weights as safetensors, and the tokenizer from ``tokenizer.json``. The one exception, asked for by name, is in
-`ocr_phases.measure.remote`.
+`ocr_phases.measure.models.remote`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ocr_phases.config_schema import (
     known,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.folders import (
+from ocr_phases.measure.models.folders import (
     check_loaded,
     download,
     folder_hash,
@@ -92,7 +92,7 @@ class Checkpoint:
     ``default_preset`` suits the weights; ``default_ignore_eos`` is True where the text is noise (dummy).
     ``least_type_px`` is the smallest type that the model reads, where that is known (`LEAST_TYPE_PX`).
     ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
-    ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`ocr_phases.measure.remote`).
+    ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`ocr_phases.measure.models.remote`).
     """
 
     model: Any
@@ -122,11 +122,11 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load ``tiny``, ``dummy`` (or ``dummy:layers=2,...``), a folder or a hub id onto ``device``.
 
-    ``implementation="vendor"`` loads with the class in the checkpoint (`ocr_phases.measure.remote`).
+    ``implementation="vendor"`` loads with the class in the checkpoint (`ocr_phases.measure.models.remote`).
     Raises `OcrPhasesError` for anything that is no DeepSeek-OCR checkpoint, naming what is wrong.
     """
     if implementation == "vendor":
-        from ocr_phases.measure.remote import load_vendor
+        from ocr_phases.measure.models.remote import load_vendor
 
         return load_vendor(
             name,

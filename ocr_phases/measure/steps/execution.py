@@ -1,7 +1,7 @@
 """How a decode step is executed: what each strategy can do here, and the kernels it runs with.
 
 ``eager`` calls the model class step by step; ``cuda_graph`` replays one captured step over a static cache;
-``compiled`` compiles that step, and captures it too on a GPU (`ocr_phases.measure.static_decode`).
+``compiled`` compiles that step, and captures it too on a GPU (`ocr_phases.measure.steps.static_step`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.families import Family
+from ocr_phases.measure.models.families import Family
 
 #: cuDNN's attention builds a plan for every new KV length, which decode meets at every step.
 DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)

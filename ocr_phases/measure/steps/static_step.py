@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.caches import cache_bytes_per_token
-from ocr_phases.measure.families import family_of
-from ocr_phases.measure.phases import DecodeState, check_step
-from ocr_phases.measure.strategies import compiled_apart, current_device, decode_execution, first_call_ms
+from ocr_phases.measure.models.caches import cache_bytes_per_token
+from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.steps.execution import compiled_apart, current_device, decode_execution, first_call_ms
+from ocr_phases.measure.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
 SLOT_MULTIPLE = 64

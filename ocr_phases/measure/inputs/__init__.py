@@ -1,0 +1,1 @@
+"""A page and a prompt to what the model reads."""

@@ -1,0 +1,1 @@
+"""A name to a loaded model, and what differs between model classes."""
