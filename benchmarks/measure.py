@@ -24,12 +24,12 @@ from ocr_phases.analyse.kernels import kernel_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.measure.collectors import environment
-from ocr_phases.measure.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import current_device, decode_attention
+from ocr_phases.measure.steps.timeline import NoTimeline, Timeline
 from ocr_phases.measure.sweep import free_memory, one_sentence
 from ocr_phases.presets import get_preset
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page

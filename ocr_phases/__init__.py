@@ -16,7 +16,7 @@ _WHERE = {
     "decode_step": "ocr_phases.measure.steps.phases",
     "decode": "ocr_phases.measure.steps.phases",
     "generate": "ocr_phases.measure.steps.phases",
-    "Timeline": "ocr_phases.measure.collectors.timeline",
+    "Timeline": "ocr_phases.measure.steps.timeline",
     "PhaseRun": "ocr_phases.record",
     "OcrPhasesError": "ocr_phases.errors",
 }
@@ -36,10 +36,10 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ocr_phases.errors import OcrPhasesError
-    from ocr_phases.measure.collectors.timeline import Timeline
     from ocr_phases.measure.inputs.packing import PageInputs
     from ocr_phases.measure.session import DeepSeekOCRSession
     from ocr_phases.measure.steps.phases import DecodeState, decode, decode_step, generate, prefill
+    from ocr_phases.measure.steps.timeline import Timeline
     from ocr_phases.record import PhaseRun
 
 

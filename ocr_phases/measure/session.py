@@ -20,7 +20,6 @@ from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import KERNEL_STEPS, check_kernels, kernel_view
 from ocr_phases.measure.collectors.live_checks import Witness, input_verdicts
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
-from ocr_phases.measure.collectors.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.measure.models.caches import cache_bytes_per_token
@@ -46,6 +45,7 @@ from ocr_phases.measure.steps.execution import (
     eos_interval,
 )
 from ocr_phases.measure.steps.sampling import Sampler, resolve_infer
+from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.presets import GROUNDING_TAG, get_preset
 from ocr_phases.record import PhaseRun
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ocr_phases.measure.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
 from ocr_phases.measure.models.caches import cache_length
-from ocr_phases.measure.models.families import Family
+from ocr_phases.measure.models.family import Family
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from ocr_phases.measure.models.families import Family, family_of
+from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.models.family import Family
 
 COLUMNS = ("what", "symbol", "file", "line", "version")
 VISION = ("sam", "clip", "projector")

@@ -1,7 +1,7 @@
 """The published remote-code class: how a page goes into it, how a step does, and what it is silent about.
 
 The class takes ``images`` as one (crops, global view) pair a row and looks at them only while its input is
-longer than one token. `ocr_phases.measure.models.families` has its row; `ocr_phases.measure.models.remote` loads it.
+longer than one token. `VENDOR` is its row; `remote` loads it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.models.family import Family, StepState
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.inputs.packing import DeviceInputs
-    from ocr_phases.measure.steps.phases import DecodeState
 
 
 def views(inputs: DeviceInputs) -> list[str]:
@@ -59,7 +59,7 @@ def new_cache() -> Any:
     return DynamicCache()
 
 
-def step_arguments(state: DecodeState) -> dict[str, Any]:
+def step_arguments(state: StepState) -> dict[str, Any]:
     """What one decode step hands to `prepare_step`."""
     return {
         "input_ids": state.token[:, None],
@@ -72,3 +72,29 @@ def step_arguments(state: DecodeState) -> dict[str, Any]:
 def prepare_step(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """A decode step's arguments as the class's own ``prepare_inputs_for_generation`` makes them."""
     return model.prepare_inputs_for_generation(**arguments)
+
+
+VENDOR = Family(
+    name="deepseek-ocr",
+    implementation="vendor",
+    class_name="DeepseekOCRForCausalLM",
+    modules={
+        "sam": "model.sam_model",
+        "clip": "model.vision_model",
+        "projector": "model.projector",
+        "lm_head": "lm_head",
+    },
+    # The class's `model` is the language model itself, with the vision parts inside, and calls its text
+    # layers through super(): so `decoder` runs from the first layer to the last norm. Embedding, fusion and
+    # the causal mask come before the first layer: in prefill they are in `vision_fusion`.
+    decoder_parts=("model.embed_tokens", "model.layers", "model.norm"),
+    decoder_between=("model.layers.0", "model.norm"),
+    image_arguments=("images", "images_seq_mask", "images_spatial_crop"),
+    views=views,
+    prefill_arguments=prefill_arguments,
+    step_arguments=step_arguments,
+    prepare_step=prepare_step,
+    new_cache=new_cache,
+    keeps_logits=False,
+    prints=True,
+)

@@ -9,22 +9,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.collectors.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.caches import cache_length, continues, device_lengths, drop_last
-from ocr_phases.measure.models.families import Family, family_of
+from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.sampling import Sampler
+from ocr_phases.measure.steps.timeline import NoTimeline, Timeline, stage_hooks
 
-if TYPE_CHECKING:
-    from ocr_phases.measure.steps.static_step import StaticStep
+
+class StepRunner(Protocol):
+    """Runs the forward of a step in place of the model class: `ocr_phases.measure.steps.static_step`."""
+
+    def fresh_cache(self) -> Any:
+        """The runner's own KV cache, emptied for a new prefill."""
+
+    def execution(self) -> AbstractContextManager[None]:
+        """The kernels that its steps run with."""
+
+    def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
+        """One step: logits [B, vocab] and, where it chose it, the next token int64 [B]."""
 
 
 @dataclass
@@ -151,7 +163,7 @@ def decode_step(
     timeline: Timeline | None = None,
     *,
     read: bool = True,
-    step: StaticStep | None = None,
+    step: StepRunner | None = None,
 ) -> Tensor:
     """One forward of one token a row from the cache; returns the next token, int64 [B].
 
@@ -204,7 +216,7 @@ def decode(
     pad_id: int = 0,
     eos_check_every: int = 1,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
-    step: StaticStep | None = None,
+    step: StepRunner | None = None,
 ) -> DecodeState:
     """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token included.
 
@@ -243,7 +255,7 @@ def decode(
 
 @contextlib.contextmanager
 def _execution(
-    model: nn.Module, state: DecodeState, timeline: Timeline, step: StaticStep | None
+    model: nn.Module, state: DecodeState, timeline: Timeline, step: StepRunner | None
 ) -> Iterator[None]:
     """What decode runs in: its kernels and, where the model class is called, the hooks of its stages."""
     if step is not None:
@@ -263,7 +275,7 @@ def generate(
     sampler: Sampler | None = None,
     first_token: str = "prefill",
     exact_mask: bool = False,
-    step: StaticStep | None = None,
+    step: StepRunner | None = None,
     **decode_options: Any,
 ) -> DecodeState:
     """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`."""

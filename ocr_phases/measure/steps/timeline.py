@@ -19,7 +19,7 @@ import nvtx
 import torch
 from torch import nn
 
-from ocr_phases.measure.models.families import Family
+from ocr_phases.measure.models.family import Family
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,91 @@
+"""What a family of model classes is: where its parts hang, how inputs go in, how a step is fed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ocr_phases.measure.inputs.packing import DeviceInputs
+
+
+class StepState(Protocol):
+    """What a family reads of `ocr_phases.measure.steps.phases.DecodeState` to feed one decode step."""
+
+    cache: Any
+    token: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor | None
+    exact_mask: bool
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table. Module paths are dotted names under the loaded model.
+
+    Where the language model is no module of its own, ``decoder_parts`` are its modules in the order they run,
+    and ``decoder_between`` the first and the last module of the ``decoder`` stage.
+    ``image_arguments`` must never carry a value in decode. ``views`` gives the view of each successive vision
+    call of a prefill. ``prefill_arguments`` gives the keyword arguments of the prefill's forward,
+    ``step_arguments`` those of one decode step's, as they go through ``prepare_step(model, arguments)``.
+    ``new_cache`` makes the empty KV cache of a prefill; None leaves that to the model.
+    ``keeps_logits``: forward takes ``logits_to_keep``; without it logits are made for every position.
+    ``prints``: forward writes to standard output, which is dropped.
+    """
+
+    name: str
+    implementation: str
+    class_name: str
+    modules: dict[str, str]
+    image_arguments: tuple[str, ...]
+    views: Callable[[DeviceInputs], list[str]]
+    prefill_arguments: Callable[[DeviceInputs], dict[str, Any]]
+    step_arguments: Callable[[StepState], dict[str, Any]]
+    prepare_step: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda model, arguments: arguments
+    new_cache: Callable[[], Any] = lambda: None
+    decoder_parts: tuple[str, ...] = ()
+    decoder_between: tuple[str, str] | None = None
+    keeps_logits: bool = True
+    prints: bool = False
+
+    def stages(self, model: nn.Module) -> dict[str, nn.Module]:
+        """The submodules that are a stage each, by stage name."""
+        return {stage: model.get_submodule(path) for stage, path in self.modules.items()}
+
+    def timed(self, model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
+        """The modules whose start and whose end are those of a stage, by stage name."""
+        timed = {stage: (module, module) for stage, module in self.stages(model).items()}
+        if self.decoder_between:
+            first, last = self.decoder_between
+            timed["decoder"] = (model.get_submodule(first), model.get_submodule(last))
+        return timed
+
+    def parameters(self, model: nn.Module) -> dict[str, int]:
+        """Parameter count of each stage and the total; what belongs to no stage is in the total only."""
+        counts = {stage: _count(module) for stage, module in self.stages(model).items()}
+        if self.decoder_parts:
+            counts["decoder"] = sum(_count(model.get_submodule(path)) for path in self.decoder_parts)
+        return {**counts, "total": _count(model)}
+
+    def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
+        """One forward of the model; ``options`` go over ``arguments``."""
+        if not self.keeps_logits:
+            options.pop("logits_to_keep", None)
+        with self.silenced():
+            return model(**{**arguments, **options})
+
+    def silenced(self) -> AbstractContextManager:
+        """Around calls of the model: drops what it prints, where it does."""
+        return contextlib.redirect_stdout(io.StringIO()) if self.prints else contextlib.nullcontext()
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
