@@ -70,7 +70,7 @@ _REPEAT = "measure again, with 5 repeats or more"
 
 @dataclass(frozen=True)
 class Finding:
-    """``verdict`` and what was ``measured``, as in a check; of noise ``why`` as a clause and ``what`` to do."""
+    """``verdict`` and what was ``measured``, as in a check; ``why`` (a clause) and ``what`` to do, of noise."""
 
     verdict: str
     measured: str
@@ -133,11 +133,9 @@ def impossible_values(run: PhaseRun) -> Finding:
         elif row["mbu"] > _POSSIBLE:
             fits = f"its {bytes_text(row['bytes'])} may stay in the processor's cache"
             cached.append(f"{name} ({row['phase']}) at {percent_text(row['mbu'])} MBU: {fits}")
-    over += _bad_ceilings(run)
+    over = [f"{text}, which cannot be" for text in over] + _bad_ceilings(run)
     if over:
-        return Finding(
-            "noisy", "; ".join([*over, *cached]), f"{over[0]}, which cannot be", f"{_QUIET}; measure again"
-        )
+        return Finding("noisy", "; ".join([*over, *cached]), over[0], f"{_QUIET}; measure again")
     if cached:
         return Finding("note", "; ".join(cached))
     highest = float(np.nanmax(floors[["mfu", "mbu"]].to_numpy(dtype=np.float64)))
@@ -187,7 +185,7 @@ def conditions_table(run: PhaseRun) -> pd.DataFrame:
 
 
 def ceilings_apart(one: PhaseRun, other: PhaseRun) -> str:
-    """That the ceilings two records measured on one device disagree, as a sentence; empty where they agree."""
+    """That the ceilings two records measured on one device disagree, in a sentence; empty where not."""
     ours, theirs = measured_ceilings(one), measured_ceilings(other)
     same = [one.device.get(name) == other.device.get(name) for name in ("name", "threads")]
     if ours is None or theirs is None or not all(same):
