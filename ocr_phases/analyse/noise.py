@@ -133,11 +133,9 @@ def impossible_values(run: PhaseRun) -> Finding:
         elif row["mbu"] > _POSSIBLE:
             fits = f"its {bytes_text(row['bytes'])} may stay in the processor's cache"
             cached.append(f"{name} ({row['phase']}) at {percent_text(row['mbu'])} MBU: {fits}")
-    over += _bad_ceilings(run)
+    over = [f"{text}, which cannot be" for text in over] + _bad_ceilings(run)
     if over:
-        return Finding(
-            "noisy", "; ".join([*over, *cached]), f"{over[0]}, which cannot be", f"{_QUIET}; measure again"
-        )
+        return Finding("noisy", "; ".join([*over, *cached]), over[0], f"{_QUIET}; measure again")
     if cached:
         return Finding("note", "; ".join(cached))
     highest = float(np.nanmax(floors[["mfu", "mbu"]].to_numpy(dtype=np.float64)))
