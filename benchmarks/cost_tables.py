@@ -24,7 +24,7 @@ from ocr_phases.analyse.cost import (
     vision_calls,
 )
 from ocr_phases.measure.inputs.packing import PRESETS, image_token_count
-from ocr_phases.measure.models.checkpoint import PUBLISHED
+from ocr_phases.measure.models.deepseek_ocr import PUBLISHED
 
 PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
 OLD_VOCABULARY = "wrong: for a vocabulary of 102,400"

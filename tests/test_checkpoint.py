@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
 from ocr_phases.measure.models import checkpoint
-from ocr_phases.measure.models.checkpoint import dummy_config, load_tokenizer, native_config
+from ocr_phases.measure.models.checkpoint import load_tokenizer
+from ocr_phases.measure.models.deepseek_ocr import native_config
 from ocr_phases.measure.models.families import NATIVE
 from ocr_phases.measure.models.folders import hub_commit
+from ocr_phases.measure.models.native import dummy_config
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from ocr_phases.measure.collectors.parity import parity_check, parity_result
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.measure.models.caches import cache_bytes_per_token
-from ocr_phases.measure.models.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.measure.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
 from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.models.loading import load_checkpoint
 from ocr_phases.measure.models.references import references
 from ocr_phases.measure.recorder import Run, make_record
 from ocr_phases.measure.request import (

@@ -26,7 +26,7 @@ from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
 from ocr_phases.measure.inputs.packing import PRESETS, PageViews, load_page, make_views, pack, resolve_prompt
-from ocr_phases.measure.models.checkpoint import load_checkpoint
+from ocr_phases.measure.models.loading import load_checkpoint
 from ocr_phases.measure.steps.phases import generate, until_end
 from synth import degrade
 

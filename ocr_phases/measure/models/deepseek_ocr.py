@@ -1,13 +1,145 @@
-"""DeepSeek-OCR in transformers' own class: its row, its masks, and how inputs and steps go into it."""
+"""DeepSeek-OCR in transformers' own class: its config from the published file, its row, its masks and steps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
+from ocr_phases.config_schema import SAVED as SAVED_TYPE
+from ocr_phases.config_schema import (
+    PublishedText,
+    SavedClip,
+    SavedSam,
+    SavedText,
+    check_config,
+    known,
+)
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.family import Family, StepState
 
 if TYPE_CHECKING:
     from ocr_phases.measure.inputs.packing import DeviceInputs
+
+_VISION = {"sam_vit_b", "clip-l-14-224"}
+
+#: The published DeepSeek-OCR architecture, in the keys of its own ``config.json``.
+PUBLISHED: dict[str, Any] = {
+    "model_type": PUBLISHED_TYPE,
+    "language_config": {
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "first_k_dense_replace": 1,
+        "hidden_size": 1280,
+        "intermediate_size": 6848,
+        "max_position_embeddings": 8192,
+        "moe_intermediate_size": 896,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_attention_heads": 10,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 12,
+        "num_key_value_heads": 10,
+        "vocab_size": 129280,
+    },
+    "vision_config": {
+        "image_size": 1024,
+        "mlp_ratio": 4.0,
+        "width": {
+            "clip-l-14-224": {"heads": 16, "image_size": 224, "layers": 24, "patch_size": 14, "width": 1024},
+            "sam_vit_b": {
+                "downsample_channels": [512, 1024],
+                "global_attn_indexes": [2, 5, 8, 11],
+                "heads": 12,
+                "layers": 12,
+                "width": 768,
+            },
+        },
+    },
+    "image_token_id": 128815,
+}
+
+
+def native_config(raw: dict[str, Any]) -> Any:
+    """transformers' config for a checkpoint's ``config.json``, with full attention in every layer.
+
+    Accepts the published layout (``deepseek_vl_v2``) and the one transformers saves (``unlimited_ocr``);
+    anything else is an `OcrPhasesError` naming the model type.
+    """
+    from transformers import UnlimitedOcrConfig
+
+    kind = raw.get("model_type")
+    if kind not in (PUBLISHED_TYPE, SAVED_TYPE) or (
+        kind == PUBLISHED_TYPE and not _vision_parts(raw) >= _VISION
+    ):
+        found = ", ".join(sorted(_vision_parts(raw))) or "unknown"
+        raise OcrPhasesError(
+            f"config.json describes a {kind!r} model with vision parts {found}: "
+            "only DeepSeek-OCR (sam_vit_b and clip-l-14-224) can be loaded."
+        )
+    try:
+        check_config(raw)
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"config.json is damaged ({error}).") from error
+    return UnlimitedOcrConfig(**(_saved_parts(raw) if kind == SAVED_TYPE else _published_parts(raw)))
+
+
+def _vision_parts(raw: dict[str, Any]) -> set[str]:
+    """The names of a published config's vision parts, whatever the config looks like."""
+    vision = raw.get("vision_config")
+    width = vision.get("width") if isinstance(vision, dict) else None
+    return set(width) if isinstance(width, dict) else set()
+
+
+def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of transformers' config for the layout that it saves, full attention in every layer."""
+    text, vision = known(raw["text_config"], SavedText), raw["vision_config"]
+    other = set(text.get("layer_types") or ["reference_sliding_attention"]) - {"full_attention"}
+    if other:
+        raise OcrPhasesError(
+            f"This unlimited_ocr checkpoint uses {', '.join(sorted(other))}: only full attention is known."
+        )
+    return {
+        **{name: raw[name] for name in ("image_token_id", "tie_word_embeddings") if name in raw},
+        "text_config": text,
+        "vision_config": {
+            "sam_config": known(vision["sam_config"], SavedSam),
+            "encoder_config": known(vision["encoder_config"], SavedClip),
+        },
+    }
+
+
+def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
+    """The same for the published layout."""
+    vision = raw["vision_config"]
+    sam, clip = vision["width"]["sam_vit_b"], vision["width"]["clip-l-14-224"]
+    text = known(raw["language_config"], PublishedText)
+    text["layer_types"] = ["full_attention"] * text["num_hidden_layers"]
+    text["sliding_window"] = text["max_position_embeddings"]
+    ratio = vision.get("mlp_ratio", 4.0)
+    sam_config = {
+        "hidden_size": sam["width"],
+        "num_hidden_layers": sam["layers"],
+        "num_attention_heads": sam["heads"],
+        "global_attn_indexes": sam["global_attn_indexes"],
+        "downsample_channels": sam["downsample_channels"],
+        "output_channels": sam.get("output_channels", 256),
+        "image_size": vision.get("image_size", 1024),
+        "mlp_dim": int(sam["width"] * ratio),
+    }
+    clip_config = {
+        "hidden_size": clip["width"],
+        "intermediate_size": int(clip["width"] * ratio),
+        "num_hidden_layers": clip["layers"],
+        "num_attention_heads": clip["heads"],
+        "image_size": clip["image_size"],
+        "patch_size": clip["patch_size"],
+    }
+    return {
+        "text_config": text,
+        "vision_config": {"sam_config": sam_config, "encoder_config": clip_config},
+        "image_token_id": raw.get("image_token_id", PUBLISHED["image_token_id"]),
+    }
+
 
 # The ready masks of an unpadded sequence: attention is causal and nothing is hidden, so building two masks
 # from the 2-D one, which this class otherwise does at every step, can be skipped.

@@ -1,0 +1,176 @@
+"""Loads weights into transformers' own class: a folder, the built-in checkpoint, or random ones (dummy).
+
+Nothing here runs remote code or goes through transformers' Auto classes: ``config.json`` is read as JSON,
+weights as safetensors, and the tokenizer from ``tokenizer.json``.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from ocr_phases.assets import asset
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.models.checkpoint import Checkpoint, image_token, load_tokenizer
+from ocr_phases.measure.models.deepseek_ocr import PUBLISHED, native_config
+from ocr_phases.measure.models.folders import (
+    check_loaded,
+    download,
+    folder_hash,
+    local_folder,
+    progress_bar_in_terminals,
+    read_config,
+    transformers_version,
+)
+from ocr_phases.type_fit import LEAST_TYPE_PX
+
+NATIVE_NEEDS = (5, 20)
+
+
+def load_native(
+    name: str, *, device: str, dtype: torch.dtype, revision: str | None = None, local_only: bool = False
+) -> Checkpoint:
+    """Load ``tiny``, ``dummy`` (or ``dummy:layers=2,...``), a folder or a hub id onto ``device``.
+
+    Raises `OcrPhasesError` for anything that is no DeepSeek-OCR checkpoint, naming what is wrong.
+    """
+    _require_transformers()
+    if not local_only and name == "tiny":
+        checkpoint = _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        return replace(checkpoint, least_type_px=LEAST_TYPE_PX["tiny"])
+    if not local_only and name.split(":")[0] == "dummy":
+        return _make_dummy(name, device, dtype)
+    folder = local_folder(name, local_only=local_only)
+    if folder is not None:
+        return _load_folder(folder, folder.name, device, dtype)
+    downloaded = download(name, revision)
+    return _load_folder(downloaded, name, device, dtype, revision=downloaded.name)
+
+
+def _require_transformers() -> None:
+    import transformers
+
+    if transformers_version() < NATIVE_NEEDS:
+        raise OcrPhasesError(
+            f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
+            f"here is {transformers.__version__}: upgrade transformers."
+        )
+
+
+def _load_folder(
+    folder: Path,
+    name: str,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    revision: str | None = None,
+    default_preset: str = "gundam",
+) -> Checkpoint:
+    from transformers import UnlimitedOcrForConditionalGeneration
+
+    raw = read_config(folder)
+    config = native_config(raw)
+    tokenizer = load_tokenizer(folder)
+    image_token_id = image_token(raw, tokenizer)
+    config.image_token_id = image_token_id
+    try:
+        with progress_bar_in_terminals():
+            model, report = UnlimitedOcrForConditionalGeneration.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise OcrPhasesError(f"The weights in {folder} do not fit DeepSeek-OCR: {first}") from error
+    check_loaded(folder, report)
+    model = model.to(device).eval()
+    return Checkpoint(
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        source=str(folder) if name not in ("tiny",) else "built-in",
+        revision=revision or f"sha256:{folder_hash(folder)}",
+        config=raw,
+        image_token_id=image_token_id,
+        default_preset=default_preset,
+    )
+
+
+_DUMMY_SIZES = {
+    "layers": ("language_config", "num_hidden_layers"),
+    "hidden": ("language_config", "hidden_size"),
+    "heads": ("language_config", "num_attention_heads"),
+    "experts": ("language_config", "n_routed_experts"),
+    "vocab": ("language_config", "vocab_size"),
+    "sam_layers": ("sam_vit_b", "layers"),
+    "clip_layers": ("clip-l-14-224", "layers"),
+}
+
+
+def dummy_config(name: str) -> dict[str, Any]:
+    """The published config with the sizes in ``dummy:layers=2,vocab=2048,...`` put in place.
+
+    Known sizes: layers, hidden, heads, experts, vocab, sam_layers, clip_layers.
+    """
+    raw = copy.deepcopy(PUBLISHED)
+    widths = raw["vision_config"]["width"]
+    sections = {"language_config": raw["language_config"], **widths}
+    for part in filter(None, name.partition(":")[2].split(",")):
+        key, _, value = part.partition("=")
+        if key not in _DUMMY_SIZES or not re.fullmatch(r"[1-9]\d*", value):
+            raise OcrPhasesError(
+                f"{part!r} is no size of dummy: write dummy:KEY=NUMBER,... with {', '.join(_DUMMY_SIZES)}."
+            )
+        section, field = _DUMMY_SIZES[key]
+        sections[section][field] = int(value)
+    text = raw["language_config"]
+    text["num_key_value_heads"] = text["num_attention_heads"]
+    if text["hidden_size"] % text["num_attention_heads"]:
+        raise OcrPhasesError("dummy's hidden must be a multiple of its heads: give both.")
+    if text["n_routed_experts"] < text["num_experts_per_tok"]:
+        raise OcrPhasesError(f"dummy needs at least {text['num_experts_per_tok']} experts.")
+    tiny_vocab = 2048
+    if text["vocab_size"] < tiny_vocab:
+        raise OcrPhasesError(
+            f"dummy needs a vocab of at least {tiny_vocab}: its prompts use tiny's tokenizer."
+        )
+    raw["image_token_id"] = min(raw["image_token_id"], text["vocab_size"] - 1)
+    return raw
+
+
+def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Checkpoint:
+    """The full-size architecture with seeded random weights, made where they are used."""
+    from transformers import UnlimitedOcrForConditionalGeneration
+
+    raw = dummy_config(name)
+    config = native_config(raw)
+    with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
+        model = UnlimitedOcrForConditionalGeneration._from_config(
+            config, dtype=dtype, attn_implementation="sdpa"
+        )
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.02, generator=generator)
+    return Checkpoint(
+        model=model.eval(),
+        tokenizer=load_tokenizer(asset("data", "tiny")),
+        name=name,
+        source="random weights",
+        revision=f"seed:{seed}",
+        config=raw,
+        image_token_id=raw["image_token_id"],
+        default_ignore_eos=True,
+    )
