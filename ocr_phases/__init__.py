@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ocr_phases.version import __version__
 
 # Imported on first use, so that reading a record never loads torch.
 _WHERE = {

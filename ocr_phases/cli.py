@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ocr_phases
 from ocr_phases.batch.command import add_batch_options, run_batch
 from ocr_phases.commands import compare, sweep
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
 from ocr_phases.plain_text import plain_streams
+from ocr_phases.version import __version__
 
 if TYPE_CHECKING:
     from ocr_phases.measure.session import DeepSeekOCRSession
@@ -351,7 +351,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ocr-phases",
         description="Measure where DeepSeek-OCR spends its time on a page: prefill, vision stages, decode.",
     )
-    parser.add_argument("--version", action="version", version=ocr_phases.__version__)
+    parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     command = _verb(verbs, "report", report, "one self-contained HTML report a page")

@@ -45,8 +45,8 @@ from ocr_phases.measure.inputs.packing import (
     resolve_prompt,
 )
 from ocr_phases.measure.steps import phases
-from ocr_phases.measure.steps.sampling import SamplingSettings
 from ocr_phases.report.render import execute_notebook, report_page
+from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
 
 RECEIPT = PAGES / "receipt.png"

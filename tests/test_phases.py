@@ -14,7 +14,8 @@ from torch import Tensor
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, Timeline, decode, decode_step, prefill
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.steps.phases import generate, prompt_loss
-from ocr_phases.measure.steps.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.steps.sampling import Sampler
+from ocr_phases.settings import SamplingSettings
 
 CASES = ("base", "gundam", "small", "batch")
 TOLERANCE = 1e-4

@@ -12,8 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.request import check_settings, make_rows
-from ocr_phases.measure.steps.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.request import make_rows
+from ocr_phases.measure.steps.sampling import Sampler
+from ocr_phases.settings import SamplingSettings, check_settings
 
 NUMBERS = st.one_of(
     st.floats(),

@@ -20,8 +20,8 @@ from ocr_phases.errors import Stopped
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.recorder import TokenReader, _describe_row, token_texts
 from ocr_phases.measure.rerun import repeat_run
-from ocr_phases.measure.steps.sampling import SamplingSettings
 from ocr_phases.presets import PROMPTS
+from ocr_phases.settings import SamplingSettings
 
 RECEIPT = PAGES / "receipt.png"
 QUICK = {"max_new_tokens": 24, "repeats": 1, "warmup": 0}

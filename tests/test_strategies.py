@@ -20,8 +20,9 @@ from ocr_phases.measure.collectors.parity import _tie
 from ocr_phases.measure.models.families import NATIVE, VENDOR
 from ocr_phases.measure.steps import execution as strategies
 from ocr_phases.measure.steps.phases import generate, redecode
-from ocr_phases.measure.steps.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.static_step import KEPT_STEPS, SLOT_MULTIPLE, StaticStep, kept_step, slots_for
+from ocr_phases.settings import SamplingSettings
 from ocr_phases.show.html import cards_html
 
 RECEIPT = PAGES / "receipt.png"

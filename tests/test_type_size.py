@@ -21,8 +21,9 @@ from ocr_phases.analyse.summary import verdict
 from ocr_phases.cli import main
 from ocr_phases.measure.inputs.packing import make_views
 from ocr_phases.measure.inputs.type_size import type_height, type_warning
-from ocr_phases.measure.request import check_settings, choose_preset
+from ocr_phases.measure.request import choose_preset
 from ocr_phases.presets import PRESETS
+from ocr_phases.settings import check_settings
 from ocr_phases.show import html
 from ocr_phases.show.explorer import panes
 from ocr_phases.type_fit import fitting_preset, small_type, type_shown, view_scale

@@ -75,7 +75,7 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
     """
     from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
-    from ocr_phases.measure.request import check_settings
+    from ocr_phases.settings import check_settings
 
     _check(arguments)
     if arguments.render == "only":

@@ -13,13 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import ocr_phases
 from ocr_phases.assets import asset
 from ocr_phases.batch.manifest import Page, file_problem
 from ocr_phases.code_hash import code_hash
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
 from ocr_phases.measure.models.folders import folder_hash, hub_commit, local_folder
+from ocr_phases.version import __version__
 
 #: The folder of all pages' folders, below the batch's.
 PAGES = "pages"
@@ -103,7 +103,7 @@ def versions() -> dict[str, Any]:
             installed[package] = version(package)
         except PackageNotFoundError:
             installed[package] = None
-    return {**installed, "ocr_phases": ocr_phases.__version__, "code": code_hash()}
+    return {**installed, "ocr_phases": __version__, "code": code_hash()}
 
 
 def _page_hash(path: Path) -> str | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases import record
 from ocr_phases.measure.collectors import environment
-from ocr_phases.measure.collectors.live_checks import Verdict, merged
-from ocr_phases.measure.inputs.packing import PageInputs, valid_image_tokens
+from ocr_phases.measure.collectors.live_checks import merged
+from ocr_phases.measure.collectors.run import Run
+from ocr_phases.measure.inputs.packing import valid_image_tokens
 from ocr_phases.measure.request import Request
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import decode_experts
@@ -17,27 +17,11 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.session import DeepSeekOCRSession
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one run leaves: ``ids`` a row, peak bytes a phase, cache lengths after prefill and each step."""
-
-    packed: PageInputs
-    pages: list[list[tuple]]  # (image, bytes, name) of each page, a list a row
-    ids: list[list[int]]
-    spans: list[tuple]
-    peaks: dict[str, int | None]
-    lengths: list[int]
-    bytes_per_token: int
-    waits: int  # device-to-host reads in decode
-    slots: int | None  # entries a static cache has room for
-    verdicts: dict[str, Verdict]  # of the checks that need the live model
+    from ocr_phases.measure.models.checkpoint import LoadedModel
 
 
 def make_record(
-    session: DeepSeekOCRSession,
+    session: LoadedModel,
     request: Request,
     runs: Sequence[Run],
     memory_source: str | None,
@@ -118,7 +102,7 @@ def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
     return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
-def _describe_row(session: DeepSeekOCRSession, request: Request, ids: list[int]) -> dict[str, Any]:
+def _describe_row(session: LoadedModel, request: Request, ids: list[int]) -> dict[str, Any]:
     eos = () if request.ignore_eos else (session.eos_id,)
     ids = phases.until_end(ids, eos)
     ended = ids[-1] in eos
@@ -155,7 +139,7 @@ def _describe_pages(request: Request, run: Run) -> list[dict[str, Any]]:
     return described
 
 
-def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, Any]:
+def _describe_model(session: LoadedModel, request: Request) -> dict[str, Any]:
     checkpoint, model = session.checkpoint, session.model
     return {
         "name": checkpoint.name,

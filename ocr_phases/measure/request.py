@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,34 +14,14 @@ from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.type_size import type_height
 from ocr_phases.presets import AUTO, PRESETS, get_preset, resolve_prompt
-from ocr_phases.strategies import STRATEGIES, VISIONS
+from ocr_phases.settings import SamplingSettings, check_settings, check_text
 from ocr_phases.type_fit import fitting_preset
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.models.checkpoint import Checkpoint
-    from ocr_phases.measure.steps.sampling import SamplingSettings
 
 Page = str | Path | bytes | Image.Image
-
-FIRST_TOKENS = ("prefill", "redecode")
-
-LARGEST_NUMBER = 2**63 - 1
-"""Largest whole number of a setting: what a seed may be, and what every reader of a record can hold."""
-
-_LEAST = {"max_new_tokens": 1, "eos_check_every": 1, "repeats": 1, "warmup": 0, "seed": -LARGEST_NUMBER}
-_SWITCHES = (
-    "grounding",
-    "return_text",
-    "ignore_eos",
-    "exact_mask",
-    "autocast",
-    "embed_page",
-    "generate",
-    "verify",
-    "ceilings",
-)
-_NAMES = {"first_token": FIRST_TOKENS, "strategy": STRATEGIES, "vision": VISIONS}
 
 
 @dataclass(frozen=True)
@@ -91,43 +71,6 @@ class Request:
         return {**values, "infer": asdict(self.infer)}
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise `OcrPhasesError` for the first setting of a request that is wrong whatever page and model it has.
-
-    A setting that is left out is not looked at. Needs no torch, so that a batch's driver can ask too.
-    """
-    if "prompt" in settings:
-        _check_text("prompt", settings["prompt"])
-        resolve_prompt(settings["prompt"])
-    if settings.get("preset", AUTO) != AUTO:
-        _check_text("preset", settings["preset"])
-        get_preset(settings["preset"])
-    for name, least in _LEAST.items():
-        value = settings.get(name, least)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
-        if value < least:
-            raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
-        if value > LARGEST_NUMBER:
-            raise OcrPhasesError(f"{name} is larger than {LARGEST_NUMBER}: give a smaller number.")
-    for name in _SWITCHES:
-        if not isinstance(settings.get(name, False), bool):
-            raise OcrPhasesError(f"{name} is {settings[name]!r}: it must be True or False.")
-    for name, known in _NAMES.items():
-        value = settings.get(name, known[0])
-        if value not in known:
-            raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(known)}.")
-
-
-def _check_text(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise OcrPhasesError(f"{name} is {value!r}: give a text.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise OcrPhasesError(f"{name} is {value!a}, which is not valid Unicode: type it again.") from error
-
-
 def make_rows(
     page: Page | Sequence[Page], prompt: str | Sequence[str], grounding: bool | None
 ) -> tuple[list[list[Page]], list[str]]:
@@ -139,7 +82,7 @@ def make_rows(
     pages = [page] if isinstance(page, str | Path | bytes | Image.Image) else list(page)
     prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
     for text in prompts:
-        _check_text("prompt", text)
+        check_text("prompt", text)
     resolved = [resolve_prompt(text, grounding=grounding) for text in prompts]
     if len(resolved) == 1 and resolved[0].count("<image>") > 1:
         return [pages], resolved

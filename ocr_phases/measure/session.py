@@ -20,6 +20,7 @@ from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import KERNEL_STEPS, check_kernels, kernel_view
 from ocr_phases.measure.collectors.live_checks import Witness, input_verdicts
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
+from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.measure.models.caches import cache_bytes_per_token
@@ -27,7 +28,7 @@ from ocr_phases.measure.models.checkpoint import Checkpoint, resolve_device, res
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.loading import load_checkpoint
 from ocr_phases.measure.models.references import references
-from ocr_phases.measure.recorder import Run, make_record
+from ocr_phases.measure.recorder import make_record
 from ocr_phases.measure.request import (
     Page,
     Request,
@@ -45,10 +46,11 @@ from ocr_phases.measure.steps.execution import (
     decode_execution,
     eos_interval,
 )
-from ocr_phases.measure.steps.sampling import Sampler, resolve_infer
+from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.presets import GROUNDING_TAG, get_preset
 from ocr_phases.record import PhaseRun
+from ocr_phases.settings import resolve_infer
 
 
 class DeepSeekOCRSession:

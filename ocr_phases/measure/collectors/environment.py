@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-import ocr_phases
 from ocr_phases.code_hash import code_hash
 from ocr_phases.git_state import git_state
 from ocr_phases.measure.steps.execution import decode_backends
+from ocr_phases.version import __version__
 
 _CODE = code_hash()  # while the modules are loaded, not when they may have been edited
 
@@ -36,7 +36,7 @@ def versions() -> dict[str, Any]:
         "tokenizers": tokenizers.__version__,
         "cuda": torch.version.cuda,
         "driver": _driver(),
-        "ocr_phases": ocr_phases.__version__,
+        "ocr_phases": __version__,
         "code": _CODE,
         "git": git_state(),
     }

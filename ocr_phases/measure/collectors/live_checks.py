@@ -22,7 +22,7 @@ from ocr_phases.measure.models.family import Family
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.models.checkpoint import LoadedModel
     from ocr_phases.measure.steps.phases import DecodeState
 
 Verdict = tuple[str, str]  # verdict and what was measured
@@ -111,7 +111,7 @@ class Witness:
         }
 
 
-def input_verdicts(session: DeepSeekOCRSession, packed: PageInputs, *, autocast: bool) -> dict[str, Verdict]:
+def input_verdicts(session: LoadedModel, packed: PageInputs, *, autocast: bool) -> dict[str, Verdict]:
     """What the inputs and the model show before anything runs."""
     return {
         "image_mask": _image_mask(packed, session.checkpoint.image_token_id),

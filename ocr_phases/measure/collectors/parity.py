@@ -16,14 +16,14 @@ from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.models.checkpoint import LoadedModel
 
 #: In 16 bits a first difference is a tie where the two logits lie this many bfloat16 steps apart at most.
 TIE_STEPS = 2
 
 
 def parity_check(
-    session: DeepSeekOCRSession,
+    session: LoadedModel,
     request: Request,
     inputs: DeviceInputs,
     ours: list[list[int]],
@@ -94,7 +94,7 @@ def bfloat16_step(value: float) -> float:
 
 @torch.no_grad()
 def _scores(
-    session: DeepSeekOCRSession, request: Request, inputs: DeviceInputs, ours: list[list[int]], place: int
+    session: LoadedModel, request: Request, inputs: DeviceInputs, ours: list[list[int]], place: int
 ) -> Tensor:
     """What token ``place`` is chosen from, float32 [B, vocab], after the very tokens in ``ours``."""
     sampler = Sampler(request.infer, request.seed, session.device)

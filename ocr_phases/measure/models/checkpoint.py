@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,6 +13,7 @@ from ocr_phases.config_schema import (
     TokenizerLabels,
 )
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.models.folders import (
     read_json,
 )
@@ -43,6 +44,24 @@ class Checkpoint:
     default_ignore_eos: bool = False
     cuda_calls: str | None = None
     least_type_px: float | None = None
+
+
+class LoadedModel(Protocol):
+    """A checkpoint on its device, as a session has it: what the recorder and the collectors read of it."""
+
+    checkpoint: Checkpoint
+    model: Any
+    tokenizer: Any
+    family: Family
+    device: str
+    dtype: torch.dtype
+
+    @property
+    def eos_id(self) -> int:
+        """The id that ends a generation."""
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids, without special tokens around it."""
 
 
 def resolve_device(device: str) -> str:

@@ -1,0 +1,24 @@
+"""What one run of a request leaves behind, before it is a record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ocr_phases.measure.collectors.live_checks import Verdict
+from ocr_phases.measure.inputs.packing import PageInputs
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run leaves: ``ids`` a row, peak bytes a phase, cache lengths after prefill and each step."""
+
+    packed: PageInputs
+    pages: list[list[tuple]]  # (image, bytes, name) of each page, a list a row
+    ids: list[list[int]]
+    spans: list[tuple]
+    peaks: dict[str, int | None]
+    lengths: list[int]
+    bytes_per_token: int
+    waits: int  # device-to-host reads in decode
+    slots: int | None  # entries a static cache has room for
+    verdicts: dict[str, Verdict]  # of the checks that need the live model
