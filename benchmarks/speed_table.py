@@ -22,9 +22,9 @@ from benchmarks.tables import (
     ratio_table,
     strategy_table,
 )
-from ocr_phases.analyse.summary import ms_text
 from ocr_phases.files import write_atomic
 from ocr_phases.strategies import STRATEGIES
+from ocr_phases.words import ms_text
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"

@@ -124,8 +124,9 @@ def batch(arguments: argparse.Namespace) -> int:
 
 def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
+    from ocr_phases.analyse.headline import verdict
     from ocr_phases.analyse.kernels import has_kernels
-    from ocr_phases.analyse.summary import shown_stages, stage_table, verdict
+    from ocr_phases.analyse.summary import shown_stages, stage_table
     from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
 
     target = output_file(arguments.save)

@@ -1,8 +1,64 @@
-"""Numbers with their nouns."""
+"""Figures, counts and stages as a person reads them: three digits, a unit, a plain name."""
 
 from __future__ import annotations
+
+import math
 
 
 def count_text(number: int, noun: str) -> str:
     """``"1 page"``, ``"2,000 pages"``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+_STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_head": "LM head"}
+
+
+def ms_text(ms: float | None) -> str:
+    """Milliseconds with three digits and a fitting unit (``"4.02 ms"``, ``"1.25 s"``); ``"n/a"`` for none."""
+    if ms is None or not math.isfinite(ms):
+        return "n/a"
+    # The limits lie where rounding to three digits would show four.
+    if abs(ms) >= 999.5:
+        seconds = ms / 1000.0
+        return f"{seconds:,.0f} s" if abs(seconds) >= 99.95 else f"{digits_text(seconds)} s"
+    return f"{digits_text(ms)} ms"
+
+
+def bytes_text(count: float | None) -> str:
+    """Bytes in decimal units with three digits (``"1.90 GB"``); ``"n/a"`` for none."""
+    if count is None or not math.isfinite(count):
+        return "n/a"
+    value = float(count)
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{digits_text(value)} {unit}"
+        value /= 1000.0
+    return f"{digits_text(value)} GB"
+
+
+def percent_text(share: float | None) -> str:
+    """A share of one as per cent (``"62 %"``, ``"0.4 %"``); ``"n/a"`` for none."""
+    if share is None or not math.isfinite(share):
+        return "n/a"
+    value = share * 100.0
+    return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def stage_name(stage: str) -> str:
+    """What a stage is called in a picture or a report."""
+    return _STAGE_NAMES.get(stage, stage_key(stage).replace("_", " "))
+
+
+def stage_key(stage: str) -> str:
+    """What a stage is called where its name is typed: schema 1 records the language model as ``decoder``."""
+    return "language_model" if stage == "decoder" else stage
+
+
+def digits_text(value: float) -> str:
+    """Three significant digits, without an exponent and never fewer than the integer part has."""
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{min(decimals, 3)}f}"
+    # 9.996 rounds up to 10.00: one digit too many.
+    return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text

@@ -30,7 +30,7 @@ from ocr_phases.analyse.floors import (
     times_text,
     why_no_floor,
 )
-from ocr_phases.analyse.summary import verdict
+from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.record import PhaseRun

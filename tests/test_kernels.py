@@ -24,13 +24,14 @@ from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.floors import floor_table
-from ocr_phases.analyse.summary import ms_text, verdict
+from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
 from ocr_phases.measure.collectors import kernel_profile as measure
 from ocr_phases.measure.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
 from ocr_phases.report.render import report_page
 from ocr_phases.show import html, kernels_html
 from ocr_phases.show import kernels as plots
+from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"
 intervals = st.lists(

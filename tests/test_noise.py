@@ -19,6 +19,7 @@ from test_sweep import TINY, failures
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import checks_verdict, failed, run_checks, worst_verdict
 from ocr_phases.analyse.compare import compare_runs, compare_verdict
+from ocr_phases.analyse.headline import headline, verdict
 from ocr_phases.analyse.noise import (
     CONDITION_COLUMNS,
     busy_host,
@@ -29,7 +30,6 @@ from ocr_phases.analyse.noise import (
     noise_warning,
     repeat_spread,
 )
-from ocr_phases.analyse.summary import headline, verdict
 from ocr_phases.analyse.sweep import sweep_table, sweep_verdict
 from ocr_phases.measure.collectors import conditions
 from ocr_phases.show import html

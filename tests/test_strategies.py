@@ -14,7 +14,7 @@ from test_phases import CASES, golden_inputs
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun, decode, decode_step, prefill
 from ocr_phases.analyse.checks import failed, run_checks
-from ocr_phases.analyse.summary import bytes_text, verdict
+from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
 from ocr_phases.measure.collectors.parity import _tie
 from ocr_phases.measure.models.families import NATIVE, VENDOR
@@ -24,6 +24,7 @@ from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.static_step import KEPT_STEPS, SLOT_MULTIPLE, StaticStep, kept_step, slots_for
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show.html import cards_html
+from ocr_phases.words import bytes_text
 
 RECEIPT = PAGES / "receipt.png"
 

@@ -10,26 +10,22 @@ import pandas as pd
 import pytest
 from example_run import make_run
 
+from ocr_phases.analyse.headline import headline, verdict
 from ocr_phases.analyse.summary import (
     REPEAT_COLUMNS,
     STAGE_COLUMNS,
     STEP_COLUMNS,
-    bytes_text,
     end_to_end_ms,
-    headline,
-    ms_text,
-    percent_text,
     repeat_table,
     stage_ms,
     stage_table,
     step_table,
-    verdict,
     vision_share,
 )
 from ocr_phases.analyse.typical import one_repeat, typical_repeat, typical_run, typical_sentence
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show import html
-from ocr_phases.words import count_text
+from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
 
 SHAPES = {
     "crops": {},

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.summary import verdict
+from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
 from ocr_phases.measure.inputs.packing import make_views
 from ocr_phases.measure.inputs.type_size import type_height, type_warning

@@ -23,11 +23,11 @@ from ocr_phases.analyse.steps import (
     outlier_causes,
     repetition_loop,
 )
-from ocr_phases.analyse.summary import bytes_text, ms_text, percent_text, vision_share
+from ocr_phases.analyse.summary import vision_share
 from ocr_phases.analyse.typical import one_repeat, typical_run
 from ocr_phases.record import VISION_STAGES, PhaseRun
 from ocr_phases.type_fit import recorded_type, small_type_in
-from ocr_phases.words import count_text
+from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")

@@ -20,9 +20,10 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.summary import bytes_text, ms_text, stage_ms, step_table
+from ocr_phases.analyse.summary import stage_ms, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
+from ocr_phases.words import bytes_text, ms_text
 
 FLOOR_COLUMNS = (
     "phase",

@@ -1,8 +1,8 @@
 """The kernel view of a record: what the device did for each stage, and what kept it from doing more.
 
 How long the device worked, for whom and in which kernels comes from a run of its own under torch.profiler
-(`ocr_phases.measure.collectors.kernel_profile`). How long a stage takes comes from the timed repeats, because the profiler
-slows the host down: busy time over wall time is therefore a figure of the undisturbed run. Idle gaps and the
+(`ocr_phases.measure.collectors.kernel_profile`). How long a stage takes comes from the timed repeats, because
+the profiler slows the host down: busy time over wall time is therefore a figure of the undisturbed run. Idle gaps and the
 host's waits were seen under the profiler and are longer there; their kind and number are not.
 
 Figures of the decode are for one step (one token a row), wall times of the same steps as the profiled ones;
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.summary import STAGE_KEYS, ms_text, percent_text, stage_ms, stage_name
+from ocr_phases.analyse.summary import STAGE_KEYS, stage_ms
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.words import ms_text, percent_text, stage_name
 
 KERNEL_COLUMNS = (
     "phase",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ocr_phases.analyse.summary import ms_text
 from ocr_phases.strategies import STRATEGIES, VISIONS
+from ocr_phases.words import ms_text
 
 _NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
 _LIMITS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}

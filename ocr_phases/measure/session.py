@@ -157,7 +157,7 @@ class DeepSeekOCRSession:
             return phases.decode_step(self.model, state, timeline)
 
     def references(self) -> pd.DataFrame:
-        """Where the loaded source does what is measured: `ocr_phases.measure.models.references.references`."""
+        """Where the loaded source does what is measured (`ocr_phases.measure.models.references`)."""
         return references(self.model, self.checkpoint.revision)
 
     # -- the measurement --------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from ocr_phases.analyse.compare import EQUIVALENT, INCONCLUSIVE, in_units
-from ocr_phases.analyse.summary import ms_text, stage_name, stage_table, step_table
+from ocr_phases.analyse.summary import stage_table, step_table
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.overlay import printable
@@ -34,6 +34,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
+from ocr_phases.words import ms_text, stage_name
 
 #: The lines of as many records as a picture shows apart; they repeat after that.
 RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)

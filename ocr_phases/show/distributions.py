@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ocr_phases.analyse.summary import ms_text, percent_text
 from ocr_phases.show.plots import (
     BLUE,
     GREEN,
@@ -20,6 +19,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
+from ocr_phases.words import ms_text, percent_text
 
 _PANELS = (
     ("ttft_ms", "Time to first token", "ms", BLUE),

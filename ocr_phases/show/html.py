@@ -20,20 +20,9 @@ from ocr_phases.analyse.check_texts import EXPECTATIONS
 from ocr_phases.analyse.checks import Check, checks_verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
+from ocr_phases.analyse.headline import account, headline, text_doubt
 from ocr_phases.analyse.noise import conditions_table
-from ocr_phases.analyse.summary import (
-    account,
-    bytes_text,
-    headline,
-    ms_text,
-    percent_text,
-    repeat_table,
-    stage_key,
-    stage_name,
-    stage_table,
-    text_doubt,
-    vision_share,
-)
+from ocr_phases.analyse.summary import repeat_table, stage_table, vision_share
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import badge, cards_block, share_bar, status_line, title_block
@@ -42,7 +31,7 @@ from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.figures import figure_image as figure_image
 from ocr_phases.show.figures import figure_png as figure_png
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import count_text
+from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_key, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -368,7 +357,7 @@ def measured_html(run: PhaseRun) -> str:
 
 
 def references_html(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `ocr_phases.measure.models.references.references` as a table; what was not found has a dash."""
+    """The rows of `ocr_phases.measure.models.references` as a table; what was not found has a dash."""
     columns = ["what", "file", "line", "version", "symbol"]
     table = pd.DataFrame(rows, columns=columns).astype({"line": "Int64"})
     return f'<div class="op-paths">{table_html(table, caption="Where the code does it")}</div>'

@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from ocr_phases.analyse.summary import ms_text, percent_text
 from ocr_phases.show.blocks import safe as _safe
 from ocr_phases.show.distributions import plot_distributions
 from ocr_phases.show.figures import figure_svg
 from ocr_phases.show.html import fragments_css, note_html, table_html
 from ocr_phases.show.overlay import printable
+from ocr_phases.words import ms_text, percent_text
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
 MOST_ROWS = 2_000

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ocr_phases.analyse.kernels import GAP_CAUSES, idle_gaps, kernel_table, of_text, stage_verdict
-from ocr_phases.analyse.summary import ms_text, percent_text, stage_name
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.plots import (
     BLUE,
@@ -22,6 +21,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
+from ocr_phases.words import ms_text, percent_text, stage_name
 
 _UNITS = {"prefill": "the prefill", "decode": "one decode step"}
 _WHOLE = {"prefill": "whole prefill", "decode_step": "whole step"}

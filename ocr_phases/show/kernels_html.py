@@ -14,9 +14,9 @@ from ocr_phases.analyse.kernels import (
     stage_verdict,
     top_kernels,
 )
-from ocr_phases.analyse.summary import percent_text, stage_name
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, table_html
+from ocr_phases.words import percent_text, stage_name
 
 _HEADINGS = {
     "kernels": ("kernels", ""),

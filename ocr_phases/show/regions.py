@@ -7,12 +7,12 @@ from matplotlib.figure import Figure
 from PIL.Image import Image
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding, region_table, type_table
-from ocr_phases.analyse.summary import ms_text, percent_text
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, label_colour, printable
 from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, time_axis, title_axes
+from ocr_phases.words import ms_text, percent_text
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12

@@ -23,7 +23,6 @@ from ocr_phases.analyse.floors import (
     times_text,
     why_no_floor,
 )
-from ocr_phases.analyse.summary import stage_name
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.plots import (
     BLUE,
@@ -36,6 +35,7 @@ from ocr_phases.show.plots import (
     style_axes,
     title_axes,
 )
+from ocr_phases.words import stage_name
 
 _MARKERS = {"global": "o", "local": "s", "": "D"}
 _LINE = 0.07  # of the key's height, from one line to the next

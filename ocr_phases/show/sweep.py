@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from ocr_phases.analyse.floors import times_text
-from ocr_phases.analyse.summary import percent_text
 from ocr_phases.show.compare import RUN_COLOURS
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.plots import (
@@ -30,6 +29,7 @@ from ocr_phases.show.plots import (
     title_axes,
 )
 from ocr_phases.strategies import STRATEGIES
+from ocr_phases.words import percent_text
 
 _Line = Literal["-", "--", ":", "-."]
 _LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")

@@ -1,4 +1,4 @@
-"""What a loaded checkpoint is: a model, its tokenizer and what is known of both; devices and dtypes by name."""
+"""A loaded checkpoint: a model, its tokenizer and what is known of both; devices and dtypes by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek-OCR in transformers' own class: its config from the published file, its row, its masks and steps."""
+"""DeepSeek-OCR in transformers' own class: config from the published file, module paths, inputs, steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name (tiny, dummy, a folder, a hub id) to a loaded checkpoint, by the implementation that was asked for."""
+"""A name (tiny, dummy, a folder, a hub id) to a loaded checkpoint, by the implementation asked for."""
 
 from __future__ import annotations
 

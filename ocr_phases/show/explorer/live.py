@@ -15,10 +15,10 @@ from typing import Any
 import ipywidgets as widgets
 import numpy as np
 
-from ocr_phases.analyse.summary import ms_text
 from ocr_phases.errors import Stopped
 from ocr_phases.show.blocks import safe
 from ocr_phases.show.explorer.svg import Curve, curve_svg
+from ocr_phases.words import ms_text
 
 REFRESH_S = 0.2
 _SHOWN_TEXT = 6_000

@@ -9,7 +9,6 @@ import ipywidgets as widgets
 import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Region, parse_grounding, region_table
-from ocr_phases.analyse.summary import ms_text, percent_text
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import safe
@@ -18,6 +17,7 @@ from ocr_phases.show.explorer.svg import Curve, cursor_css, curve_svg, kinds, pa
 from ocr_phases.show.html import note_html
 from ocr_phases.show.overlay import label_colour, printable, time_colour
 from ocr_phases.show.regions import has_region_times, plot_region_types
+from ocr_phases.words import ms_text, percent_text
 
 _BY_TYPE, _BY_TIME = "region type", "decode time"
 _MOST_ROWS = 8  # of the list of regions

@@ -10,7 +10,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ocr_phases.analyse.summary import verdict
+from ocr_phases.analyse.headline import verdict
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html
 from ocr_phases.show.explorer import panes
