@@ -1,9 +1,10 @@
 """The kernel view of a record: what the device did for each stage, and what kept it from doing more.
 
 How long the device worked, for whom and in which kernels comes from a run of its own under torch.profiler
-(`ocr_phases.measure.collectors.kernel_profile`). How long a stage takes comes from the timed repeats, because
-the profiler slows the host down: busy time over wall time is therefore a figure of the undisturbed run. Idle gaps and the
-host's waits were seen under the profiler and are longer there; their kind and number are not.
+(`ocr_phases.measure.collectors.kernel_profile`). How long a stage takes comes from the timed repeats,
+because the profiler slows the host down: busy time over wall time is therefore a figure of the undisturbed
+run. Idle gaps and the host's waits were seen under the profiler and are longer there; their kind and number
+are not.
 
 Figures of the decode are for one step (one token a row), wall times of the same steps as the profiled ones;
 all others are for one run of the phase.
