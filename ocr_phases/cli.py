@@ -9,7 +9,10 @@ import argparse
 import contextlib
 import functools
 import os
+import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +22,10 @@ from ocr_phases.batch.command import add_batch_options, run_batch
 from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
+from ocr_phases.plain_text import plain_streams
 
 if TYPE_CHECKING:
+    from ocr_phases.measure.session import DeepSeekOCRSession
     from ocr_phases.record import PhaseRun
 
 
@@ -31,10 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not.
 
     ``verify`` answers 1 where a check failed, ``compare`` where a limit was asked for and passed; 141 is the
-    answer where nobody reads the output to its end.
+    answer where nobody reads the output to its end, and a signal that stops the verb is answered with 128 and
+    its number: 130 for Ctrl-C.
     """
-    arguments = _parser().parse_args(argv)
+    with plain_streams(), _signals_stop():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
+        arguments = _parser().parse_args(argv)
         code = arguments.verb(arguments) or 0
         sys.stdout.flush()
         return code
@@ -42,27 +53,53 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CUT_OFF
     except OcrPhasesError as error:
-        print(f"ocr-phases: {error}", file=sys.stderr)
+        print(f"ocr-phases: {_with_options(str(error), arguments)}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"ocr-phases: this needs {error.name}: pip install {error.name}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("ocr-phases: stopped.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        with contextlib.suppress(OSError):  # after a hangup there is nobody to tell
+            print("ocr-phases: stopped.", file=sys.stderr)
+        return 128 + (stop.args or (signal.SIGINT,))[0]
+
+
+@contextlib.contextmanager
+def _signals_stop() -> Iterator[None]:
+    """SIGTERM and SIGHUP stop a verb as Ctrl-C does; one that is ignored (nohup) or handled stays so."""
+
+    def stop(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    found = [number for number in signal.Signals if number.name in ("SIGTERM", "SIGHUP")]
+    main_thread = threading.current_thread() is threading.main_thread()
+    taken = [number for number in found if main_thread and signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _with_options(message: str, arguments: argparse.Namespace) -> str:
+    """A message of the package with settings named as this verb's options: ``--max-new-tokens``."""
+    names = [name for name in vars(arguments) if "_" in name]
+    words = re.compile(rf"(?<![\w/.-])({'|'.join(names)})(?![\w/=-]|\.\w)")
+    return words.sub(lambda found: f"--{found[0].replace('_', '-')}", message) if names else message
 
 
 def report(arguments: argparse.Namespace) -> None:
     """One HTML report a page (or of an existing record), with its record, notebook and artifacts."""
     if bool(arguments.record) == bool(arguments.pages):
         raise OcrPhasesError("Name the pages to measure, or one --record to show: one of the two.")
-    from ocr_phases.measure.images import load_page
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import report_page
 
     # A wrong page or record is told before anything slow starts.
     for page in arguments.pages:
-        load_page(page)
+        _look_at(page, arguments)
     if arguments.record:
         PhaseRun.load(arguments.record)
     jobs = _folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
@@ -88,8 +125,8 @@ def batch(arguments: argparse.Namespace) -> int:
 def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.kernels import has_kernels
-    from ocr_phases.analyse.summary import stage_table, verdict
-    from ocr_phases.files import TRACE_NAME, output_file
+    from ocr_phases.analyse.summary import shown_stages, stage_table, verdict
+    from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
 
     target = output_file(arguments.save)
     then = _recorded(arguments, target)
@@ -97,12 +134,12 @@ def profile(arguments: argparse.Namespace) -> None:
     if arguments.trace:
         kernels["kernel_trace"] = target.with_name(TRACE_NAME)
     run = _measure(arguments, **kernels) if then is None else _repeat(arguments, then, **kernels)
-    run.save(target)
+    save_or_rescue(run.save, target)
     print(verdict(run))
     print()
     if then is not None:
         _print_then_and_now(then, run)
-    print(stage_table(run).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    print(shown_stages(stage_table(run)).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     if has_kernels(run):
         _print_kernels(run)
     print(f"\nWrote {target}")
@@ -113,7 +150,7 @@ def verify(arguments: argparse.Namespace) -> int:
     if bool(arguments.record) == bool(arguments.page):
         raise OcrPhasesError("Name the page to measure, or one --record to check: one of the two.")
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
-    from ocr_phases.files import output_file, output_folder
+    from ocr_phases.files import output_file, output_folder, save_or_rescue
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import verify_report
 
@@ -121,19 +158,21 @@ def verify(arguments: argparse.Namespace) -> int:
         output_file(arguments.save)
     if arguments.out:
         output_folder(arguments.out)
-    run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
+    session = None if arguments.record else _session(arguments)
+    run = PhaseRun.load(arguments.record) if session is None else _measure(arguments, session, verify=True)
     if arguments.save:
-        run.save(arguments.save)
+        save_or_rescue(run.save, arguments.save)
     checks = run_checks(run)
     for check in checks:
         print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
-        if check.verdict == "fail":
+        if check.verdict in ("fail", "noisy"):
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
     print(f"\n{checks_verdict(checks)}")
     if arguments.save:
         print(f"Wrote {arguments.save}")
     if arguments.out:
-        print(f"Wrote {verify_report(arguments.out, run)}")
+        references = None if session is None else session.references()
+        print(f"Wrote {verify_report(arguments.out, run, references)}")
     return 1 if failed(checks) else 0
 
 
@@ -156,17 +195,31 @@ def artifacts(arguments: argparse.Namespace) -> None:
     print(f"Wrote {folder}")
 
 
-def _measure(arguments: argparse.Namespace, **options: Any) -> PhaseRun:
+def _look_at(page: str, arguments: argparse.Namespace) -> None:
+    """A page that cannot be read is an `OcrPhasesError`; one whose type is too small is told on stderr."""
     from ocr_phases.measure.images import load_page
+    from ocr_phases.measure.type_size import type_warning
 
+    image, _, name = load_page(page)
+    if warning := type_warning(image, arguments.model, arguments.preset):
+        print(f"{name}: {warning}", file=sys.stderr)
+
+
+def _session(arguments: argparse.Namespace) -> DeepSeekOCRSession:
     # A wrong page or model is told before anything slow starts.
-    load_page(arguments.page)
+    _look_at(arguments.page, arguments)
     from ocr_phases.measure.session import DeepSeekOCRSession
 
+    return DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
+
+
+def _measure(
+    arguments: argparse.Namespace, session: DeepSeekOCRSession | None = None, **options: Any
+) -> PhaseRun:
+    session = session or _session(arguments)
     parameters = _measure_parameters(arguments)
-    session = DeepSeekOCRSession.load(
-        parameters.pop("model"), device=parameters.pop("device"), dtype=parameters.pop("dtype")
-    )
+    for name in ("model", "device", "dtype"):  # the session's
+        del parameters[name]
     with _bar(arguments.warmup + arguments.repeats, arguments.max_new_tokens) as callbacks:
         return session.run_inference(arguments.page, **parameters, **options, **callbacks)
 
@@ -201,9 +254,10 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 def _print_kernels(run: PhaseRun) -> None:
     from ocr_phases.analyse.floors import floor_table
     from ocr_phases.analyse.kernels import host_syncs, stage_verdict
+    from ocr_phases.analyse.summary import shown_stages
 
     for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
-        table = table.dropna(axis="columns", how="all")
+        table = shown_stages(table.dropna(axis="columns", how="all"))
         print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
 
 
@@ -216,13 +270,16 @@ def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
         same_tokens,
         what_differs,
     )
+    from ocr_phases.analyse.steps import first_other_token
 
     table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     few = few_repeats([then, now], ["then", "now"])
     if few:
         print(f"\n{few}")
-    print(f"\nTokens: {'equal' if same_tokens(then, now) else 'different'}")
+    differ = first_other_token(then, now)
+    tokens = "equal" if same_tokens(then, now) else f"different{differ and '; the first is '}{differ}"
+    print(f"\nTokens: {tokens}")
     for line in what_differs(then, now):
         print(f"Differs: {line}")
     print()
@@ -351,7 +408,7 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
     option(
         "--model", help="tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
     )
-    option("--preset", help="tiny, small, base, large or gundam (default: the model's own)")
+    option("--preset", help="tiny, small, base, large, gundam or auto (default: the model's own)")
     option("--prompt", help="markdown, ocr, free, ... or your own text")
     option("--max-new-tokens", type=int, metavar="N", help="default: %(default)s")
     option("--repeats", type=int, metavar="N", help="default: %(default)s")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ocr_phases.errors import CannotWrite, OcrPhasesError
@@ -54,9 +55,8 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise _not_regular(path)
         if found.st_size > limit:
-            raise OcrPhasesError(
-                f"{path} has {found.st_size / 2**20:,.1f} MiB: give a file of at most {limit / 2**20:,.1f} MiB."
-            )
+            size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
+            raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
         data = file.read(found.st_size + 1)
     if len(data) > found.st_size:
         raise OcrPhasesError(f"{path} grows while it is read: wait until it is complete, or copy it first.")
@@ -79,20 +79,49 @@ def output_folder(folder: str | Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CannotWrite(
-            f"The output folder {path} cannot be written ({error.strerror or error}): choose another one."
+            f"The output folder {path} cannot be written ({_reason(error)}): choose another one."
         ) from error
     return path
 
 
 def output_file(file: str | Path) -> Path:
-    """A file to be written later, its folder made by `output_folder`; `CannotWrite` where it is a folder."""
-    path = Path(file)
-    if path.is_dir():
+    """``file``, proved to be one that `write_atomic` can write later, its folder made; else `CannotWrite`."""
+    target = _written_to(file)
+    output_folder(target.parent)
+    try:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        target.unlink()
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise _cannot_write(file, error) from error
+    return Path(file)
+
+
+def _written_to(path: str | Path) -> Path:
+    """The regular file, there or to come, that ``path`` leads to through its links; else `CannotWrite`."""
+    try:
+        target = Path(os.path.realpath(path))
+        mode = target.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return target
+    except (OSError, ValueError) as error:
+        raise _cannot_write(path, error) from error
+    if stat.S_ISDIR(mode):
         raise CannotWrite(f"{path} is a folder: name a file in it.")
-    output_folder(path.parent)
-    return path
+    if not stat.S_ISREG(mode):
+        raise CannotWrite(f"{path} is a device, a pipe or a socket: name a regular file.")
+    return target
+
+
+def _cannot_write(path: str | Path, error: OSError | ValueError) -> CannotWrite:
+    return CannotWrite(f"{path} cannot be written ({_reason(error)}).")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 @contextlib.contextmanager
@@ -109,7 +138,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise CannotWrite(f"{path} cannot be written ({error.strerror or error}).") from error
+        raise _cannot_write(path, error) from error
     try:
         if not _locked(handle, path):
             raise OcrPhasesError(
@@ -140,11 +169,15 @@ def _locked(handle: int, path: Path) -> bool:
 
 
 def write_atomic(path: str | Path, data: bytes) -> Path:
-    """Write ``data`` beside ``path`` and rename it into place; `CannotWrite` when that fails."""
-    target = Path(path)
+    """Write ``data`` beside ``path`` and rename it into place; links stay and lead to what was written.
+
+    Raises `CannotWrite` where that fails, and where ``path`` is there and no regular file.
+    """
+    target = _written_to(path)
     scratch = None
     try:
-        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        # The name is short whatever the target's is: both have to fit the file system.
+        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=".ocr-", suffix=".part")
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -155,8 +188,109 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
         if scratch is not None:
             with contextlib.suppress(OSError):
                 Path(scratch).unlink(missing_ok=True)
-        raise CannotWrite(f"{target} cannot be written ({error.strerror or error}).") from error
-    return target
+        raise _cannot_write(path, error) from error
+    return Path(path)
+
+
+def save_or_rescue(save: Callable[[str | Path], Path], path: str | Path) -> Path:
+    """``save(path)`` of what was measured; where that fails, it is saved elsewhere before `CannotWrite`.
+
+    The message names the copy: a file below the temporary folder, or else in the user's home folder.
+    """
+    try:
+        return save(path)
+    except CannotWrite as error:
+        copy = _saved_in(_rescue_folder, save) or _saved_in(Path.home, save)
+        if copy is None:
+            raise
+        raise CannotWrite(f"The record is saved as {copy}: {error}") from error
+
+
+def _rescue_folder() -> Path:
+    return _own_folder() or Path(tempfile.mkdtemp(prefix="ocr-"))
+
+
+def _saved_in(folder: Callable[[], Path], save: Callable[[str | Path], Path]) -> Path | None:
+    try:
+        handle, copy = tempfile.mkstemp(dir=folder(), prefix="ocr-unsaved-", suffix=".json")
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    os.close(handle)
+    try:
+        return save(copy)
+    except CannotWrite:
+        Path(copy).unlink()
+        return None
+
+
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    """A private folder that goes with this process, also where it is killed: then the next one removes it.
+
+    All of a user's lie below one folder. Each is locked by the process that made it, so one without a lock
+    has been left behind. A file beside them is never removed. ``parent`` names a folder that is removed by
+    other means. Raises `CannotWrite` where no folder can be made.
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        try:
+            root = _own_folder() if parent is None else None
+            with contextlib.ExitStack() as making:
+                if root is not None:
+                    making.enter_context(_locked_folder(root, wait=True))
+                    _sweep(root)
+                super().__init__(
+                    prefix="" if root else "ocr-", dir=root or parent, ignore_cleanup_errors=True
+                )
+                self._lock = contextlib.ExitStack()
+                if root is not None:
+                    self._lock.enter_context(_locked_folder(self.name, wait=False))
+        except OSError as error:
+            raise CannotWrite(
+                f"No temporary folder can be made ({error.strerror or error}): set TMPDIR to one with room."
+            ) from error
+
+    def cleanup(self) -> None:
+        """Remove the folder."""
+        super().cleanup()
+        self._lock.close()
+
+
+def _own_folder() -> Path | None:
+    """This user's folder for what is temporary, for nobody else to read; None where it cannot be had."""
+    if fcntl is None:
+        return None
+    # A short name: a UNIX socket's path, of at most 107 characters, goes on from here.
+    path = Path(tempfile.gettempdir(), f"ocr-{os.geteuid()}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        # Where all may write, another user may have taken the name.
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            return None
+        with _locked_folder(path, wait=True):  # some file systems know no locks
+            return path
+    except OSError:
+        return None
+
+
+def _sweep(root: Path) -> None:
+    """Remove the folders below ``root`` whose processes are gone."""
+    with os.scandir(root) as entries:
+        folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for folder in folders:
+        with contextlib.suppress(OSError), _locked_folder(folder, wait=False):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: str | Path, *, wait: bool) -> Iterator[None]:
+    """Hold a lock on ``folder``; OSError where another holds it and this is not to ``wait``."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

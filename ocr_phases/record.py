@@ -116,7 +116,8 @@ class PhaseRun:
         the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
         ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase. ``closure``
         is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is text tokens over
-        valid image tokens, as the vendor counts both, of the first row.
+        valid image tokens, as the vendor counts both, of the first row: the text is tokenised anew, and may
+        then have more tokens than were generated. ``generated_compression_ratio`` is of the generated ones.
         """
         steps = self.stage_ms("decode_step")
         decode_ms = self._phase_ms("decode")
@@ -155,6 +156,7 @@ class PhaseRun:
             "text_tokens": self.result.get("text_tokens"),
             "valid_image_tokens": valid,
             "compression_ratio": _ratio(self.result.get("text_tokens"), valid),
+            "generated_compression_ratio": _ratio(self.token_count, valid),
         }
 
     @property

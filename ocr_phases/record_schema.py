@@ -23,14 +23,21 @@ MOST_BYTES = 2 << 30
 _Ms = Annotated[float, Meta(ge=0, le=2**33)]
 _StartMs = Annotated[float, Meta(ge=-(2**33), le=2**33)]
 _Rate = Annotated[float, Meta(ge=1, le=1e21)]  # a second
+_Seconds = Annotated[float, Meta(ge=0, le=2**24)]
+_Share = Annotated[float, Meta(ge=0, le=1.5)]  # ticks of 10 ms may add up to a little more than the whole
+_Load = Annotated[float, Meta(ge=0, le=1e6)]
+_TypePx = Annotated[float, Meta(ge=0, le=1e6)]
 _Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
 _Cells = Annotated[int, Meta(ge=1, le=2**10)]
 _Texts = list[str]
+_Times = Annotated[list[Annotated[float, Meta(gt=0, le=2**33)]], Meta(min_length=1)]
 
 
 class _Taken(TypedDict):
     copied_bytes: Count
     matmul_size: Count
+    copy_ms: NotRequired[_Times]
+    matmul_ms: NotRequired[_Times]
 
 
 class _Ceilings(TypedDict):
@@ -41,10 +48,43 @@ class _Ceilings(TypedDict):
     taken: NotRequired[_Taken | None]
 
 
+class _Repeat(TypedDict):
+    repeat: Count
+    wall_s: _Seconds
+    cpu_s: _Seconds
+    waited_s: _Seconds | None
+    others: _Share | None
+    steal: _Share | None
+    load_start: _Load | None
+    load_end: _Load | None
+
+
+class _GpuState(TypedDict, total=False):
+    sm_mhz: Count | None
+    max_sm_mhz: Count | None
+    throttle_reasons: Count | None
+    utilization: Annotated[float, Meta(ge=0, le=100)] | None
+    other_processes: Count | None
+
+
+class _Gpu(TypedDict):
+    before: _GpuState | None
+    after: _GpuState | None
+
+
+class _Conditions(TypedDict):
+    repeats: list[_Repeat]
+    gpu: _Gpu | None
+
+
 class _Device(TypedDict):
     name: str
     kind: str
     ceilings: NotRequired[_Ceilings | None]
+    conditions: NotRequired[_Conditions]
+    host_cores: NotRequired[AtLeastOne | None]
+    threads: NotRequired[AtLeastOne | None]
+    cache_bytes: NotRequired[Count | None]
 
 
 class _Setup(TypedDict, total=False):
@@ -59,6 +99,7 @@ class _Model(TypedDict):
     source: NotRequired[str]
     revision: NotRequired[str]
     implementation: NotRequired[str]
+    least_type_px: NotRequired[_TypePx | None]
     strategy: NotRequired[str | None]
     strategy_setup: NotRequired[_Setup | None]
     vision_setup: NotRequired[_Setup | None]
@@ -88,6 +129,8 @@ class _Request(TypedDict):
     prompt: str
     prompts: _Texts
     preset: str
+    preset_choice: NotRequired[str]
+    type_px: NotRequired[list[_TypePx | None]]
     max_new_tokens: AtLeastOne
     repeats: AtLeastOne
     warmup: Count
@@ -260,6 +303,8 @@ def _agreements(record: dict[str, Any]) -> Any:
     yield "pages: they name other rows than results has", rows == set(range(len(results)))
     prompts = record["request"]["prompts"]
     yield "request.prompts: results has another number of rows", len(prompts) == len(results)
+    sized = len(record["request"].get("type_px", []))
+    yield "request.type_px: there is another number of pages", sized in (0, len(record["pages"]))
     for number, result in enumerate(results):
         equal = len(result["ids"]) == len(result["token_texts"])
         yield f"results[{number}]: ids and token_texts have different lengths", equal

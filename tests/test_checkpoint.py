@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ocr_phases import DeepSeekOCRSession, OcrPhasesError
 from ocr_phases.measure import checkpoint
 from ocr_phases.measure.checkpoint import dummy_config, load_tokenizer, native_config
 from ocr_phases.measure.families import NATIVE
+from ocr_phases.measure.folders import hub_commit
 
 
 @pytest.fixture
@@ -114,10 +116,11 @@ def test_from_local_takes_folders_only(tmp_path):
 def test_an_unreachable_hub_id_says_what_to_do(monkeypatch):
     import huggingface_hub
 
-    def unreachable(name, *, revision, allow_patterns):
-        assert allow_patterns == ["*.json", "*.safetensors"]
+    def unreachable(name, *, revision, allow_patterns, local_files_only):
+        assert (allow_patterns, local_files_only) == (["*.json", "*.safetensors"], False)
         raise OSError("no route")
 
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     refuse("some-org/some-model", "neither a folder here nor could it be fetched")
 
@@ -126,6 +129,7 @@ def test_a_hub_id_is_loaded_at_its_recorded_revision(monkeypatch, tmp_path):
     import huggingface_hub
 
     snapshot = shutil.copytree(GOLDEN / "checkpoint", tmp_path / ("a" * 40))
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(snapshot))
     session = DeepSeekOCRSession.load("some-org/some-model", device="cpu", revision="main")
     assert session.checkpoint.revision == "a" * 40
@@ -218,6 +222,17 @@ def test_devices_and_dtypes(monkeypatch):
     assert checkpoint.resolve_dtype("float16", "cpu") is torch.float16
     with pytest.raises(OcrPhasesError, match="Unknown dtype 'int8'"):
         checkpoint.resolve_dtype("int8", "cpu")
+
+
+def test_a_hub_that_never_answers_is_given_up(monkeypatch, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # it accepts, and says nothing
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 0.2)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        refuse("someone/model", r"could it be fetched from the hub \(ReadTimeout\)")
+        assert hub_commit("someone/model") is None
+    assert capsys.readouterr().err == f"Asking {address} for someone/model.\n" * 2
 
 
 def test_the_tokenizer_loader_alone():

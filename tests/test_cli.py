@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,17 +27,22 @@ def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
     assert main(["profile", str(PAGES / "slide.png"), "--save", str(target), *QUICK]) == 0
     out = capsys.readouterr().out
     assert "prefill" in out
+    assert "language_model" in out and "decoder" not in out
     assert out.splitlines()[-1] == f"Wrote {target}"
     assert PhaseRun.load(target)["tokens"] == 6
 
 
-def test_verify_leaves_a_report_where_it_is_told_to(tmp_path, capsys):
+def test_verify_leaves_a_report_where_it_is_told_to(tiny_session, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "verified"
-    assert main(["verify", "--record", str(RECORD), "--out", str(folder)]) == 0
+    monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: tiny_session)
+    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_, **options: PhaseRun.load(RECORD))
+    assert main(["verify", str(PAGES / "receipt.png"), "--out", str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"Wrote {folder / 'verify.html'}"
     document = (folder / "verify.html").read_text(encoding="utf-8")
     assert "<title>Verification: receipt.png – ocr_phases</title>" in document
     assert "No check failed" in document
+    assert "condition of vision" in document  # where the code does it, of the session that measured
+    assert "A record does not keep this" not in document
     assert sorted(path.name for path in folder.iterdir()) == ["run.json", "verify.html", "verify.ipynb"]
 
 
@@ -62,6 +69,26 @@ def test_a_reader_that_stops_is_no_error() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait(120)) == (b"", 141)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_stops_a_verb_with_one_line(name, capsys, monkeypatch):
+    number = signal.Signals[name]
+    monkeypatch.setattr(PhaseRun, "load", lambda path: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    assert main(["artifacts", str(RECORD)]) == 128 + number
+    assert capsys.readouterr().err == "ocr-phases: stopped.\n"
+    assert signal.getsignal(number) == before
+
+
+def test_nohup_keeps_a_verb_running(tmp_path, monkeypatch):
+    load = PhaseRun.load
+    monkeypatch.setattr(PhaseRun, "load", lambda path: os.kill(os.getpid(), signal.SIGHUP) or load(path))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["artifacts", str(RECORD), "--out", str(tmp_path)]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def bad_pages(folder: Path) -> dict[str, tuple[bytes | None, str]]:
@@ -109,7 +136,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "unknown dtype": (["profile", page, "--dtype", "int3"], "Unknown dtype"),
         "unknown size of dummy": (["profile", page, "--model", "dummy:depth=3"], "no size of dummy"),
         "no checkpoint": (["profile", page, "--model", str(folder / "no_model")], "no config.json"),
-        "no tokens": (["profile", page, "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        "no tokens": (["profile", page, "--max-new-tokens", "0"], "--max-new-tokens is 0"),
         "too many tokens": (["profile", page, "--max-new-tokens", "9999"], "4096 positions"),
         "no repeats": (["profile", page, "--repeats", "0"], "repeats is 0"),
         "two pages in the prompt": (["profile", page, "--prompt", "<image>\n<image>\nWhat?"], "<image>"),

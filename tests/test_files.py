@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import socket
+import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from example_run import make_run
 
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import read_regular
+from ocr_phases import PhaseRun
+from ocr_phases.cli import main
+from ocr_phases.errors import CannotWrite, OcrPhasesError
+from ocr_phases.files import (
+    TemporaryFolder,
+    output_file,
+    output_folder,
+    read_regular,
+    save_or_rescue,
+    write_atomic,
+)
 
 
 @pytest.fixture
@@ -55,3 +72,176 @@ def test_a_file_without_an_end_is_refused() -> None:
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "none")
+
+
+# -- written ---------------------------------------------------------------------------------------
+
+
+def test_only_regular_files_are_written(odd: dict[str, Path], tmp_path: Path) -> None:
+    before = {path: os.lstat(path) for path in odd.values()}
+    for path in odd.values():
+        for write in (output_file, lambda path: write_atomic(path, b"new")):
+            with pytest.raises(CannotWrite, match=r"name a (regular file|file in it)"):
+                write(path)
+    assert {path: os.lstat(path).st_mode for path in before} == {
+        path: found.st_mode for path, found in before.items()
+    }
+    assert not list(tmp_path.glob(".ocr-*"))
+
+
+def test_a_device_node_stays_one(tmp_path: Path) -> None:
+    node = tmp_path / "null"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes device nodes")
+    with pytest.raises(OcrPhasesError, match="is a device"):
+        make_run().save(node)
+    assert stat.S_ISCHR(node.lstat().st_mode)
+
+
+def test_links_are_written_through(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    links = {"run.json": "real/run.json", "again.json": "run.json", "new.json": "real/new.json"}
+    for name, leads_to in links.items():
+        (tmp_path / name).symlink_to(leads_to)
+    (tmp_path / "real" / "run.json").write_bytes(b"old")
+    for name in ("run.json", "again.json", "new.json"):
+        assert output_file(tmp_path / name) == tmp_path / name
+        assert write_atomic(tmp_path / name, name.encode()) == tmp_path / name
+    assert {name: str((tmp_path / name).readlink()) for name in links} == links
+    found = {path.name: path.read_bytes() for path in (tmp_path / "real").iterdir()}
+    assert found == {"run.json": b"again.json", "new.json": b"new.json"}
+
+
+@pytest.mark.parametrize("length", [245, 255])
+def test_a_long_name_is_written(length: int, tmp_path: Path) -> None:
+    target = output_file(tmp_path / ("a" * (length - 5) + ".json"))
+    assert not target.exists()  # the probe leaves nothing
+    assert make_run().save(target) == target
+    assert output_file(target).read_bytes() == target.read_bytes() != b""
+
+
+def test_a_name_that_the_file_system_refuses_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "ring").symlink_to("ring")
+    for name in ("a" * 256, "ring", "ring/run.json"):
+        for verb in ("profile", "verify"):
+            assert main([verb, "page.png", "--save", str(tmp_path / name)]) == 2
+            assert "cannot be written" in capsys.readouterr().err
+    for bad in ("nul\0.json", "\ud800"):
+        for make in (output_file, output_folder):
+            with pytest.raises(CannotWrite, match="cannot be written"):
+                make(tmp_path / bad)
+
+
+# -- saved after measuring -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A system's folder for temporary files of this test alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return tmp_path / "tmp"
+
+
+@pytest.mark.parametrize("verb", ["profile", "verify"])
+def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(
+    verb: str,
+    tmp_path: Path,
+    temporary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = make_run()
+
+    def measure(*_: Any, **__: Any) -> PhaseRun:
+        shutil.rmtree(tmp_path / "out")  # the folder goes while the page is measured
+        return run
+
+    monkeypatch.setattr("ocr_phases.cli._measure", measure)
+    assert main([verb, "page.png", "--save", str(tmp_path / "out" / "run.json")]) == 2
+    said = re.fullmatch(
+        r"ocr-phases: The record is saved as (\S+): \S+/out/run.json cannot be written \(No such file or "
+        r"directory\)\.\n",
+        capsys.readouterr().err,
+    )
+    assert said
+    TemporaryFolder().cleanup()  # sweeps
+    assert Path(said[1]).is_relative_to(temporary)
+    assert PhaseRun.load(said[1]).to_dict() == run.to_dict()
+
+
+def test_the_home_folder_takes_what_the_temporary_folder_cannot(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary.rmdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(CannotWrite, match=f"saved as {tmp_path}/ocr-unsaved-"):
+        save_or_rescue(make_run().save, tmp_path / "none" / "run.json")
+    monkeypatch.setenv("HOME", str(tmp_path / "none"))
+    with pytest.raises(CannotWrite, match=r"^\S+/none/run.json cannot be written"):
+        save_or_rescue(make_run().save, tmp_path / "none" / "run.json")
+
+
+# -- temporary folders -----------------------------------------------------------------------------
+
+
+def test_temporary_folders_are_private_and_go(temporary: Path) -> None:
+    with TemporaryFolder() as first, TemporaryFolder() as second:
+        root = Path(first).parent
+        assert (root, Path(second).parent) == (temporary / f"ocr-{os.geteuid()}", root)
+        assert [stat.S_IMODE(Path(path).stat().st_mode) for path in (root, first, second)] == [0o700] * 3
+        assert len(str(root)) - len(str(temporary)) < 20  # room for a UNIX socket's name
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGHUP"])
+def test_the_folder_of_a_killed_process_goes_with_the_next_one(name: str, temporary: Path) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from ocr_phases.files import TemporaryFolder\n"
+        "folder = TemporaryFolder()\n"
+        "open(os.path.join(folder.name, 'left'), 'w').close()\n"
+        f"os.kill(os.getpid(), signal.{name})\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with TemporaryFolder() as kept:
+        subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+        left = [path for path in Path(kept).parent.iterdir() if path != Path(kept)]
+        assert [path.name for folder in left for path in folder.iterdir()] == ["left"]
+        with TemporaryFolder() as new:
+            assert set(Path(kept).parent.iterdir()) == {Path(kept), Path(new)}
+
+
+def test_a_folder_that_another_user_took_is_avoided(temporary: Path, tmp_path: Path) -> None:
+    taken = temporary / f"ocr-{os.geteuid()}"
+
+    def made() -> Path:
+        with TemporaryFolder() as folder:
+            assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+            return Path(folder)
+
+    taken.symlink_to(tmp_path)
+    assert made().parent == temporary
+    taken.unlink()
+    taken.mkdir(mode=0o777)
+    taken.chmod(0o777)
+    assert made().parent == temporary
+    taken.rmdir()
+    taken.write_bytes(b"")
+    assert made().parent == temporary
+    if os.geteuid() == 0:
+        taken.unlink()
+        taken.mkdir(mode=0o700)
+        os.chown(taken, 65534, 65534)
+        assert made().parent == temporary
+
+
+def test_no_room_for_a_temporary_folder_is_one_sentence(temporary: Path) -> None:
+    temporary.rmdir()
+    with pytest.raises(CannotWrite, match="set TMPDIR"):
+        TemporaryFolder()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
 import math
+import os
 import re
+import subprocess
 import sys
+import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +21,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
+from example_run import make_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -137,7 +142,8 @@ def test_presets() -> None:
     ("prompt", "grounding", "text"),
     [
         ("markdown", True, "<image>\n<|grounding|>Convert the document to markdown."),
-        ("markdown", False, "<image>\n<|grounding|>Convert the document to markdown."),
+        ("markdown", None, "<image>\n<|grounding|>Convert the document to markdown."),
+        ("free", False, "<image>\nFree OCR."),
         ("ocr", True, "<image>\n<|grounding|>OCR this image."),
         (" free ", True, "<image>\nFree OCR."),
         ("figure", True, "<image>\nParse the figure."),
@@ -145,14 +151,22 @@ def test_presets() -> None:
         ("locate: the {total} ", False, "<image>\nLocate <|ref|>the {total}<|/ref|> in the image."),
         ("locate:a:b", True, "<image>\nLocate <|ref|>a:b<|/ref|> in the image."),
         ("Read it. ", True, "<image>\n<|grounding|>Read it."),
+        ("Read it. ", None, "<image>\n<|grounding|>Read it."),
+        ("<image>\n<|grounding|>mine", False, "<image>\n<|grounding|>mine"),
         ("Read it. ", False, "<image>\nRead it."),
         ("locate the total", False, "<image>\nlocate the total"),
         ("<image>\nmine ", True, "<image>\nmine"),
         ("first <image> then <image>", True, "first <image> then <image>"),
     ],
 )
-def test_resolve_prompt(prompt: str, grounding: bool, text: str) -> None:
+def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
     assert resolve_prompt(prompt, grounding=grounding) == text
+
+
+@pytest.mark.parametrize("prompt", ["markdown", " ocr "])
+def test_a_preset_that_asks_for_boxes_refuses_to_do_without(prompt: str) -> None:
+    with pytest.raises(OcrPhasesError, match=f"'{prompt.strip()}' asks for boxes.*'free'.*write the prompt"):
+        resolve_prompt(prompt, grounding=False)
 
 
 @pytest.mark.parametrize("prompt", ["locate", "locate:", " locate : "])
@@ -353,6 +367,16 @@ def test_damaged_pdf(tmp_path: Path) -> None:
         load_page(tmp_path / "doc.pdf")
 
 
+def test_a_page_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "page.png").touch()
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(OcrPhasesError, match=r"Permission denied\): ask for the permission"):
+        load_page(tmp_path / "page.png")
+
+
 def test_pdf_page_must_be_a_number() -> None:
     with pytest.raises(OcrPhasesError, match="number from 1, as in file.pdf#3, not 'two'"):
         load_page("doc.pdf#two")
@@ -436,8 +460,75 @@ def test_decompression_bomb(limit: int | None, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.filterwarnings("error")
 def test_large_scan_is_no_bomb() -> None:
-    page, _, _ = load_page(encoded(Image.new("1", (12_000, 8_000), 1)))
-    assert page.size == (12_000, 8_000)
+    page, _, _ = load_page(encoded(Image.new("1", (13_300, 13_300), 1)))
+    assert page.size == (13_300, 13_300)
+
+
+def test_deep_grey_is_scaled_in_little_memory() -> None:
+    grey = Image.new("I;16", (2_000, 2_000), 40_000)
+    tracemalloc.start()
+    try:
+        images.as_rgb(grey)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 12 * 2_000 * 2_000  # all at once it is 29 bytes a pixel
+
+
+def test_the_largest_page_follows_from_the_memory_its_format_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_BYTES", 14 * 1600)
+    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "JPEG2000"):
+        assert load_page(encoded(blank(29, 29), kind))[0].size == (29, 29)
+        if kind in ("WEBP", "JPEG2000"):
+            with pytest.raises(OcrPhasesError, match="megapixels: scale the page down"):
+                load_page(encoded(blank(40, 40), kind))
+        else:
+            assert load_page(encoded(blank(40, 40), kind))[0].size == (40, 40)
+
+
+POSTSCRIPT = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n0 0 9 9 rectfill\nshowpage\n%%EOF\n"
+)
+
+
+def test_no_page_starts_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    Image.init()  # every format that Pillow knows is at hand
+    page = tmp_path / "scan.png"
+    page.write_bytes(POSTSCRIPT)
+    run = make_run()
+    run.pages[0]["data"] = base64.b64encode(POSTSCRIPT).decode()
+    for read in (lambda: load_page(page), lambda: load_page(POSTSCRIPT, "scan.png"), run.page_image):
+        with pytest.raises(OcrPhasesError, match="is not an image that can be read: give a PNG, JPEG"):
+            read()
+
+
+def test_only_the_documented_formats_are_read() -> None:
+    for kind in ("PCX", "TGA", "ICO", "DDS", "SGI", "IM", "PDF"):
+        with pytest.raises(OcrPhasesError, match="is not an? .* read"):
+            load_page(encoded(blank(16, 16), kind).replace(b"%PDF-1", b"%QDF-1"))
+    for kind in images.FORMATS:
+        if kind in Image.SAVE:
+            assert load_page(encoded(blank(16, 16), kind))[0].size == (16, 16)
+    phone = encoded(blank(16, 16), "MPO", save_all=True, append_images=[blank(16, 16, "red")])
+    with Image.open(io.BytesIO(phone)) as image:
+        assert image.format == "MPO"
+    assert load_page(phone)[0].getpixel((8, 8)) == (255, 255, 255)
+
+
+def test_a_page_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.pdf").symlink_to("/dev/zero")
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.truncate(300 * 10**9)
+    for name, message in {
+        "pipe.png": "name a regular file",
+        "zero.pdf": "name a regular file",
+        "sparse.png": "give a file of at most 1,024",
+    }.items():
+        for read in (load_page, images.pdf_page_count):
+            with pytest.raises(OcrPhasesError, match=message):
+                read(tmp_path / name)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

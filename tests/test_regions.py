@@ -93,5 +93,5 @@ def test_the_chart_names_types_as_text() -> None:
     figure = regions.plot_region_types(make_run(text="Sure. " + text))
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(names) == 12
-    assert all(r"\$" in name or name == "preamble" for name in names)
+    assert all("$" in name or name == "preamble" for name in names)
     figure_png(figure)

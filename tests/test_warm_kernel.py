@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
+from conftest import GOLDEN
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.report import render
@@ -75,6 +83,52 @@ def test_a_notebook_that_hangs_costs_its_kernel(kernel, tmp_path):
     with pytest.raises(OcrPhasesError, match="not run to its end"):
         run(kernel, tmp_path, "hang", timeout=1.0)
     assert run(kernel, tmp_path, "two")[1] != first
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_kernel_is_reached_by_its_user_alone(transport, tmp_path):
+    # A UNIX socket's path may have 107 characters.
+    with tempfile.TemporaryDirectory() as short:
+        scratch = tmp_path / ("long" * 25) if transport == "tcp" else Path(short)
+        scratch.mkdir(exist_ok=True)
+        kernel = WarmKernel(scratch=str(scratch))
+        try:
+            kernel.run("pass")
+            connection = json.loads(Path(kernel.manager.connection_file).read_text())
+            assert (connection["transport"], bool(connection["key"])) == (transport, True)
+            if hasattr(kernel.manager, "transport_encryption"):
+                assert ("curve_secretkey" in connection) is (transport == "tcp")
+            process = kernel.manager.provisioner.pid
+            found = psutil.net_connections("inet")
+            listening = [each for each in found if (each.pid, each.status) == (process, "LISTEN")]
+            assert {each.laddr.ip for each in listening} <= {"127.0.0.1"}
+            folder = Path(kernel.folder.name)
+            for path in (folder, folder / "kernel.json"):
+                assert not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+        finally:
+            kernel.stop()
+
+
+def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path):
+    command = [sys.executable, "-m", "ocr_phases.cli", "report", "--record", str(GOLDEN / "run.json")]
+    with tempfile.TemporaryDirectory() as short:
+        process = subprocess.Popen(
+            [*command, "--out", str(tmp_path / "out")],
+            env={**os.environ, "TMPDIR": short},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while not list(Path(short).rglob("executed.ipynb")):  # the kernel runs its first cell
+            assert process.poll() is None
+            time.sleep(0.02)
+        kernels = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (130, ("", "ocr-phases: stopped.\n"))
+        assert not any(kernel.is_running() for kernel in kernels)
+        assert not [path for path in Path(short).rglob("*") if path.is_file()]
+        assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_code_that_fails_beside_a_notebook_says_so(kernel):

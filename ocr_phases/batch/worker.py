@@ -1,8 +1,9 @@
 """The process that measures or renders pages, one after another, with what it loaded kept warm.
 
 It reads one JSON request a line on stdin and answers one JSON object a line: ``{"ready": true}`` when a
-page's own time starts (the model is there), then the page's `Outcome`. It ends at once, in the middle of a
-page too, when stdin closes: a driver that was killed leaves nobody behind who still writes.
+page's own time starts (the model is there), then the page's `Outcome`, both with the request's ``id``. It
+ends at once, in the middle of a page too, when stdin closes: a driver that was killed leaves nobody behind
+who still writes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import platform
 import queue
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -25,7 +25,7 @@ from ocr_phases.batch.job import Job, versions
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
-from ocr_phases.files import split_pdf
+from ocr_phases.files import TemporaryFolder, split_pdf
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
 
@@ -51,7 +51,7 @@ def serve(handler: Handler) -> None:
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
 
     def answer(message: Mapping[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
+        replies.write(json.dumps({**message, "id": request["id"]}) + "\n")
         replies.flush()
 
     while True:
@@ -100,6 +100,15 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     with _failing_as("output"), attempt_folder(folder) as place:
         run.save(place / RECORD)
     return Outcome(place=place.name)
+
+
+def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
+    """How many pages the PDF ``source`` has."""
+    from ocr_phases.measure.images import pdf_page_count
+
+    ready()
+    with _failing_as("page"):
+        return Outcome(pages=pdf_page_count(request["source"]))
 
 
 def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
@@ -175,12 +184,13 @@ class Notebooks:
 
 
 def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None]) -> Outcome:
-    """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render`` or ``device``."""
+    """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
     handlers = {
         "measure": measure_page,
         "notebook": notebooks.measure,
         "render": notebooks.render,
         "device": find_device,
+        "count": count_pages,
     }
     return handlers[request["mode"]](request, ready)
 
@@ -233,7 +243,7 @@ def _readable_name(source: str) -> Iterator[str]:
         source.encode()
     except UnicodeEncodeError:
         file, number = split_pdf(source)
-        with tempfile.TemporaryDirectory(prefix="ocr-") as folder:
+        with TemporaryFolder() as folder:
             link = Path(folder, Path(file).name.encode("utf-8", "replace").decode())
             link.symlink_to(file)
             yield f"{link}{number}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ from ocr_phases.measure.folders import (
     read_json,
     transformers_version,
 )
+from ocr_phases.type_fit import LEAST_TYPE_PX
+from ocr_phases.words import count_text
 
 NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -88,7 +90,9 @@ class Checkpoint:
     """A loaded model with its tokenizer.
 
     ``default_preset`` suits the weights; ``default_ignore_eos`` is True where the text is noise (dummy).
+    ``least_type_px`` is the smallest type that the model reads, where that is known (`LEAST_TYPE_PX`).
     ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
+    ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`ocr_phases.measure.remote`).
     """
 
     model: Any
@@ -100,6 +104,8 @@ class Checkpoint:
     image_token_id: int
     default_preset: str = "gundam"
     default_ignore_eos: bool = False
+    cuda_calls: str | None = None
+    least_type_px: float | None = None
 
 
 def load_checkpoint(
@@ -111,6 +117,8 @@ def load_checkpoint(
     local_only: bool = False,
     implementation: str = "native",
     trust_remote_code: bool = False,
+    attention: str | None = None,
+    cuda_calls: str = "refuse",
 ) -> Checkpoint:
     """Load ``tiny``, ``dummy`` (or ``dummy:layers=2,...``), a folder or a hub id onto ``device``.
 
@@ -127,12 +135,20 @@ def load_checkpoint(
             revision=revision,
             local_only=local_only,
             trust_remote_code=trust_remote_code,
+            attention=attention,
+            cuda_calls=cuda_calls,
         )
     if implementation != "native":
         raise OcrPhasesError(f"Unknown implementation {implementation!r}: use native or vendor.")
+    if attention not in (None, "sdpa") or cuda_calls != "refuse":
+        raise OcrPhasesError(
+            'attention and cuda_calls are for implementation="vendor": native always runs with SDPA, and '
+            "calls no .cuda()."
+        )
     _require_transformers()
     if not local_only and name == "tiny":
-        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        checkpoint = _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        return replace(checkpoint, least_type_px=LEAST_TYPE_PX["tiny"])
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
     folder = local_folder(name, local_only=local_only)
@@ -154,7 +170,9 @@ def resolve_device(device: str) -> str:
     if not torch.cuda.is_available():
         raise OcrPhasesError(f"Device {device} was asked for, but torch sees no CUDA here: use device cpu.")
     if int(found[1] or 0) >= torch.cuda.device_count():
-        raise OcrPhasesError(f"There is no {device}: torch sees {torch.cuda.device_count()} CUDA device(s).")
+        raise OcrPhasesError(
+            f"There is no {device}: torch sees {count_text(torch.cuda.device_count(), 'CUDA device')}."
+        )
     return device
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
     """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return folder
+        return Path(os.path.abspath(folder))  # noqa: PTH100  (no link followed: "." has a name, too)
     if folder.exists():
         raise OcrPhasesError(f"{name} is a file: name the checkpoint's folder.")
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
@@ -34,18 +35,40 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
 
 
 def download(name: str, revision: str | None, *, code: bool = False) -> Path:
-    """A hub repository's snapshot at ``revision``: JSON and safetensors files only, and ``code`` if asked."""
+    """A hub repository's snapshot at ``revision``: JSON and safetensors files only, and ``code`` if asked.
+
+    A hub that is silent for longer than ``HF_HUB_ETAG_TIMEOUT`` seconds (default: 10) is given up: what is in
+    this machine's cache is taken. Raises `OcrPhasesError` where the repository is not there either.
+    """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     patterns = ["*.json", "*.safetensors", *(["*.py"] if code else [])]
+    problem = _hub_problem(name, revision)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=patterns, local_files_only=problem is not None
+        )
+    except (OSError, HTTPError, HFValidationError) as error:
+        error = problem or error
         raise OcrPhasesError(
             f"{name} is neither a folder here nor could it be fetched from the hub ({type(error).__name__}): "
             "check the name and the connection, or download it and name its folder."
         ) from error
+    return Path(folder)
+
+
+def _hub_problem(name: str, revision: str | None) -> Exception | None:
+    """Why the hub gives no answer on a repository, else None; a download would go on asking for minutes."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HFValidationError, HTTPError
+
+    print(f"Asking {constants.ENDPOINT} for {name}.", file=sys.stderr)
+    try:
+        HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except (OSError, HTTPError, HFValidationError) as error:
+        return error
+    return None
 
 
 def hub_commit(name: str) -> str | None:
@@ -60,6 +83,8 @@ def hub_commit(name: str) -> str | None:
     try:
         path = try_to_load_from_cache(name, "config.json")
         if not isinstance(path, str):
+            if _hub_problem(name, None) is not None:
+                return None
             path = hf_hub_download(name, "config.json")
     except (OSError, HfHubHTTPError, HFValidationError):
         return None  # loading it says what is wrong

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import itertools
 import os
 import re
 import struct
@@ -17,13 +19,38 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import read_regular
+
+FORMATS = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),  # Pillow reads MPO, the pictures of some phones, through it
+    "JPEG2000": (".jp2",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+}
+"""Pillow's names of the formats that a page may have, and their suffixes. No other one is tried: some start
+programs (PostScript starts Ghostscript)."""
+
+PAGE_SUFFIXES = frozenset((".pdf", *itertools.chain(*FORMATS.values())))
+"""The suffixes of a page's file, in small letters."""
 
 MAX_PIXELS = 2 * 89_478_485
 """Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression bomb."""
 
+MAX_BYTES = 14 * MAX_PIXELS
+"""Memory that decoding a page and converting it to RGB may take, in bytes (2.5 GB), its file not counted."""
+
+# In every mode a page takes at most about 14 bytes a pixel, and more where the decoder holds a copy.
+_BYTES_A_PIXEL = {"JPEG2000": 25, "WEBP": 17}
+
 PDF_DPI = 144
 """Resolution at which a page of a PDF is drawn, in dots per inch."""
 
+_STRIP_PIXELS = 2**20
 _PDF_PAGE = re.compile(r"(?P<file>.+\.pdf)#(?P<number>[^/\\]*)", re.IGNORECASE)
 _DECODER_ERRORS = (
     OSError,  # includes Pillow's UnidentifiedImageError and its "image file is truncated"
@@ -52,11 +79,15 @@ def load_page(
 
     ``"file.pdf#3"`` is the third page of a PDF, drawn at 144 dpi; without a number it is the first.
 
-    Raises OcrPhasesError for a file that is missing, a folder, empty, not an image, damaged, of no pixels or
-    of more than `MAX_PIXELS`, for a page that the PDF does not have, and for a PDF without the ``pdf`` extra.
+    Raises OcrPhasesError for a file that is missing, not a regular one, empty, larger than
+    `ocr_phases.files.LARGEST_FILE`, in none of `FORMATS` or damaged; for a page of no pixels, of more than
+    `MAX_PIXELS` or in need of more than `MAX_BYTES`; for one that the PDF does not have, and for a PDF
+    without the ``pdf`` extra.
     """
     if isinstance(source, Image.Image):
-        return _upright(source, "the image"), None, name
+        with _damage_explained("the image"):
+            image = source.copy()
+        return _upright(image), None, name
     if isinstance(source, bytes):
         data, suffix, number = source, "", None
     elif isinstance(source, (str, Path)):
@@ -88,9 +119,9 @@ def as_rgb(image: Image.Image) -> Image.Image:
         )
     try:
         if image.mode.startswith("I") or image.mode == "F":
-            return _scaled_grey(image).convert("RGB")
+            return _scaled_grey(image)
         if image.has_transparency_data:
-            rgba = image.convert("RGBA")
+            rgba = image if image.mode == "RGBA" else image.convert("RGBA")
             alpha = rgba.getchannel("A")
             if alpha.getextrema() != (255, 255):
                 page = Image.new("RGB", image.size, "white")
@@ -104,29 +135,50 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scaled_grey(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits as 8 bits: by its nominal range, or stretched where values lie outside."""
-    values = np.nan_to_num(np.asarray(image).astype(np.float64))
-    low, high = float(values.min()), float(values.max())
+    """Grey of more than 8 bits as RGB: by its nominal range, or stretched where values lie outside.
+
+    Strip by strip: in float64 all at once, a page would take eight times its own memory and more.
+    """
+    rows = max(1, _STRIP_PIXELS // image.width)
+    strips = [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
+
+    def values(strip: tuple[int, int, int, int]) -> np.ndarray:
+        return np.nan_to_num(np.asarray(image.crop(strip)).astype(np.float64))
+
+    low, high = np.inf, -np.inf
+    for strip in strips:
+        part = values(strip)
+        low, high = min(low, float(part.min())), max(high, float(part.max()))
     ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
     full = next((top for top in ranges if high <= top), 0.0)
     if low < 0 or not full:
-        values, full = values - low, (high - low) or 1.0
-    return Image.fromarray(np.rint(values / full * 255).astype(np.uint8))
+        full = (high - low) or 1.0
+    else:
+        low = 0.0
+    page = Image.new("RGB", image.size)
+    for strip in strips:
+        grey = np.rint((values(strip) - low) / full * 255).astype(np.uint8)
+        page.paste(Image.fromarray(grey), strip)
+    return page
 
 
-def _upright(image: Image.Image, name: str) -> Image.Image:
-    """Decode the pixels, turn them as EXIF says, convert to RGB; a page of its own, without metadata."""
+@contextlib.contextmanager
+def _damage_explained(name: str) -> Iterator[None]:
+    """What goes wrong while pixels are decoded, as one sentence."""
     try:
-        image.load()
+        yield
     except _DECODER_ERRORS as error:
         raise OcrPhasesError(
             f"{name} is damaged or cut short ({error}): save or download it again."
         ) from error
-    try:
-        turned = ImageOps.exif_transpose(image)
-    except _DECODER_ERRORS:  # unreadable EXIF says nothing about the pixels
-        turned = image.copy()
-    page = as_rgb(turned)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """A page of its own, without metadata, turned as EXIF says and in RGB; ``image`` may be changed."""
+    with contextlib.suppress(*_DECODER_ERRORS):  # unreadable EXIF says nothing about the pixels
+        ImageOps.exif_transpose(image, in_place=True)
+    page = as_rgb(image)
+    page = page.copy() if page is image else page
     page.info.clear()
     return page
 
@@ -136,23 +188,31 @@ def _decode(data: bytes, name: str) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
-            image = Image.open(io.BytesIO(data))
+            image = Image.open(io.BytesIO(data), formats=_formats())
         except Image.DecompressionBombError as error:
             raise _too_large(name) from error
         except _DECODER_ERRORS as error:
             raise OcrPhasesError(
-                f"{name} is not an image that can be read: give a PNG, JPEG, TIFF, WebP or PDF file."
+                f"{name} is not an image that can be read: give a {', '.join(FORMATS)} or PDF file."
             ) from error
         with image:
-            if image.width * image.height > MAX_PIXELS:
-                raise _too_large(name)
-            return _upright(image, name)
+            most = min(MAX_PIXELS, MAX_BYTES // _BYTES_A_PIXEL.get(str(image.format), 14))
+            if image.width * image.height > most:
+                raise _too_large(name, most)
+            with _damage_explained(name):
+                image.load()
+            return _upright(image)
 
 
-def _too_large(name: str) -> OcrPhasesError:
-    return OcrPhasesError(
-        f"{name} has more than {MAX_PIXELS // 10**6} megapixels: scale the page down first."
-    )
+@functools.cache
+def _formats() -> list[str]:
+    """Those of `FORMATS` that this Pillow has."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def _too_large(name: str, most: int = MAX_PIXELS) -> OcrPhasesError:
+    return OcrPhasesError(f"{name} has more than {most // 10**6} megapixels: scale the page down first.")
 
 
 def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
@@ -165,9 +225,13 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
         if path.is_dir():
             os.scandir(path).close()  # says why where it cannot be read
             raise OcrPhasesError(f"{source!s} is a folder: give one page's file inside it.")
-        return path.read_bytes(), path.name, path.suffix.lower(), number
+        return read_regular(path), path.name, path.suffix.lower(), number
     except FileNotFoundError as error:
         raise OcrPhasesError(f"There is no file {source!s}: check the path.") from error
+    except PermissionError as error:
+        raise OcrPhasesError(
+            f"{source!s} may not be read ({error.strerror}): ask for the permission to read it."
+        ) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise OcrPhasesError(f"{source!s} cannot be opened ({error}): check the path.") from error
 

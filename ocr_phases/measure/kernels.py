@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import wraps
@@ -21,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import Cache
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_file, write_atomic
+from ocr_phases.files import TemporaryFolder, output_file, write_atomic
 from ocr_phases.measure.recorder import Run
 from ocr_phases.measure.request import Request
 from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
@@ -96,7 +95,7 @@ def profiled_run(
 
 def chrome_trace(profiler: profile) -> dict[str, Any]:
     """What the profiler exports, read back: the one form that its versions share."""
-    with tempfile.TemporaryDirectory(prefix="ocr-") as folder:
+    with TemporaryFolder() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
         return json.loads(path.read_text(encoding="utf-8", errors="replace"))

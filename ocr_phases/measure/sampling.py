@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -9,11 +10,18 @@ import torch
 from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.request import LARGEST_NUMBER
+
+# A logit divided by less than this, or by more, is no float32 any more.
+_SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How the next token is chosen; ``temperature=0`` means greedy, ``top_k=0`` and ``top_p=1`` mean off."""
+    """How the next token is chosen; ``top_k=0`` and ``top_p=1`` mean off.
+
+    Raises `OcrPhasesError` for a value of a wrong type or out of range.
+    """
 
     do_sample: bool = False
     temperature: float = 1.0
@@ -21,12 +29,29 @@ class SamplingSettings:
     top_k: int = 0
     no_repeat_ngram_size: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.do_sample, bool):
+            raise OcrPhasesError(f"infer's do_sample is {self.do_sample!r}: it must be True or False.")
+        for name, kinds, least, most, wanted in (
+            ("temperature", (int, float), _SMALLEST, _LARGEST, f"0, or from {_SMALLEST} to {_LARGEST}"),
+            ("top_p", (int, float), _SMALLEST, 1, "above 0 and at most 1"),
+            ("top_k", int, 0, LARGEST_NUMBER, "a whole number from 0"),
+            ("no_repeat_ngram_size", int, 0, LARGEST_NUMBER, "a whole number from 0"),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+                raise OcrPhasesError(f"infer's {name} is {value!r}: it must be {wanted}.")
+            if kinds is not int:  # transformers takes no whole number for these
+                object.__setattr__(self, name, float(value))
+
     @classmethod
-    def from_infer(cls, infer: dict[str, Any] | None) -> SamplingSettings:
-        """Read an ``infer`` mapping; `OcrPhasesError` for an unknown key or a value out of range."""
+    def from_infer(cls, infer: Mapping[str, Any] | None) -> SamplingSettings:
+        """Read an ``infer`` mapping, where temperature 0 means greedy; `OcrPhasesError` where it is wrong."""
+        if not isinstance(infer, Mapping | None):
+            raise OcrPhasesError(f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.')
         infer = dict(infer or {})
         known = [item.name for item in fields(cls)]
-        unknown = sorted(set(infer) - set(known))
+        unknown = sorted(map(str, set(infer) - set(known)))
         if unknown:
             raise OcrPhasesError(f"infer does not know {', '.join(unknown)}; it knows {', '.join(known)}.")
         if infer.get("do_sample") and infer.get("temperature") == 0:
@@ -35,16 +60,7 @@ class SamplingSettings:
             infer.update(do_sample=False, temperature=1.0)
         elif "temperature" in infer and "do_sample" not in infer:
             infer["do_sample"] = True
-        settings = cls(**infer)
-        for name, good, wanted in (
-            ("temperature", settings.temperature > 0, "0 or more"),
-            ("top_p", 0 < settings.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", settings.top_k >= 0, "0 or more"),
-            ("no_repeat_ngram_size", settings.no_repeat_ngram_size >= 0, "0 or more"),
-        ):
-            if not good:
-                raise OcrPhasesError(f"infer's {name} is {getattr(settings, name)}: it must be {wanted}.")
-        return settings
+        return cls(**infer)
 
     def as_generate(self) -> dict[str, Any]:
         """The same settings as keyword arguments of ``generate()``."""
@@ -52,6 +68,26 @@ class SamplingSettings:
         if not self.do_sample:
             arguments = {"do_sample": False, "no_repeat_ngram_size": self.no_repeat_ngram_size}
         return arguments
+
+
+#: The no-repeat n-gram size of the published ``infer()``, by the name of the setting.
+PUBLISHED = {"published": 20, "published-eval": 35}
+
+
+def resolve_infer(infer: dict[str, Any] | str | None, autocast: bool | None) -> tuple[SamplingSettings, bool]:
+    """The sampling settings and autocast of a run, where ``infer`` is a mapping or a name of `PUBLISHED`.
+
+    A name stands for what the published ``infer()`` does: greedy, its n-gram size (``published-eval``: with
+    its ``eval_mode``), under bfloat16 autocast. Raises `OcrPhasesError` for another name, for a name with
+    ``autocast=False``, and as `SamplingSettings.from_infer` does.
+    """
+    if not isinstance(infer, str):
+        return SamplingSettings.from_infer(infer), bool(autocast)
+    if infer not in PUBLISHED:
+        raise OcrPhasesError(f"There is no infer {infer!r}: use {' or '.join(PUBLISHED)}, or a mapping.")
+    if autocast is False:
+        raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
+    return SamplingSettings(no_repeat_ngram_size=PUBLISHED[infer]), True
 
 
 class Sampler:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ocr_phases.assets import child_environment
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import TemporaryFolder
 
 #: Notebooks that one warm kernel runs before a new one takes its place, unless it holds a model.
 PAGES_A_KERNEL = 200
@@ -29,20 +29,32 @@ _RESET = "get_ipython().reset(new_session=True); __import__('gc').collect()"
 
 @contextlib.contextmanager
 def fresh_kernel() -> Iterator[dict[str, Any]]:
-    """How papermill starts a kernel of its own: its options, for the length of a ``with`` block."""
-    from jupyter_client.manager import AsyncKernelManager
+    """How papermill starts a kernel of its own: its options, for the length of a ``with`` block.
 
-    with tempfile.TemporaryDirectory(prefix="ocr-", ignore_cleanup_errors=True) as folder:
+    The kernel is killed at the end of its notebook, also where a signal ends the wait for its start.
+    """
+    from jupyter_client.manager import AsyncKernelManager
+    from jupyter_core.utils import run_sync
+
+    made: list[AsyncKernelManager] = []
+    with TemporaryFolder() as folder:
         environment = _environment(folder)
 
         class Manager(AsyncKernelManager):
             def __init__(self, **options: Any) -> None:
                 super().__init__(**{**options, **_manager_options(folder)})
+                made.append(self)
 
             async def start_kernel(self, **options: Any) -> None:
                 await super().start_kernel(**options, env=environment)
 
-        yield {"kernel_manager_class": Manager}
+        try:
+            # Asked to go, a kernel in the middle of a cell would write its traceback to this terminal.
+            yield {"kernel_manager_class": Manager, "shutdown_kernel": "immediate"}
+        finally:
+            for manager in made:
+                if manager.has_kernel:
+                    run_sync(manager.shutdown_kernel)(now=True)
 
 
 class KernelLost(OcrPhasesError):
@@ -62,7 +74,7 @@ class WarmKernel:
         self.pages_a_kernel = pages_a_kernel
         self.scratch = scratch
         self.manager: Any = None
-        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.folder: TemporaryFolder | None = None
         self.pages = 0
 
     @contextlib.contextmanager
@@ -153,7 +165,7 @@ class WarmKernel:
         from jupyter_client.manager import AsyncKernelManager
         from jupyter_core.utils import run_sync
 
-        self.folder = tempfile.TemporaryDirectory(prefix="ocr-", dir=self.scratch, ignore_cleanup_errors=True)
+        self.folder = TemporaryFolder(self.scratch)
         # Not the synchronous one: nbclient would wait for it without ever looking whether it still lives.
         self.manager = AsyncKernelManager(kernel_name="python3", **_manager_options(self.folder.name))
         run_sync(self.manager.start_kernel)(env=_environment(self.folder.name))
@@ -161,14 +173,17 @@ class WarmKernel:
 
 def _manager_options(folder: str) -> dict[str, Any]:
     from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import KernelManager
 
     connection = str(Path(folder, "kernel.json"))
-    sockets = os.name == "posix" and len(connection) <= _LONGEST_SOCKET
-    return {
-        "kernel_spec_manager": KernelSpecManager(kernel_dirs=[]),
-        "transport": "ipc" if sockets else "tcp",
-        "connection_file": connection,
-    }
+    options = {"kernel_spec_manager": KernelSpecManager(kernel_dirs=[]), "connection_file": connection}
+    if os.name == "posix" and len(connection) <= _LONGEST_SOCKET:
+        return options | {"transport": "ipc"}
+    # A message without the key is dropped, but any user here could read along were it not encrypted, too.
+    options |= {"transport": "tcp", "ip": "127.0.0.1"}
+    if hasattr(KernelManager, "transport_encryption"):  # jupyter_client 8.10
+        options |= {"transport_encryption": "auto"}
+    return options
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
+import json
+import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.assets import asset
-from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
-from ocr_phases.files import only_writer, output_file, output_folder, write_atomic
+from ocr_phases.errors import NotebookFailed, OcrPhasesError
+from ocr_phases.files import (
+    TemporaryFolder,
+    only_writer,
+    output_file,
+    output_folder,
+    save_or_rescue,
+    write_atomic,
+)
+from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
 from ocr_phases.show.html import fragments_css
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
 NOTEBOOK_ONLY = "notebook-only"
+_HEADING = re.compile(r'<h2 id="([\w-]+)">([\w ]+)</h2>')  # as this package writes it, in no escaped text
 
 
 def report_page(
@@ -57,15 +69,18 @@ def report_page(
     return {name: folder / name for name in names if (folder / name).exists()}
 
 
-def verify_report(output_dir: str | Path, run: PhaseRun) -> Path:
+def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFrame | None = None) -> Path:
     """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and notebook.
 
-    Raises as `report_page` does.
+    ``references`` is what `DeepSeekOCRSession.references` says of the model that was measured. Raises as
+    `report_page` does.
     """
     folder = output_folder(output_dir).resolve()
     with only_writer(folder):
-        record = run.save(folder / "run.json")
-        parameters = {"record": str(record), "output_dir": str(folder)}
+        record = save_or_rescue(run.save, folder / "run.json")
+        parameters: dict[str, Any] = {"record": str(record), "output_dir": str(folder)}
+        if references is not None:
+            parameters["references"] = json.loads(references.to_json(orient="records"))
         notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
         title = f"Verification: {run.page['file']} – ocr_phases"
         return render_html(notebook, folder / "verify.html", title=title)
@@ -92,34 +107,36 @@ def execute_notebook(
     source = _notebook(name)
     _check_parameters(source, parameters)
     target = output_file(Path(output_path).resolve())
-    # papermill wants a name that ends in .ipynb, and writes after every cell.
-    try:
-        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=".ipynb")
-    except OSError as error:
-        raise CannotWrite(f"{target} cannot be written ({error.strerror or error}).") from error
-    os.close(handle)
     failure = None
-    try:
-        with fresh_kernel() if kernel is None else kernel.lent() as options:
-            papermill.execute_notebook(
-                str(source),
-                scratch,
-                parameters=dict(parameters),
-                kernel_name="python3",
-                **options,
-                progress_bar=sys.stderr.isatty(),
-                execution_timeout=timeout,
-            )
-    except PapermillExecutionError as error:
-        failure = f"Cell {error.cell_index} of {name} failed ({error.ename}: {_one_line(error.evalue)})"
-        cause = (error.ename, error.evalue)
-    except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died, or a cell took too long
-        failure = f"{name} was not run to its end ({type(error).__name__}: {_one_line(str(error))})"
-        cause = (type(error).__name__, str(error))
-    _keep(Path(scratch), target)
+    with TemporaryFolder(None if kernel is None else kernel.scratch) as folder:
+        executed = Path(folder, "executed.ipynb")  # written after every cell
+        try:
+            with fresh_kernel() if kernel is None else kernel.lent() as options:
+                papermill.execute_notebook(
+                    literal_path(source),
+                    literal_path(executed),
+                    parameters=dict(parameters),
+                    kernel_name="python3",
+                    **options,
+                    progress_bar=sys.stderr.isatty(),
+                    execution_timeout=timeout,
+                )
+        except PapermillExecutionError as error:
+            failure = f"Cell {error.cell_index} of {name} failed ({error.ename}: {_one_line(error.evalue)})"
+            cause = (error.ename, error.evalue)
+        except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died, or a cell took too long
+            failure = f"{name} was not run to its end ({type(error).__name__}: {_one_line(str(error))})"
+            cause = (type(error).__name__, str(error))
+        if executed.exists():
+            write_atomic(target, executed.read_bytes())
     if failure is not None:
         raise NotebookFailed(f"{failure}: see {target}.", *cause)
     return target
+
+
+def literal_path(path: Path) -> str:
+    """A path that papermill opens as it stands: it takes every path for a format string of the parameters."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def render_html(
@@ -169,15 +186,7 @@ def render_html(
         "contents": _contents(content),
     }
     body, _ = exporter.from_notebook_node(content, resources={"report": report})
-    return write_atomic(html_path, body.encode("utf-8", "replace"))
-
-
-def _keep(scratch: Path, target: Path) -> None:
-    """Put what papermill wrote in its place; where it wrote nothing, leave nothing."""
-    data = scratch.read_bytes()
-    scratch.unlink()
-    if data:
-        write_atomic(target, data)
+    return write_atomic(html_path, plain(body).encode())
 
 
 def _notebook(name: str) -> Path:
@@ -193,7 +202,7 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
     """papermill would only warn, and hand the unknown parameter to a notebook that ignores it."""
     import papermill
 
-    known = papermill.inspect_notebook(str(notebook))
+    known = papermill.inspect_notebook(literal_path(notebook))
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise OcrPhasesError(
@@ -202,15 +211,18 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def _contents(notebook: Any) -> list[tuple[str, str]]:
-    """Second-level headings of the Markdown cells, each with the id that nbconvert gives it."""
-    lines = [
-        line.removeprefix("## ").strip()
-        for cell in notebook.cells
-        if cell.cell_type == "markdown"
-        for line in cell.source.splitlines()
-        if line.startswith("## ")
-    ]
-    return [(line, line.replace(" ", "-")) for line in lines]
+    """Second-level headings, each with its id: of Markdown cells, and of outputs that not every run has."""
+    found = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            lines = [
+                line.removeprefix("## ").strip() for line in cell.source.splitlines() if line[:3] == "## "
+            ]
+            found += [(line, line.replace(" ", "-")) for line in lines]
+        for output in cell.get("outputs", []):
+            for anchor, title in _HEADING.findall(output.get("data", {}).get("text/html", "")):
+                found.append((title, anchor))
+    return found
 
 
 def _one_line(text: object) -> str:

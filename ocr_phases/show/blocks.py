@@ -6,16 +6,14 @@ import html
 import re
 from collections.abc import Sequence
 
+from ocr_phases.plain_text import plain
+
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
 
 
 def safe(value: object) -> str:
     """Any value as text that is nothing but text in HTML; control characters become a replacement sign."""
-    # A lone surrogate can be in model text and in no UTF-8 file.
-    text = str(value).encode("utf-8", "replace").decode("utf-8")
-    return html.escape(
-        "".join(char if char.isprintable() or char in "\n\t\N{NO-BREAK SPACE}" else "\ufffd" for char in text)
-    )
+    return html.escape(plain(str(value)))
 
 
 def title_block(
@@ -36,13 +34,13 @@ def title_block(
 
 
 def status_line(kind: str, sentence: str) -> str:
-    """A badge (``pass``, ``fail`` or another word) and what it stands for."""
+    """A badge (``pass``, ``fail``, ``noisy`` or another word) and what it stands for."""
     return f'<p class="op-status">{badge(kind)} {safe(sentence)}</p>'
 
 
 def badge(verdict: str) -> str:
     """A verdict as a word in a coloured outline: never by colour alone."""
-    kind = verdict if verdict in ("pass", "fail") else "other"
+    kind = verdict if verdict in ("pass", "fail", "noisy") else "other"
     return f'<span class="op-badge op-{kind}">{safe(verdict)}</span>'
 
 

@@ -16,7 +16,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
+from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from ocr_phases.plain_text import plain
 
 FIGURE_DPI = 100
 SHARPNESS = 2
@@ -40,6 +44,15 @@ _INKS = {
     "#e6e6e6": "grid",
 }
 _COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
+
+
+class LiteralFigure(Figure):
+    """A figure that draws every text as it stands: dollar signs in a file's name begin no formula."""
+
+    def draw(self, renderer: RendererBase) -> None:
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+        super().draw(renderer)
 
 
 def figure_png(figure: Figure) -> bytes:
@@ -68,17 +81,23 @@ class Picture:
         return data, {"image/png": {"width": self.width, "alt": self.alt}}
 
 
-def figure_image(figure: Figure, alt: str) -> Picture:
+def figure_image(figure: Figure, alt: str, narrow: Figure | None = None) -> Picture:
     """A figure for the end of a notebook cell, ``alt`` in words for who cannot see it.
+
+    ``narrow`` is the same for a phone, which a report shows there.
 
     JupyterLab shows the PNG at half its pixels; a report takes the SVG, which follows its colours, unless
     thousands of marks made that too large.
     """
     width = round(figure.get_size_inches()[0] * FIGURE_DPI)
-    return Picture(figure_png(figure), figure_svg(figure, alt), alt, width)
+    alt = plain(alt)
+    svg = figure_svg(figure, alt)
+    if narrow is not None:
+        svg += figure_svg(narrow, alt, "op-svg op-narrow")
+    return Picture(figure_png(figure), svg, alt, width)
 
 
-def figure_svg(figure: Figure, alt: str) -> str:
+def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
     """The figure as one ``<svg>`` element of 100 CSS pixels an inch; ``alt`` is its text alternative.
 
     It holds no script, style sheet, comment or address, and type is drawn as outlines. White fills (type on
@@ -90,16 +109,16 @@ def figure_svg(figure: Figure, alt: str) -> str:
         warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     # The parser leaves out comments, which hold the drawn texts.
-    root = ElementTree.fromstring(buffer.getvalue())
+    root = ElementTree.fromstring(plain(buffer.getvalue().decode()))
     # Figures of one page must not share their clip paths.
     mark = hashlib.sha256(buffer.getvalue()).hexdigest()[:8]
     _clean(root, mark, _references(root))
     width, height = (round(FIGURE_DPI * inches) for inches in figure.get_size_inches())
     root.attrib = {
         "xmlns": "http://www.w3.org/2000/svg",
-        "class": "op-svg",
+        "class": classes,
         "role": "img",
-        "aria-label": alt,
+        "aria-label": plain(alt),
         "viewBox": root.attrib["viewBox"],
         "width": str(width),
         "height": str(height),

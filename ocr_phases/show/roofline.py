@@ -31,7 +31,7 @@ from ocr_phases.show.plots import (
     MUTED,
     STAGE_COLOURS,
     VERMILLION,
-    WIDTH,
+    blank_figure,
     sentence_figure,
     style_axes,
     title_axes,
@@ -57,7 +57,7 @@ def plot_roofline(run: PhaseRun) -> Figure:
     points = pd.concat([points, table[table["stage"] == "decode_step"]])
     points = points[points["device_ms"] > 0]
     points = points.assign(rate=points["flops"] / points["device_ms"] * 1e3)
-    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained", facecolor="white")
+    figure = blank_figure(4.6)
     axes, key = figure.subplots(1, 2, width_ratios=(3.0, 1.0))
     style_axes(axes)
     key.set_axis_off()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from ocr_phases.analyse.compare import (
 )
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare, plots
+from ocr_phases.show.blocks import safe
 from ocr_phases.show.explorer.panes import Pane, figure_html
 from ocr_phases.show.html import note_html
 
@@ -87,14 +87,14 @@ def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """Latency and vision figures of two records side by side, then figure by figure with intervals."""
     table = compare_runs(runs, labels)
     sides = "".join(
-        f'<div class="opx-side"><h3>{html.escape(label)}</h3>'
+        f'<div class="opx-side"><h3>{safe(label)}</h3>'
         f"{figure_html(plots.plot_token_latency(run), f'{name}: time of each decode step', _INCHES)}"
         f"{figure_html(plots.plot_vision_stages(run), f'{name}: stages of the prefill', _INCHES)}</div>"
         for name, run, label in zip(("First record", "Second record"), runs, labels, strict=True)
     )
     same = " Both wrote the same tokens." if same_tokens(*runs) else ""
     return (
-        f'<p class="op">{html.escape(compare_verdict(table, runs, labels))}{same}</p>'
+        f'<p class="op">{safe(compare_verdict(table, runs, labels))}{same}</p>'
         f'<div class="opx-sides">{sides}</div>{compare.compare_html(figures(table))}'
         f"{compare.environment_html(environment_table(runs, labels))}"
     )

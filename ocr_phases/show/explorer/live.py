@@ -6,7 +6,6 @@ and no figure, so that watching costs the measurement as little as can be.
 
 from __future__ import annotations
 
-import html
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ import numpy as np
 
 from ocr_phases.analyse.summary import ms_text
 from ocr_phases.errors import Stopped
+from ocr_phases.show.blocks import safe
 from ocr_phases.show.explorer.svg import Curve, curve_svg
 
 REFRESH_S = 0.2
@@ -109,7 +109,7 @@ class Live(widgets.Box):
         at = f' value="{self._done * self._tokens_a_run + len(self._times[-1])}"' if known else ""
         self.status.value = (
             f'<progress max="{whole}"{at} aria-label="Progress"></progress> '
-            f"<span role='status'>{html.escape(doing)}</span>"
+            f"<span role='status'>{safe(doing)}</span>"
         )
 
     def _run_name(self) -> str:
@@ -129,8 +129,7 @@ class Live(widgets.Box):
         if not self._times[-1]:
             return
         text = "".join(self._texts)[-_SHOWN_TEXT:]
-        safe = html.escape(text.encode("utf-8", "replace").decode())
-        self.stream.value = f'<div class="opx-scroll"><pre tabindex="0">{safe}</pre></div>'
+        self.stream.value = f'<div class="opx-scroll"><pre tabindex="0">{safe(text)}</pre></div>'
         shown = self._times[-3:]
         longest = max(map(len, shown))
         # Room for what is still to come, without a squeezed start: the next power of two.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -11,6 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from ocr_phases.errors import OcrPhasesError, Stopped
+from ocr_phases.show.blocks import safe
 
 
 class Messages(widgets.HTML):
@@ -22,14 +22,14 @@ class Messages(widgets.HTML):
 
     def say(self, sentence: str) -> None:
         """Plain news; an empty sentence clears the place."""
-        self.value = f'<p role="status">{_safe(sentence)}</p>' if sentence else ""
+        self.value = f'<p role="status">{safe(sentence)}</p>' if sentence else ""
 
     def show_error(self, error: BaseException) -> None:
         """One sentence, and the traceback for whoever unfolds it."""
         trace = "".join(traceback.format_exception(error))
         self.value = (
-            f'<div class="opx-error" role="alert"><p>{_safe(error_sentence(error))}</p>'
-            f'<details><summary>Traceback</summary><pre tabindex="0">{_safe(trace)}</pre></details></div>'
+            f'<div class="opx-error" role="alert"><p>{safe(error_sentence(error))}</p>'
+            f'<details><summary>Traceback</summary><pre tabindex="0">{safe(trace)}</pre></details></div>'
         )
 
     def guarded(self, handler: Callable[..., object]) -> Callable[..., None]:
@@ -63,7 +63,3 @@ def error_sentence(error: BaseException) -> str:
         return str(error)
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return f"{type(error).__name__}: {first if len(first) <= 300 else first[:299] + '…'}"
-
-
-def _safe(text: str) -> str:
-    return html.escape(text.encode("utf-8", "replace").decode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import uuid
 from typing import Any
 
@@ -11,7 +10,9 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Region, parse_grounding, region_table
 from ocr_phases.analyse.summary import ms_text, percent_text
+from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import safe
 from ocr_phases.show.explorer.panes import Pane, figure_html
 from ocr_phases.show.explorer.svg import Curve, cursor_css, curve_svg, kinds, page_css, page_svg
 from ocr_phases.show.html import note_html
@@ -90,7 +91,7 @@ class PagePane(Pane):
         grounding = parse_grounding(run.results[row]["text"] or "")
         self._regions = grounding.regions
         self._tokens = run.tokens_of(row)
-        self._table = region_table(grounding, self._tokens)
+        self._table = region_table(grounding, typical_run(run).tokens_of(row))
         numbers = [number for number, page in enumerate(run.pages) if page["row"] == row]
         page = run.pages[numbers[0]]
         self._note.value = note_html(_remark(run, row, len(numbers), grounding.dropped))
@@ -158,7 +159,7 @@ class PagePane(Pane):
         text = printable(str(token["text"])) or "no text"
         self._said.value = (
             f"<p><strong>Token {self.token + 1}</strong> of {len(self._tokens)}, {step}: "
-            f"<code>{_safe(text)}</code> <strong>{ms_text(ms) if ms is not None else ''}</strong></p>"
+            f"<code>{safe(text)}</code> <strong>{ms_text(ms) if ms is not None else ''}</strong></p>"
         )
         self._detail.value = self._detail_html(region)
         self._restyle()
@@ -176,9 +177,9 @@ class PagePane(Pane):
         after = "".join(own.loc[own["index"] > self.token, "text"])[:_AROUND]
         now = str(self._tokens["text"].iloc[self.token])
         return (
-            f'<p><strong data-region="{region}">{_safe(name)}</strong>: {item["tokens"]} tokens, '
+            f'<p><strong data-region="{region}">{safe(name)}</strong>: {item["tokens"]} tokens, '
             f"{ms_text(item['decode_ms'])} ({percent_text(item['share'])} of the decode){each}</p>"
-            f'<pre tabindex="0">{_safe(before)}<mark>{_safe(now)}</mark>{_safe(after)}</pre>'
+            f'<pre tabindex="0">{safe(before)}<mark>{safe(now)}</mark>{safe(after)}</pre>'
         )
 
     def _restyle(self, _: Any = None) -> None:
@@ -242,7 +243,3 @@ def _line(item: Any) -> str:
 
 def _hex(colour: tuple[int, int, int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour)
-
-
-def _safe(text: str) -> str:
-    return html.escape(text.encode("utf-8", "replace").decode())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import html
 import json
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import TemporaryFolder
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import safe
 from ocr_phases.show.explorer.messages import Messages
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.html import measured_html
@@ -116,8 +116,8 @@ class RecordPane(Pane):
         link = download_html(document, f"{report.parent.name}.html", "text/html", "Download the report")
         # The frame may run the report's own table sorting and nothing else.
         self._report.value = (
-            f"<p>{link} Written to {html.escape(str(report))}</p>"
-            f'<iframe sandbox="allow-scripts" title="The report" srcdoc="{html.escape(document.decode())}">'
+            f"<p>{link} Written to {safe(report)}</p>"
+            f'<iframe sandbox="allow-scripts" title="The report" srcdoc="{safe(document.decode())}">'
             "</iframe>"
         )
 
@@ -126,7 +126,7 @@ def make_report(run: PhaseRun, folder: Path) -> Path:
     """`report_page` of a record in memory; the HTML file's path."""
     from ocr_phases.report.render import report_page
 
-    with tempfile.TemporaryDirectory() as scratch:
+    with TemporaryFolder() as scratch:
         record = run.save(Path(scratch, "run.json"))
         return report_page(folder, {"record": str(record)})["report.html"].resolve()
 
@@ -144,7 +144,7 @@ def read_record(data: bytes, name: str) -> PhaseRun:
 def download_html(data: bytes, name: str, kind: str, text: str) -> str:
     """A link that saves ``data``, which it carries itself."""
     address = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-    return f'<a class="opx-link" download="{html.escape(name)}" href="{address}">{html.escape(text)}</a>'
+    return f'<a class="opx-link" download="{safe(name)}" href="{address}">{safe(text)}</a>'
 
 
 def _file_stem(run: PhaseRun) -> str:

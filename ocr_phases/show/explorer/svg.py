@@ -8,7 +8,6 @@ figure a curve is made in about a millisecond, while a measurement runs in the s
 from __future__ import annotations
 
 import base64
-import html
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from ocr_phases.analyse.grounding import PREAMBLE, Region
+from ocr_phases.show.blocks import safe
 from ocr_phases.show.overlay import label_colour, printable
 
 _PAGE_SIDE = 1_400  # pixels of the embedded page
@@ -68,7 +68,7 @@ def curve_svg(
     """
     parts = [
         f'<svg class="opx-curve" viewBox="0 0 {curve.width:g} {curve.height:g}" role="img" '
-        f'aria-label="{_safe(title)}">'
+        f'aria-label="{safe(title)}">'
     ]
     floor, ceiling = curve.y(0.0), curve.y(curve.top)
     for region, (start, end) in (bands or {}).items():
@@ -157,11 +157,11 @@ def page_svg(
             y = y1 - 0.3 * text if above else y1 + text
             parts.append(
                 f'<g class="opx-region opx-r{region.index} opx-k{numbers[region.label]}" '
-                f'style="--op-region:{colour}"><title>{_safe(notes.get(region.index, ""))}</title>'
+                f'style="--op-region:{colour}"><title>{safe(notes.get(region.index, ""))}</title>'
                 f'<rect class="opx-box" x="{x1}" y="{y1}" width="{max(x2 - x1, 1)}" '
                 f'height="{max(y2 - y1, 1)}"/>'
                 f'<text class="opx-tag" x="{x1 + (0 if above else 0.3 * text):.1f}" y="{y:.1f}" '
-                f'font-size="{text:.1f}">{region.index} {_safe(printable(region.label))}</text></g>'
+                f'font-size="{text:.1f}">{region.index} {safe(printable(region.label))}</text></g>'
             )
     parts.append("</svg>")
     return "".join(parts)
@@ -208,7 +208,3 @@ def _jpeg(image: Image.Image) -> str:
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=85)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def _safe(text: str) -> str:
-    return html.escape("".join(char if char.isprintable() or char == "\n" else " " for char in text))

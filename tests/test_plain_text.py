@@ -1,0 +1,202 @@
+"""Names, records and model output are text and nothing else: on a terminal, in a figure, in a path."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import matplotlib.text
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from example_run import make_run
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from papermill.parameterize import add_builtin_parameters, parameterize_path
+from test_cli import RECORD
+
+from ocr_phases.cli import main
+from ocr_phases.plain_text import plain, plain_streams
+from ocr_phases.report import render
+from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.render import execute_notebook, literal_path, render_html
+from ocr_phases.show import compare, plots, regions, sweep
+from ocr_phases.show.blocks import safe
+from ocr_phases.show.figures import figure_svg
+
+HOSTILE = "$\\frac{$ $x$ \x1b[31m\x00\x9b2J\r\u202e\uffff</text>{prompt}"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+BRACES = ("inv{oice}", "{0}", "out{output_dir}", "{prompt!r:>99}", "{", "}}{", "{pm.__class__}")
+
+
+# -- characters ---------------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters(codec=None)))
+def test_any_text_is_sound_in_xml_and_obeyed_by_no_terminal(text: str) -> None:
+    shown = plain(text)
+    assert (ElementTree.fromstring(f"<a>{safe(text)}</a>").text or "") == shown
+    assert not CONTROL.search(shown)
+    assert len(shown.encode().decode()) == len(text)
+
+
+def test_words_of_any_script_stay_as_they_are() -> None:
+    text = "价格\u3000é\u00a0一 \N{ZERO WIDTH NON-JOINER}\U0001f469\u200d\U0001f680\n\tx"
+    assert plain(text) == text
+
+
+def test_only_a_progress_bar_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    with plain_streams():
+        print("a\x1b[31mb\rc")
+        print("\r\x1b[Kdone: a\x1b[31mb\rc", file=sys.stderr)
+        print("\x1b[31mx", file=sys.stderr)
+        assert sys.stdout.isatty() is False
+    sign = "\N{REPLACEMENT CHARACTER}"
+    out, err = capsys.readouterr()
+    assert out == f"a{sign}[31mb{sign}c\n"
+    assert err == f"\r\x1b[Kdone: a{sign}[31mb{sign}c\n{sign}[31mx\n"
+
+
+@pytest.fixture
+def hostile_record(tmp_path: Path) -> Path:
+    """A record that says hostile things wherever it has words of its own."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    record["pages"][0]["file"] = record["model"]["name"] = record["device"]["name"] = HOSTILE
+    record["results"][0]["text"] = HOSTILE + record["results"][0]["text"]
+    for check in record["checks"]:
+        check["measured"] = check["expected"] = HOSTILE
+    path = tmp_path / "run\x1b[31m$x$.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("verb", ["verify", "artifacts", "compare", "missing"])
+def test_no_verb_sends_an_escape_sequence(
+    verb: str, hostile_record: Path, no_kernel: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out\x1b[2J")
+    arguments = {
+        "verify": ["verify", "--record", str(hostile_record), "--out", out],
+        "artifacts": ["artifacts", str(hostile_record), "--out", out],
+        "compare": ["compare", str(RECORD), str(hostile_record), "--out", out],
+        "missing": ["artifacts", str(hostile_record) + "\x1b[2J\x07", "--out", out],
+    }[verb]
+    main(arguments)
+    said = "".join(capsys.readouterr())
+    assert "\N{REPLACEMENT CHARACTER}[2J" in said
+    assert not CONTROL.search(said)
+
+
+# -- figures ------------------------------------------------------------------------------------------
+
+
+def hostile_figures() -> dict[str, Figure]:
+    """Every kind of figure that draws words it did not choose."""
+    runs = [make_run(seed=seed, text=f"{HOSTILE} " * 40, page_name=HOSTILE) for seed in (0, 1)]
+    labelled = make_run(text=f"<|ref|>{HOSTILE}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>\nsome words " * 3)
+    ratios = pd.DataFrame({"run": [HOSTILE, "other"], "metric": "ttft_ms", "verdict": "slower"})
+    ratios[["ratio", "ratio_low", "ratio_high"]] = np.array([[1.1, 1.0, 1.2], [90.0, 80.0, 99.0]])
+    cells = pd.DataFrame({"preset": [HOSTILE], "batch": [1], "vision": ["eager"], "prefill_len": [912]})
+    cells["vision_share"] = 0.5
+    return {
+        "sentence": plots.sentence_figure(HOSTILE),
+        "latency": plots.plot_token_latency(runs[0]),
+        "regions": regions.plot_region_types(labelled),
+        "prefill": compare.plot_prefill_stages(runs, [HOSTILE, "b"]),
+        "decode": compare.plot_decode(runs, [HOSTILE, "b"]),
+        "ratios": compare.plot_ratios(ratios),
+        "vision share": sweep.plot_vision_share(cells),
+    }
+
+
+def test_figures_draw_names_letter_by_letter() -> None:
+    for name, figure in hostile_figures().items():
+        drawn = figure_svg(figure, HOSTILE)
+        assert ElementTree.fromstring(drawn).attrib["aria-label"] == plain(HOSTILE), name
+        assert not any(text.get_parse_math() for text in figure.findobj(matplotlib.text.Text)), name
+
+
+def test_a_pair_of_dollar_signs_is_drawn() -> None:
+    assert figure_svg(plots.sentence_figure("$a$"), "x").count("<use") == 3
+
+
+# -- paths --------------------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.text())
+def test_papermill_opens_the_path_it_is_given(name: str, value: str) -> None:
+    path = Path("/folder", f"x{name}")
+    values = add_builtin_parameters({"page": value, "prompt": "../../../escaped"})
+    assert parameterize_path(literal_path(path), values) == str(path)
+
+
+def test_notebooks_run_in_folders_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("TMPDIR", "TEMP"):
+        monkeypatch.setenv(variable, str(tmp_path / "tmp{}"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "tmp{}").mkdir()
+    source = tmp_path / "note{books}" / "probe.ipynb"
+    source.parent.mkdir()
+    cells = [nbformat.v4.new_code_cell('page = ""\nprompt = ""', metadata={"tags": ["parameters"]})]
+    cells.append(nbformat.v4.new_code_cell("print(ascii(page), prompt)"))
+    kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernelspec}), source)
+    monkeypatch.setattr(render, "_notebook", lambda name: source)
+    kernel = WarmKernel()
+    try:
+        for name in BRACES:
+            page, folder = f"{name}.png", tmp_path / "arch{1}" / name
+            parameters = {"page": page, "prompt": "../../../escaped"}
+            target = execute_notebook("probe", parameters, folder / f"{name}.ipynb", kernel=kernel)
+            assert list(folder.iterdir()) == [target]
+            said = nbformat.read(target, as_version=4).cells[-1].outputs[0].text
+            assert said.split() == [*ascii(page).split(), "../../../escaped"]
+    finally:
+        kernel.stop()
+    assert not list((tmp_path / "tmp{}").iterdir())
+
+
+@pytest.fixture
+def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """papermill's own treatment of paths, and nothing run."""
+
+    def execute(source: str, target: str, *, parameters: dict[str, object], **_: object) -> None:
+        values = add_builtin_parameters(parameters)
+        shutil.copy(parameterize_path(source, values), parameterize_path(target, values))
+
+    monkeypatch.setattr("papermill.execute_notebook", execute)
+
+
+def test_braces_in_a_name_are_part_of_the_name(no_kernel: None, tmp_path: Path) -> None:
+    records = tmp_path / "arch{1}"
+    records.mkdir()
+    record = Path(shutil.copy(RECORD, records / "inv{oice}.json"))
+    page = Path(shutil.copy(Path(RECORD).parents[2] / "data/pages/slide.png", tmp_path / "{prompt}.png"))
+    out = tmp_path / "deep" / "er" / "out{x}"
+    for name, arguments in {
+        "report.html": ["report", "--record", str(record), "--out", str(out)],
+        "{prompt}/report.html": ["report", str(page), "--prompt", "../../../escaped", "--out", str(out)],
+        "verify.html": ["verify", "--record", str(record), "--out", str(out)],
+        "compare.html": ["compare", str(record), str(record), "--out", str(out)],
+        "sweep.html": ["sweep", "--records", str(records), "--out", str(out)],
+    }.items():
+        assert main(arguments) in (0, 1), name
+        assert (out / name).is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arch{1}", "deep", "{prompt}.png"]
+    assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["out{x}"]
+
+
+def test_a_report_holds_no_control_character(tmp_path: Path) -> None:
+    cell = nbformat.v4.new_code_cell("x")
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=f"{HOSTILE}\ud800")]
+    source = tmp_path / "n.ipynb"
+    content = nbformat.writes(nbformat.v4.new_notebook(cells=[cell]))
+    source.write_text(json.dumps(json.loads(content)), encoding="ascii")
+    document = render_html(source, tmp_path / "n.html", title=HOSTILE).read_text(encoding="utf-8")
+    assert plain(document) == document
