@@ -35,7 +35,7 @@ import numpy as np
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.summary import bytes_text
-from ocr_phases.batch.cluster import thread_share
+from ocr_phases.batch.pool import thread_share
 from ocr_phases.batch.store import read_listing, read_status
 
 SMALL = ["--max-new-tokens", "48", "--repeats", "1", "--warmup", "0"]
@@ -624,7 +624,10 @@ def scheduler(waiting: int = 20_000) -> dict[str, Any]:
     from ocr_phases.batch.job import make_jobs
     from ocr_phases.batch.manifest import Page
 
-    cluster = SpecCluster(scheduler={"cls": Scheduler, "options": {"dashboard": False}}, silence_logs=40)
+    cluster = SpecCluster(
+        scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
+        silence_logs=40,
+    )
     client = Client(cluster)
     pages = (Page(f"page-{number}.png", f"/none/page-{number}.png") for number in range(waiting))
     requests = [

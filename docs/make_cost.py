@@ -128,7 +128,15 @@ def tables() -> dict[str, str]:
     """The page's tables in Markdown, by the name of their marks."""
     return {
         "presets": _markdown(
-            ("preset", "prompt tokens", "SAM, GFLOP", "CLIP, GFLOP", "decoder, GFLOP", "head, GFLOP", "read"),
+            (
+                "preset",
+                "prompt tokens",
+                "SAM, GFLOP",
+                "CLIP, GFLOP",
+                "language model, GFLOP",
+                "head, GFLOP",
+                "read",
+            ),
             presets(),
         ),
         "step": _markdown(

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import functools
 import os
+import re
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from ocr_phases.files import split_pdf
 from ocr_phases.plain_text import plain_streams
 
 if TYPE_CHECKING:
+    from ocr_phases.measure.session import DeepSeekOCRSession
     from ocr_phases.record import PhaseRun
 
 
@@ -51,7 +53,7 @@ def _run(argv: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CUT_OFF
     except OcrPhasesError as error:
-        print(f"ocr-phases: {error}", file=sys.stderr)
+        print(f"ocr-phases: {_with_options(str(error), arguments)}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"ocr-phases: this needs {error.name}: pip install {error.name}", file=sys.stderr)
@@ -81,17 +83,23 @@ def _signals_stop() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+def _with_options(message: str, arguments: argparse.Namespace) -> str:
+    """A message of the package with settings named as this verb's options: ``--max-new-tokens``."""
+    names = [name for name in vars(arguments) if "_" in name]
+    words = re.compile(rf"(?<![\w/.-])({'|'.join(names)})(?![\w/=-]|\.\w)")
+    return words.sub(lambda found: f"--{found[0].replace('_', '-')}", message) if names else message
+
+
 def report(arguments: argparse.Namespace) -> None:
     """One HTML report a page (or of an existing record), with its record, notebook and artifacts."""
     if bool(arguments.record) == bool(arguments.pages):
         raise OcrPhasesError("Name the pages to measure, or one --record to show: one of the two.")
-    from ocr_phases.measure.images import load_page
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import report_page
 
     # A wrong page or record is told before anything slow starts.
     for page in arguments.pages:
-        load_page(page)
+        _look_at(page, arguments)
     if arguments.record:
         PhaseRun.load(arguments.record)
     jobs = _folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
@@ -117,7 +125,7 @@ def batch(arguments: argparse.Namespace) -> int:
 def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.kernels import has_kernels
-    from ocr_phases.analyse.summary import stage_table, verdict
+    from ocr_phases.analyse.summary import shown_stages, stage_table, verdict
     from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
 
     target = output_file(arguments.save)
@@ -131,7 +139,7 @@ def profile(arguments: argparse.Namespace) -> None:
     print()
     if then is not None:
         _print_then_and_now(then, run)
-    print(stage_table(run).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    print(shown_stages(stage_table(run)).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     if has_kernels(run):
         _print_kernels(run)
     print(f"\nWrote {target}")
@@ -150,19 +158,21 @@ def verify(arguments: argparse.Namespace) -> int:
         output_file(arguments.save)
     if arguments.out:
         output_folder(arguments.out)
-    run = PhaseRun.load(arguments.record) if arguments.record else _measure(arguments, verify=True)
+    session = None if arguments.record else _session(arguments)
+    run = PhaseRun.load(arguments.record) if session is None else _measure(arguments, session, verify=True)
     if arguments.save:
         save_or_rescue(run.save, arguments.save)
     checks = run_checks(run)
     for check in checks:
         print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
-        if check.verdict == "fail":
+        if check.verdict in ("fail", "noisy"):
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
     print(f"\n{checks_verdict(checks)}")
     if arguments.save:
         print(f"Wrote {arguments.save}")
     if arguments.out:
-        print(f"Wrote {verify_report(arguments.out, run)}")
+        references = None if session is None else session.references()
+        print(f"Wrote {verify_report(arguments.out, run, references)}")
     return 1 if failed(checks) else 0
 
 
@@ -185,17 +195,31 @@ def artifacts(arguments: argparse.Namespace) -> None:
     print(f"Wrote {folder}")
 
 
-def _measure(arguments: argparse.Namespace, **options: Any) -> PhaseRun:
+def _look_at(page: str, arguments: argparse.Namespace) -> None:
+    """A page that cannot be read is an `OcrPhasesError`; one whose type is too small is told on stderr."""
     from ocr_phases.measure.images import load_page
+    from ocr_phases.measure.type_size import type_warning
 
+    image, _, name = load_page(page)
+    if warning := type_warning(image, arguments.model, arguments.preset):
+        print(f"{name}: {warning}", file=sys.stderr)
+
+
+def _session(arguments: argparse.Namespace) -> DeepSeekOCRSession:
     # A wrong page or model is told before anything slow starts.
-    load_page(arguments.page)
+    _look_at(arguments.page, arguments)
     from ocr_phases.measure.session import DeepSeekOCRSession
 
+    return DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
+
+
+def _measure(
+    arguments: argparse.Namespace, session: DeepSeekOCRSession | None = None, **options: Any
+) -> PhaseRun:
+    session = session or _session(arguments)
     parameters = _measure_parameters(arguments)
-    session = DeepSeekOCRSession.load(
-        parameters.pop("model"), device=parameters.pop("device"), dtype=parameters.pop("dtype")
-    )
+    for name in ("model", "device", "dtype"):  # the session's
+        del parameters[name]
     with _bar(arguments.warmup + arguments.repeats, arguments.max_new_tokens) as callbacks:
         return session.run_inference(arguments.page, **parameters, **options, **callbacks)
 
@@ -230,9 +254,10 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 def _print_kernels(run: PhaseRun) -> None:
     from ocr_phases.analyse.floors import floor_table
     from ocr_phases.analyse.kernels import host_syncs, stage_verdict
+    from ocr_phases.analyse.summary import shown_stages
 
     for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
-        table = table.dropna(axis="columns", how="all")
+        table = shown_stages(table.dropna(axis="columns", how="all"))
         print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
 
 
@@ -245,13 +270,16 @@ def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
         same_tokens,
         what_differs,
     )
+    from ocr_phases.analyse.steps import first_other_token
 
     table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     few = few_repeats([then, now], ["then", "now"])
     if few:
         print(f"\n{few}")
-    print(f"\nTokens: {'equal' if same_tokens(then, now) else 'different'}")
+    differ = first_other_token(then, now)
+    tokens = "equal" if same_tokens(then, now) else f"different{differ and '; the first is '}{differ}"
+    print(f"\nTokens: {tokens}")
     for line in what_differs(then, now):
         print(f"Differs: {line}")
     print()
@@ -380,7 +408,7 @@ def _add_measure_options(command: argparse.ArgumentParser) -> None:
     option(
         "--model", help="tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
     )
-    option("--preset", help="tiny, small, base, large or gundam (default: the model's own)")
+    option("--preset", help="tiny, small, base, large, gundam or auto (default: the model's own)")
     option("--prompt", help="markdown, ocr, free, ... or your own text")
     option("--max-new-tokens", type=int, metavar="N", help="default: %(default)s")
     option("--repeats", type=int, metavar="N", help="default: %(default)s")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ocr_phases.errors import OcrPhasesError
+
+AUTO = "auto"
+"""In place of a preset's name: the one that fits the page's type (`ocr_phases.type_fit`)."""
 
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
 
 _WORDS = "{words}"
 _DIRECT_SIZE = 640
+_MAX_TILES = 9
 
 
 @dataclass(frozen=True)
@@ -58,14 +63,42 @@ def get_preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-def resolve_prompt(prompt: str, *, grounding: bool = True) -> str:
+def crop_grid(width: int, height: int, image_size: int = 640) -> tuple[int, int]:
+    """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
+
+    (1, 1) where no side exceeds `image_size`. Else, of all grids of 2 to 9 tiles, the one nearest to the page
+    in aspect ratio (columns / rows against width / height), as measured against the recorded vendor
+    preprocessing. Of grids equally near, the larger wins where the page has more than half as many pixels as
+    that grid: the published rule, of which the recording has no case.
+
+    Raises OcrPhasesError for a side below 1.
+    """
+    if min(width, height) < 1:
+        raise OcrPhasesError(
+            f"A page of {width} x {height} pixels cannot be cut: give one of at least 1 x 1."
+        )
+    if max(width, height) <= image_size:
+        return 1, 1
+    sides = range(1, _MAX_TILES + 1)
+    grids = [(columns, rows) for columns in sides for rows in sides if 2 <= columns * rows <= _MAX_TILES]
+    best, best_distance = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=math.prod):
+        distance = abs(width / height - columns / rows)
+        large_enough = width * height > 0.5 * image_size**2 * columns * rows
+        if distance < best_distance or (distance == best_distance and large_enough):
+            best, best_distance = (columns, rows), distance
+    return best
+
+
+def resolve_prompt(prompt: str, *, grounding: bool | None = None) -> str:
     """The text handed to the model, stripped: a preset of `PROMPTS`, or the user's own text.
 
     ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``<image>`` and a
     line break, with ``<|grounding|>`` between unless `grounding` is False, if it carries no ``<image>``
-    itself.
+    itself; a text that does, and a preset, stay as they are.
 
-    Raises OcrPhasesError for an empty prompt and for ``locate`` without words.
+    Raises OcrPhasesError for an empty prompt, for ``locate`` without words, and for a preset that asks for
+    boxes where `grounding` is False.
     """
     prompt = prompt.strip()
     name, _, words = prompt.partition(":")
@@ -74,9 +107,14 @@ def resolve_prompt(prompt: str, *, grounding: bool = True) -> str:
             raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
         return PROMPTS["locate"].replace(_WORDS, words.strip())
     if prompt in PROMPTS:
+        if grounding is False and GROUNDING_TAG in PROMPTS[prompt]:
+            raise OcrPhasesError(
+                f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the preset "
+                "'free', which asks for none, or write the prompt yourself."
+            )
         return PROMPTS[prompt]
     if not prompt:
         raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(PROMPTS)}.")
     if IMAGE_TAG in prompt:
         return prompt
-    return f"{IMAGE_TAG}\n{GROUNDING_TAG if grounding else ''}{prompt}"
+    return f"{IMAGE_TAG}\n{'' if grounding is False else GROUNDING_TAG}{prompt}"

@@ -7,7 +7,6 @@ The record stands between the half that measures (torch, a model) and the half t
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
 import json
@@ -20,7 +19,9 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import write_atomic
+from ocr_phases.files import read_regular, write_atomic
+from ocr_phases.plain_json import decode
+from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,26 +60,6 @@ PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "decoder", "lm_head", "sampli
 
 #: Fields that a record has only where they were asked for.
 _OPTIONAL = ("kernels",)
-
-#: What the parts of a record hold at least, by type.
-_ENTRIES: dict[str, dict[str, Any]] = {
-    "versions": {},
-    "device": {"name": str, "kind": str},
-    "model": {"name": str, "dtype": str, "config": dict},
-    "pages": {"file": str, "sha256": str, "width": int, "height": int, "row": int, "valid_image_tokens": int},
-    "request": {
-        "prompt": str,
-        "prompts": list,
-        "preset": str,
-        "max_new_tokens": int,
-        "repeats": int,
-        "warmup": int,
-        "prefill_len": int,
-    },
-    "results": {"ids": list, "token_texts": list, "text": str | None},
-    "memory": {},
-    "cache": {},
-}
 
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
@@ -135,7 +116,8 @@ class PhaseRun:
         the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
         ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase. ``closure``
         is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is text tokens over
-        valid image tokens, as the vendor counts both, of the first row.
+        valid image tokens, as the vendor counts both, of the first row: the text is tokenised anew, and may
+        then have more tokens than were generated. ``generated_compression_ratio`` is of the generated ones.
         """
         steps = self.stage_ms("decode_step")
         decode_ms = self._phase_ms("decode")
@@ -174,6 +156,7 @@ class PhaseRun:
             "text_tokens": self.result.get("text_tokens"),
             "valid_image_tokens": valid,
             "compression_ratio": _ratio(self.result.get("text_tokens"), valid),
+            "generated_compression_ratio": _ratio(self.token_count, valid),
         }
 
     @property
@@ -275,7 +258,7 @@ class PhaseRun:
         page = self.pages[number]
         try:
             return None if page.get("data") is None else base64.b64decode(page["data"])
-        except (TypeError, binascii.Error) as error:
+        except ValueError as error:  # no base64
             raise OcrPhasesError(f"The page {page['file']} in this record is damaged ({error}).") from error
 
     # -- the file ---------------------------------------------------------------------------------
@@ -302,22 +285,23 @@ class PhaseRun:
                 "install the ocr_phases version that wrote it."
             )
         names = [item.name for item in fields(cls) if item.name not in _OPTIONAL or item.name in record]
-        missing = [name for name in names if name not in record]
-        if missing:
-            raise OcrPhasesError(f"This record misses {', '.join(missing)}: it is damaged or was cut short.")
-        for part, entries in _ENTRIES.items():
-            _look_through(part, record[part], entries)
-        values = {name: record[name] for name in names}
         try:
+            check_record(record)
+            values = {name: record[name] for name in names}
             values["spans"] = make_spans(values["spans"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise OcrPhasesError(f"This record's span table is damaged ({error}).") from error
-        times = values["spans"][["device_ms", "host_ms"]].to_numpy()
-        if not len(times) or not (np.isfinite(times) & (times >= 0)).all():
-            raise OcrPhasesError(
-                "This record's span table is damaged: it holds no times, or impossible ones."
-            )
+            check_spans(values["spans"])
+        except OcrPhasesError as error:
+            raise OcrPhasesError(f"This record is damaged ({error}).") from error
         return cls(**values)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> PhaseRun:
+        """`from_dict` of a record file's content; `OcrPhasesError` for what is no JSON, too."""
+        try:
+            record = decode(data)
+        except OcrPhasesError as error:
+            raise OcrPhasesError(f"This is not an ocr_phases record: {error}.") from error
+        return cls.from_dict(record)
 
     def save(self, path: str | Path) -> Path:
         """Write the record as JSON, atomically; `OcrPhasesError` where the file cannot be written."""
@@ -329,13 +313,11 @@ class PhaseRun:
     def load(cls, path: str | Path) -> PhaseRun:
         """Read a record that `save` wrote; `OcrPhasesError` for anything else."""
         try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = read_regular(path, MOST_BYTES)
         except OSError as error:
             raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
-        except ValueError as error:
-            raise OcrPhasesError(f"{path} is not a record: it is no JSON ({error}).") from error
         try:
-            return cls.from_dict(record)
+            return cls.from_json(data)
         except OcrPhasesError as error:
             raise OcrPhasesError(f"{path}: {error}") from error
 
@@ -363,19 +345,6 @@ class PhaseRun:
         if not self.decoded_tokens or not whole.all():
             return None
         return _median(self.decoded_tokens / whole * 1000.0)
-
-
-def _look_through(part: str, values: Any, entries: dict[str, Any]) -> None:
-    """`OcrPhasesError` where a part of a record, or one of its rows, is not what `_ENTRIES` says."""
-    rows = values if part in ("pages", "results") else [values]
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise OcrPhasesError(f"This record's {part} is damaged.")
-    for row in rows:
-        for name, kind in entries.items():
-            if not isinstance(row.get(name), kind):
-                raise OcrPhasesError(
-                    f"This record's {part} is damaged: {name} is missing or of a wrong type."
-                )
 
 
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:

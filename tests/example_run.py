@@ -112,7 +112,11 @@ def make_run(
             "class": "UnlimitedOcrForConditionalGeneration",
             "dtype": "bfloat16" if cuda else "float32",
             "strategy": "eager",
-            "parameters": {"sam": 1_200_000, "clip": 1_500_000, "total": 9_100_000},
+            "parameters": {
+                "sam": 1_200_000,
+                "clip": 1_500_000,
+                "total": 3_300_000_000 if cuda else 9_100_000,
+            },
             "config": {"hidden_size": 1280},
         },
         pages=[page | {"row": row} for row in range(rows)],

@@ -61,7 +61,9 @@
       [...document.images].filter((image) => !image.alt || !image.naturalWidth).length +
       every("svg:not([aria-hidden])").filter((svg) => !named(svg)).length,
     tables: every("table").filter((table) => !scoped(table)).length,
-    figures: every("svg.op-svg").map((svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width),
+    figures: every("svg.op-svg")
+      .filter((svg) => svg.checkVisibility())
+      .map((svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width),
     contrast: { ink: drawn("ink"), muted: drawn("muted"), blue: drawn("blue") },
     language: document.documentElement.lang,
     mains: every("main").length,

@@ -15,8 +15,11 @@ from test_grounding import CASE, GOLDEN, fuzzed, marked
 
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import (
     EOS_TEXT,
+    MAX_CROP_PAGES,
+    MAX_CROPS,
     Geometry,
     GeometryLine,
     crop_images,
@@ -27,6 +30,7 @@ from ocr_phases.report.artifacts import (
 )
 
 LINK = re.compile(r"!\[\]\(images/(\d+)\.jpg\)")
+LIMIT = "an output has at most 500 crops, and together they cover the page at most 20 times.*"
 FIGURE = {
     "Line": {
         "line": ["(-5, 0) -- (5, 0)", "(0,-8.5) -- (-5,0)"],
@@ -60,7 +64,7 @@ def test_golden_markdown_with_the_drifting_links_mended() -> None:
 
 def test_golden_crops() -> None:
     page = golden_page()
-    crops = crop_images(page, parse_grounding(CASE["model_text"]))
+    crops = list(crop_images(page, parse_grounding(CASE["model_text"])))
     assert [list(crop.size) for crop in crops] == list(CASE["crops"].values())
     x1, y1, x2, y2 = CASE["boxes_px"][2]
     assert crops[0].tobytes() == page.convert("RGB").crop((x1, y1, x2, y2)).tobytes()
@@ -127,10 +131,34 @@ def test_markdown(text: str, markdown: str) -> None:
 @pytest.mark.parametrize("size", [(1, 1), (20, 20), (2000, 3)])
 def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int]) -> None:
     text = marked("image", "[[998, 998, 999, 999], [3, 3, 4, 4], [7, 7, 7, 9], [0, 0, 999, 999]]")
-    crops = crop_images(Image.new("RGBA", size), parse_grounding(text))
+    crops = list(crop_images(Image.new("RGBA", size), parse_grounding(text)))
     assert len(crops) == len(LINK.findall(result_markdown(text))) == 3
     assert all(min(crop.size) >= 1 for crop in crops)
     assert crops[2].size == size
+
+
+@pytest.mark.parametrize("regions", [1, 50])
+def test_crops_are_limited_and_the_markdown_says_so(
+    regions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_CROPS == 500
+    monkeypatch.setattr(artifacts, "MAX_CROPS", 20)
+    boxes = [f"[{index}, 10, {index + 90}, 60]" for index in range(50)]
+    lists = [", ".join(boxes)] if regions == 1 else boxes
+    text = "".join(marked("image", f"[{boxes}]") for boxes in lists) + "end"
+    paths = write_artifacts(tmp_path, Image.new("RGB", (40, 40)), text)
+    assert len(list(tmp_path.glob("images/*.jpg"))) == 20
+    written = paths[0].read_text()
+    assert LINK.findall(written) == [str(number) for number in range(20)]
+    assert written.endswith(f"end\n\n*30 more pictures have no file: {LIMIT.replace('500', '20')}")
+
+
+def test_crops_together_cover_the_page_a_few_times_at_most() -> None:
+    text = marked("image", f"[{', '.join(30 * ['[0, 0, 999, 999]'])}, [0, 0, 0, 9], [0, 0, 9, 9]]")
+    crops = crop_images(Image.new("RGB", (3, 3)), parse_grounding(text))
+    markdown = result_markdown(text)
+    assert len(list(crops)) == len(LINK.findall(markdown)) == MAX_CROP_PAGES == 20
+    assert markdown.endswith("*11 more pictures have no file: " + LIMIT)
 
 
 def test_a_page_longer_than_jpeg_allows(tmp_path: Path) -> None:
@@ -220,5 +248,5 @@ def test_any_text_can_be_written(tmp_path: Path, text: str, size: tuple[int, int
     paths = write_artifacts(tmp_path, page, text)
     assert all(path.stat().st_size > 0 for path in paths[1:])
     links = [int(number) for number in LINK.findall(result_markdown(text))]
-    assert links == list(range(len(crop_images(page, parse_grounding(text)))))
+    assert links == list(range(len(list(crop_images(page, parse_grounding(text))))))
     assert len([path for path in paths if path.parent.name == "images"]) == len(links)

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,14 +27,14 @@ from hypothesis import strategies as st
 from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
 from ocr_phases.batch.child import Child
-from ocr_phases.batch.cluster import DaskPool, worker_environments
+from ocr_phases.batch.cluster import DaskPool
 from ocr_phases.batch.command import Progress
 from ocr_phases.batch.driver import Counts, measure_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job, make_jobs
 from ocr_phases.batch.manifest import find_pages
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.pool import LocalPool
+from ocr_phases.batch.pool import LocalPool, worker_environments
 from ocr_phases.batch.store import LISTING, finished, read_listing, read_status, take_attempt
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
@@ -42,6 +43,7 @@ from ocr_phases.files import only_writer
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
 TWO_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
 SETTINGS = {"model": "tiny", "preset": None, "max_new_tokens": 8}
+TLS = ["--tls-ca", "ca.pem", "--tls-cert", "cert.pem", "--tls-key", "key.pem"]
 QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
 
 
@@ -273,10 +275,17 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--retries", "-1"], "retries is -1"),
         ([page, "--timeout", "0"], "timeout is 0"),
         ([page, "--timeout", "nan"], "timeout is nan"),
+        ([page, "--timeout", "inf"], "timeout is inf"),
+        ([page, "--timeout", "1e300"], "timeout is 1e+300"),
         ([page, "--render", "only"], "name no others"),
         ([page, "--wait-workers", "0"], "wait-workers is 0"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
+        ([page, "--render-workers", "99999"], "render-workers is 99999"),
+        ([page, "--tls-ca", "ca.pem", "--scheduler", "tls://127.0.0.1:1"], "--tls-key together"),
+        ([page, *TLS], "with --scheduler"),
+        ([page, *TLS, "--scheduler", "tcp://127.0.0.1:1"], "no address with TLS"),
         ([page, "--workers", "0"], "workers is 0"),
+        ([page, "--workers", "99999"], "workers is 99999"),
         ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --scheduler"),
         ([str(tmp_path / "none.png")], "names no page"),
     ):
@@ -427,7 +436,7 @@ def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen
         "folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
         "(folder / 'out').mkdir(exist_ok=True)\n"
         "pages = find_pages([str(folder / 'in')], list(settings))\n"
-        "pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool(command=stub)\n"
+        "pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool([{}, {}], stub)\n"
         "measure_pages(make_jobs(pages, settings), folder / 'out', pool)"
     )
     values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB), scheduler or ""]
@@ -590,18 +599,56 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
     assert len(workers) == 1
 
 
+@contextlib.contextmanager
+def watched_sockets(pid: int | None = None) -> Iterator[dict[str, set[str]]]:
+    """The commands of ``pid`` (None: this one) and all processes below it, and where each began to listen."""
+    psutil = pytest.importorskip("psutil")
+    top = psutil.Process(pid)
+    found: dict[str, set[str]] = {}
+    done = threading.Event()
+
+    def addresses(process: Any) -> set[str]:
+        connections = getattr(process, "net_connections", None) or process.connections  # before psutil 6
+        return {f"{one.laddr.ip}:{one.laddr.port}" for one in connections("inet") if not one.raddr}
+
+    before = addresses(top) if pid is None else set()
+
+    def look() -> None:
+        while not done.wait(0.1):
+            for process in (top, *top.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    own = found.setdefault(" ".join(process.cmdline()), set())
+                    own.update(addresses(process) - before)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        watcher.join()
+
+
 def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(
     tiny_session, tmp_path, capsys, monkeypatch
 ):
+    scratch = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for UNIX sockets
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(scratch))
     page, out = str(PAGES / "slide.png"), tmp_path / "out"
     plain = tiny_session.run_inference(page, max_new_tokens=3, repeats=1, warmup=0)
     nameless, damaged = tmp_path / os.fsdecode(b"caf\xe9.png"), tmp_path / "damaged.png"
     nameless.write_bytes(Path(page).read_bytes())
     damaged.write_bytes(Path(page).read_bytes()[:2000])
     pages = [page, page, str(nameless), str(damaged)]
-    assert main(["batch", *pages, "--out", str(out), *QUICK, "--render", "during", "--retries", "0"]) == 1
+    command = ["batch", *pages, "--out", str(out), *QUICK, "--render", "during", "--retries", "0"]
+    with watched_sockets() as found:
+        assert main(command) == 1
+    kernels = [found.pop(program) for program in list(found) if "ipykernel" in program]
+    assert kernels and any("batch.worker" in program for program in found)
+    assert not any(found.values())
+    # ipykernel's own, for what forked children print; it takes nothing without the kernel's secret.
+    assert all(address.startswith("127.0.0.1:") for addresses in kernels for address in addresses)
     assert "4 pages: 2 measured, 0 kept, 1 failed, 1 named twice" in capsys.readouterr().out
     entries = {entry["page"]: out / entry["folder"] for entry in read_listing(out)}
     within = PhaseRun.load(entries["slide.png"] / "run.json")
@@ -613,7 +660,8 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(
     status = statuses(out)["damaged.png"]
     assert (status["failure"], "damaged" in status["reason"]) == ("the page cannot be read", True)
     assert not list(out.glob("pages/*/*/.*"))
-    assert not list(tmp_path.glob("ocr-*"))  # the kernel's files went with the worker
+    assert not list(scratch.glob("ocr-*/*"))  # the kernel's files went with the worker
+    shutil.rmtree(scratch)
 
 
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
@@ -665,12 +713,13 @@ def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
         ("0,1", None, "cpu", [{}]),
         ("0,1", 3, "auto", "3 workers on 2 GPUs"),
         ("0,1", 2, "cuda:1", "2 workers on cuda:1"),
-        ("0", 0, "auto", "at least 1"),
+        ("0", 0, "auto", "workers is 0: give 1 to 6"),
+        ("", 99999, "auto", "workers is 99999: give 1 to 6"),
     ],
 )
 def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr("ocr_phases.batch.cluster._cores", lambda: 6)
+    monkeypatch.setattr("ocr_phases.batch.pool.cores", lambda: 6)
     if isinstance(expected, str):
         with pytest.raises(OcrPhasesError, match=expected):
             worker_environments(workers, device)
@@ -680,7 +729,7 @@ def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, mo
 
 def test_workers_on_a_cpu_share_its_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("ocr_phases.batch.cluster._cores", lambda: 9)
+    monkeypatch.setattr("ocr_phases.batch.pool.cores", lambda: 9)
     assert worker_environments(4, "auto") == [TWO_THREADS] * 4
 
 
@@ -692,11 +741,35 @@ def test_a_machine_that_does_not_say_which_gpus_it_has_is_one_sentence(tmp_path,
         worker_environments(None, "auto")
 
 
+@contextlib.contextmanager
+def dask_cluster(workers: int = 1, **options: Any) -> Iterator[Any]:
+    """A dask cluster that listens on loopback alone, its workers in this process unless asked otherwise."""
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    from ocr_phases.batch.cluster import stop_children
+
+    options = {"processes": False, "protocol": "tcp://", "silence_logs": 50, **options}
+    # Closing waits so long for who is gone.
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            worker_dashboard_address="127.0.0.1:0",
+            memory_limit=0,
+            **options,
+        ) as cluster,
+    ):
+        yield cluster
+    stop_children()
+
+
 def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
-    pytest.importorskip("distributed")
     pages, out = make_pages(tmp_path / "in", *["ok"] * 40, "bad", "kill 1"), tmp_path / "out"
     out.mkdir()
-    pool = DaskPool(environments=[{"OMP_NUM_THREADS": "1"}] * 2, command=STUB)
     lost: list[int] = []
 
     def lose_one(counts: Counts) -> None:
@@ -704,11 +777,12 @@ def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
             lost.append(next(iter(pool.client.run(os.getpid).values())))
             os.kill(lost[0], signal.SIGKILL)
 
-    try:
-        assert pool.dashboard.startswith("http")
-        counts = measure_pages(jobs(pages), out, pool, progress=lose_one)
-    finally:
-        pool.close()
+    with dask_cluster(2, processes=True) as cluster:
+        pool = DaskPool(cluster.scheduler_address, command=STUB)
+        try:
+            counts = measure_pages(jobs(pages), out, pool, progress=lose_one)
+        finally:
+            pool.close()
     assert lost
     assert (counts.done, counts.failed, counts.pages) == (41, 1, 42)
     assert len(statuses(out)) == 42
@@ -723,23 +797,20 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
 
 
 def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path, monkeypatch):
-    pytest.importorskip("distributed")
-    import dask
-
     pages, out = make_pages(tmp_path / "in", *["ok"] * 60), tmp_path / "out"
     out.mkdir()
     monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 2)  # so long it waits for a new one
-    pool = DaskPool(environments=[TWO_THREADS], command=STUB)
 
     def lose_scheduler(counts: Counts) -> None:
-        if counts.done >= 3 and pool.cluster.scheduler.status.name == "running":
-            pool.cluster.sync(pool.cluster.scheduler.close)
+        if counts.done >= 3 and cluster.scheduler.status.name == "running":
+            cluster.sync(cluster.scheduler.close)
 
-    try:
-        with pytest.raises(OcrPhasesError, match="scheduler was lost"):
-            measure_pages(jobs(pages), out, pool, progress=lose_scheduler)
-    finally:
-        with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+    with dask_cluster() as cluster:
+        pool = DaskPool(cluster.scheduler_address, command=STUB)
+        try:
+            with pytest.raises(OcrPhasesError, match="scheduler was lost"):
+                measure_pages(jobs(pages), out, pool, progress=lose_scheduler)
+        finally:
             pool.close()
     assert 3 <= len(statuses(out)) < 60
     cancelled: Future[Outcome] = Future()  # as dask leaves the pages that were with it
@@ -748,41 +819,48 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
         driver._result(cancelled)
 
 
-def test_the_workers_of_a_named_scheduler_let_go_of_their_model_at_the_end(tmp_path):
-    pytest.importorskip("distributed")
+def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tmp_path, monkeypatch):
+    pytest.importorskip("cryptography")
+    from distributed import Security
+
+    security = Security.temporary()
+    tls = {}
+    for name in ("tls_ca_file", "tls_client_cert", "tls_client_key"):
+        (tmp_path / name).write_text(getattr(security, name))
+        tls[name] = str(tmp_path / name)
     pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
     out.mkdir()
-    first = DaskPool(environments=[TWO_THREADS], command=STUB)
-    try:
-        (dask_worker,) = first.client.run(os.getpid).values()
-        second = DaskPool(first.cluster.scheduler_address, command=STUB)
+    with dask_cluster(protocol="tls://", security=security) as cluster:
+        address = cluster.scheduler_address
+        pool = DaskPool(address.removeprefix("tls://"), STUB, tls)
         try:
-            assert driver.auto_device(second) == driver.auto_device(first) == "cpu"
-            assert measure_pages(jobs(pages), out, second).done == 1
+            assert not pool.plain
+            assert driver.auto_device(pool) == "cpu"
+            assert measure_pages(jobs(pages), out, pool).done == 1
             (status,) = statuses(out).values()
             host, _, child = status["attempts"][0]["worker"].rpartition(":")
-            assert Path(f"/proc/{child}").exists() and int(child) != dask_worker
+            assert Path(f"/proc/{child}").exists()
         finally:
-            second.close()
+            pool.close()
         wait_for(lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in status_of(child))
-        assert Path(f"/proc/{dask_worker}").exists()
-    finally:
-        first.close()
+        monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 0.5)
+        other = {**tls, "tls_ca_file": str(tmp_path / "none.pem")}
+        for wrong, files in ((address, None), (address.replace("tls", "tcp"), None), (address, other)):
+            with pytest.raises(OcrPhasesError, match="does not answer"):
+                DaskPool(wrong, tls=files)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("distributed")
     monkeypatch.setattr("ocr_phases.batch.cluster._COUNT_SECONDS", 0.0)
-    nobody = DaskPool(environments=[])
-    try:
-        address = nobody.cluster.scheduler_address
-        page, options = str(PAGES / "slide.png"), ["--scheduler", address, "--wait-workers", "0.5"]
+    with dask_cluster(0) as cluster:
+        options = ["--scheduler", cluster.scheduler_address, "--wait-workers", "0.5"]
+        page = str(PAGES / "slide.png")
         command = ["batch", page, "--out", str(tmp_path), *QUICK, "--device", device, *options]
         assert main(command) == 2
-    finally:
-        nobody.close()
-    assert "There was no worker for 0.5 s. What is finished is kept" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "There was no worker for 0.5 s. What is finished is kept" in said
+    assert said.count("has no TLS: whoever reaches it can run code on its workers") == 1
     assert not statuses(tmp_path)
 
 
@@ -791,10 +869,10 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """The address of a scheduler that is a process of its own, with one worker, and that worker's log."""
     pytest.importorskip("distributed")
     file, log = tmp_path / "scheduler.json", tmp_path / "worker.log"
-    where = ["--scheduler-file", str(file), "--no-dashboard"]
+    where = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
     commands = [
-        ["dask_scheduler", "--host", "127.0.0.1", "--port", "0", *where],
-        ["dask_worker", "--nthreads", "1", "--memory-limit", "0", "--no-nanny", *where],
+        ["dask_scheduler", "--port", "0", "--no-dashboard", *where],
+        ["dask_worker", "--nthreads", "1", "--memory-limit", "0", "--no-nanny", "--no-dashboard", *where],
     ]
     with log.open("w") as output:
         processes = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,66 +20,62 @@ from ocr_phases.batch.manifest import Page
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import read_listing, read_status
 from ocr_phases.cli import main
+from ocr_phases.code_hash import code_hash
 from ocr_phases.errors import OcrPhasesError
 
 HUB = "some-org/some-model"
+PACKAGE = Path(git_state.__file__).parent
 QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--no-ceilings", "--render", "none"]
 
 
-@pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A source tree with one commit, of which the package is made to run."""
-    for name in ("ocr_phases/a.py", "data/tiny/config.json", "docs/page.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("as committed")
-    (tmp_path / ".gitignore").write_text("*.pyc\n")
-    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for command in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "first"]):
-        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
-    monkeypatch.setattr(git_state, "_ROOT", tmp_path)
-    return tmp_path
-
-
 def edit(name: str) -> Callable[[Path], object]:
-    return lambda tree: (tree / name).write_text("changed")
+    return lambda package: (package / name).write_text("changed")
 
 
 @pytest.mark.parametrize(
     ("change", "counts"),
     [
-        (edit("docs/page.md"), False),
-        (edit("ocr_phases/a.pyc"), False),
-        (edit("ocr_phases/a.py"), True),
-        (edit("ocr_phases/new.py"), True),
-        (edit("data/tiny/config.json"), True),
-        (lambda tree: (tree / "ocr_phases/a.py").unlink(), True),
+        (edit("measure/page.pyc"), False),
+        (edit("measure/phases.py"), True),
+        (edit("new.py"), True),
+        (lambda package: (package / "cli.py").unlink(), True),
+        (lambda package: (package / "cli.py").rename(package / "cli2.py"), True),
     ],
-    ids=["docs", "ignored", "changed", "new", "model", "removed"],
+    ids=["compiled", "changed", "new", "removed", "renamed"],
 )
-def test_uncommitted_changes_of_what_measures_are_part_of_the_versions(tree, change, counts):
-    def found() -> str | None:
-        batch_job.versions.cache_clear()
-        return batch_job.versions()["git"]
+def test_a_changed_file_of_an_installed_package_changes_its_hash(tmp_path, change, counts):
+    package = shutil.copytree(PACKAGE, tmp_path / "ocr_phases")
+    before = hashed(package)
+    assert before == code_hash() == batch_job.versions()["code"]
+    change(package)
+    assert (hashed(package) != before) == counts
 
-    try:
-        commit = found()
-        assert commit is not None and "+" not in commit
-        change(tree)
-        changed = found()
-        assert changed is not None
-        assert (changed != commit) == counts
-        assert changed.startswith(commit)
-        (tree / "ocr_phases/a.py").write_text("as committed, and more")
-        assert found() not in (commit, changed)
-    finally:
-        batch_job.versions.cache_clear()
+
+def hashed(package: Path) -> str:
+    return code_hash.__wrapped__(package)
+
+
+def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_model(tmp_path, monkeypatch):
+    before = one_job()
+    monkeypatch.setattr(batch_job, "code_hash", lambda: "another")
+    batch_job.versions.cache_clear()
+    changed = one_job()
+    monkeypatch.undo()
+    batch_job.versions.cache_clear()
+    assert changed.id != before.id
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(batch_job, "asset", lambda *parts: tmp_path)
+    batch_job._model_hash.cache_clear()
+    retrained = one_job()
+    batch_job._model_hash.cache_clear()
+    assert retrained.id not in (before.id, changed.id)
 
 
 def test_a_tree_that_git_knows_nothing_of_has_no_state(tmp_path, monkeypatch):
     monkeypatch.setattr(git_state, "_ROOT", tmp_path)
+    assert git_state.git_state() is None
     (tmp_path / ".git").touch()  # and no repository
     assert git_state.git_state() is None
-    assert git_state.source_changes() is None
 
 
 @pytest.fixture

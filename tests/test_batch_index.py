@@ -89,6 +89,8 @@ def read_table(out: Path, name: str) -> pd.DataFrame:
 def test_pages_say_what_their_records_say(batch):
     index = build_index(batch)
     assert list(index.pages.columns) == list(PAGE_COLUMNS)
+    done = index.pages[index.pages["status"] == "done"]
+    assert (done["page_ms"] > done["ttft_ms"] + 0.9 * done["decode_ms"]).all()
     pages = index.pages.set_index("page")
     assert list(index.pages["page"]) == [
         EVIL,
@@ -158,7 +160,9 @@ def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(batch
     assert text.index("Failures") < text.index('id="Pages"') < text.index('id="Slowest-regions"')
     assert "alert(1)</script>" not in text
     assert "&lt;script&gt;alert(1)" in text
-    assert "http" not in text.replace("http-equiv", "")
+    names = ("http-equiv", "http://www.w3.org/2000/svg")  # which are no addresses
+    assert "http" not in text.replace(names[0], "").replace(names[1], "")
+    assert "Time per page" in text and "Pages per minute" in text
     folder = index.pages.set_index("page").loc["c.pdf#2", "folder"]
     assert f'href="{folder}/run.json"' in text
     body = text[text.index('id="Pages"') : text.index('id="Distributions"')]
@@ -253,7 +257,9 @@ def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, 
     make_batch(tmp_path)
     monkeypatch.setattr("ocr_phases.batch.pool.LocalPool", Renderer)
     assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1
-    assert "3 reports: 2 rendered, 1 failed" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "2 reports: 1 rendered, 1 failed" in said.out
+    assert "'damaged.png': " in said.err  # nothing is drawn of it
     pages = build_index(tmp_path).pages.set_index("page")
     assert pages.loc["c.pdf#2", ["report", "reason"]].tolist() == [False, "The notebook failed."]
     assert pages.loc[EVIL, "report"]

@@ -175,7 +175,8 @@ def test_other_models_are_refused_by_name(folder):
     edit_config(folder, model_type="deepseek_vl_v2", vision_config={"width": {"qwen2-0-5b": {}}})
     refuse(folder, "qwen2-0-5b")
     shutil.copy(checkpoint.asset("data", "tiny", "config.json"), folder / "config.json")
-    edit_config(folder, text_config={"num_hidden_layers": 2, "sliding_window": 128})
+    text = {"num_hidden_layers": 2, "max_position_embeddings": 512, "sliding_window": 128}
+    edit_config(folder, text_config=text)
     refuse(folder, "reference_sliding_attention")
 
 

@@ -27,17 +27,22 @@ def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
     assert main(["profile", str(PAGES / "slide.png"), "--save", str(target), *QUICK]) == 0
     out = capsys.readouterr().out
     assert "prefill" in out
+    assert "language_model" in out and "decoder" not in out
     assert out.splitlines()[-1] == f"Wrote {target}"
     assert PhaseRun.load(target)["tokens"] == 6
 
 
-def test_verify_leaves_a_report_where_it_is_told_to(tmp_path, capsys):
+def test_verify_leaves_a_report_where_it_is_told_to(tiny_session, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "verified"
-    assert main(["verify", "--record", str(RECORD), "--out", str(folder)]) == 0
+    monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: tiny_session)
+    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_, **options: PhaseRun.load(RECORD))
+    assert main(["verify", str(PAGES / "receipt.png"), "--out", str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"Wrote {folder / 'verify.html'}"
     document = (folder / "verify.html").read_text(encoding="utf-8")
     assert "<title>Verification: receipt.png – ocr_phases</title>" in document
     assert "No check failed" in document
+    assert "condition of vision" in document  # where the code does it, of the session that measured
+    assert "A record does not keep this" not in document
     assert sorted(path.name for path in folder.iterdir()) == ["run.json", "verify.html", "verify.ipynb"]
 
 
@@ -131,7 +136,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "unknown dtype": (["profile", page, "--dtype", "int3"], "Unknown dtype"),
         "unknown size of dummy": (["profile", page, "--model", "dummy:depth=3"], "no size of dummy"),
         "no checkpoint": (["profile", page, "--model", str(folder / "no_model")], "no config.json"),
-        "no tokens": (["profile", page, "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        "no tokens": (["profile", page, "--max-new-tokens", "0"], "--max-new-tokens is 0"),
         "too many tokens": (["profile", page, "--max-new-tokens", "9999"], "4096 positions"),
         "no repeats": (["profile", page, "--repeats", "0"], "repeats is 0"),
         "two pages in the prompt": (["profile", page, "--prompt", "<image>\n<image>\nWhat?"], "<image>"),

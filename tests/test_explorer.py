@@ -14,12 +14,14 @@ import xml.etree.ElementTree as ET
 from concurrent.futures import Future
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import ipywidgets as widgets
 import nbformat
 import numpy as np
 import pytest
-from conftest import PAGES
+from conftest import GOLDEN, PAGES
 from example_run import make_run, page_image
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,10 +29,12 @@ from hypothesis import strategies as st
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.summary import step_table
+from ocr_phases.measure.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
 from ocr_phases.show.explorer import Explorer
 from ocr_phases.show.explorer.live import Live
+from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.record_tab import make_report, read_record
 from ocr_phases.show.explorer.svg import Curve, curve_svg, page_svg
 
@@ -582,6 +586,24 @@ def test_live_shows_text_pace_and_progress_as_they_come():
     assert 'value="11"' in live.status.value
     assert "&lt;0&gt;" not in live.stream.value
     assert not np.isfinite(live._times[-1]).any()
+
+
+def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
+    tokenizer = load_tokenizer(GOLDEN / "checkpoint")
+
+    def run_inference(page, prompt, *, on_tokens, progress, **options):
+        for number in range(2):
+            progress(number, 2)
+            on_tokens(number, [[250]])  # the first byte of a longer character
+        on_tokens(1, [tokenizer.encode("!", add_special_tokens=False)])
+
+    session = SimpleNamespace(tokenizer=tokenizer, run_inference=run_inference)
+    monkeypatch.setattr(Measurer, "_session_for", lambda self, settings, live: session)
+    live, settings = Live(), MagicMock(strategy="eager", vision="eager", page_name=None)
+    live.begin(2, repeats=2, warmup=0)
+    Measurer().start(settings, live).result()
+    live.refresh()
+    assert ET.fromstring(live.stream.value).find("pre").text == "\ufffd!"
 
 
 # -- the notebook -------------------------------------------------------------------------------------

@@ -394,6 +394,11 @@ def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
     labels = [text.get_text() for text in busy.axes[1].texts]
     assert labels[0].startswith(analyse.of_text(step["busy_ms"], step["wall_ms"]))
     assert labels[0].endswith(step["verdict"])
+    idle = max(0.0, step["wall_ms"] - step["busy_ms"])
+    assert gaps.axes[1].get_title("left") == (
+        f"One decode step is idle for {analyse.of_text(idle, step['wall_ms'])}"
+    )
+    assert "under the profiler" in gaps.axes[1].get_xlabel()
     drawn = sum(bar.get_height() for bar in gaps.axes[1].patches)
     table = analyse.idle_gaps(run)
     assert drawn == pytest.approx(table.loc[table["phase"] == "decode", "idle_ms"].sum())

@@ -15,7 +15,8 @@ ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phas
 
 
 def modules() -> list[str]:
-    both = ("presets", "record", "strategies", "measure.images", "measure.request")
+    measuring = ("measure.images", "measure.request", "measure.type_size")
+    both = ("presets", "record", "strategies", "type_fit", *measuring)
     names = ["ocr_phases", *(f"ocr_phases.{name}" for name in both), *ROOMS]
     for room in ROOMS:
         paths = importlib.import_module(room).__path__

@@ -142,7 +142,8 @@ def test_presets() -> None:
     ("prompt", "grounding", "text"),
     [
         ("markdown", True, "<image>\n<|grounding|>Convert the document to markdown."),
-        ("markdown", False, "<image>\n<|grounding|>Convert the document to markdown."),
+        ("markdown", None, "<image>\n<|grounding|>Convert the document to markdown."),
+        ("free", False, "<image>\nFree OCR."),
         ("ocr", True, "<image>\n<|grounding|>OCR this image."),
         (" free ", True, "<image>\nFree OCR."),
         ("figure", True, "<image>\nParse the figure."),
@@ -150,14 +151,22 @@ def test_presets() -> None:
         ("locate: the {total} ", False, "<image>\nLocate <|ref|>the {total}<|/ref|> in the image."),
         ("locate:a:b", True, "<image>\nLocate <|ref|>a:b<|/ref|> in the image."),
         ("Read it. ", True, "<image>\n<|grounding|>Read it."),
+        ("Read it. ", None, "<image>\n<|grounding|>Read it."),
+        ("<image>\n<|grounding|>mine", False, "<image>\n<|grounding|>mine"),
         ("Read it. ", False, "<image>\nRead it."),
         ("locate the total", False, "<image>\nlocate the total"),
         ("<image>\nmine ", True, "<image>\nmine"),
         ("first <image> then <image>", True, "first <image> then <image>"),
     ],
 )
-def test_resolve_prompt(prompt: str, grounding: bool, text: str) -> None:
+def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
     assert resolve_prompt(prompt, grounding=grounding) == text
+
+
+@pytest.mark.parametrize("prompt", ["markdown", " ocr "])
+def test_a_preset_that_asks_for_boxes_refuses_to_do_without(prompt: str) -> None:
+    with pytest.raises(OcrPhasesError, match=f"'{prompt.strip()}' asks for boxes.*'free'.*write the prompt"):
+        resolve_prompt(prompt, grounding=False)
 
 
 @pytest.mark.parametrize("prompt", ["locate", "locate:", " locate : "])
@@ -356,6 +365,16 @@ def test_damaged_pdf(tmp_path: Path) -> None:
     (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7 and nothing more")
     with pytest.raises(OcrPhasesError, match="doc.pdf is not a PDF that can be read"):
         load_page(tmp_path / "doc.pdf")
+
+
+def test_a_page_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "page.png").touch()
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(OcrPhasesError, match=r"Permission denied\): ask for the permission"):
+        load_page(tmp_path / "page.png")
 
 
 def test_pdf_page_must_be_a_number() -> None:

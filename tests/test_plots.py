@@ -16,10 +16,12 @@ from test_summary import SHAPES
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import figure_png
 from ocr_phases.show.plots import (
+    new_figure,
     plot_memory,
     plot_phase_timeline,
     plot_token_latency,
     plot_vision_stages,
+    time_axis,
 )
 
 PLOTS = (plot_token_latency, plot_vision_stages, plot_phase_timeline, plot_memory)
@@ -27,7 +29,27 @@ Plot = Callable[[PhaseRun], Figure]
 
 
 def words(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+    texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+    return [text.replace("\n", " ") for text in texts if text]
+
+
+@pytest.mark.parametrize(
+    ("top", "label", "ticks"),
+    [
+        (120_000.0, "decode time (s), sum", ["0", "60", "120"]),
+        (900.0, "decode time (ms), sum", ["0", "450", "900"]),
+        (0.5, "decode time (ms), sum", ["0", "0.25", "0.5"]),
+    ],
+)
+def test_an_axis_of_time_has_the_unit_of_its_size(top: float, label: str, ticks: list[str]) -> None:
+    figure, axes = new_figure(2.0)
+    axes.set_xlim(0, top)
+    time_axis(axes.xaxis, "decode time", ", sum")
+    tell = axes.xaxis.get_major_formatter()
+    assert axes.get_xlabel() == label
+    assert [tell(value) for value in (0, top / 2, top)] == ticks
+    time_axis(axes.xaxis)
+    assert axes.xaxis.get_major_formatter()(top).split() == [ticks[-1], label.split("(")[1].split(")")[0]]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

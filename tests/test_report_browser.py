@@ -38,7 +38,6 @@ SORTED = {
     "index": 0,
     "sweep": 7,
 }  # the column of the first table that is sorted; else 4
-WITH_FIGURES = tuple(kind for kind in KINDS if kind != "index")  # whose figure is a PNG
 
 pytestmark = pytest.mark.browser
 
@@ -69,7 +68,9 @@ def reports(
     """The HTML file of each kind."""
     folder = tmp_path_factory.mktemp("kinds")
     record = str(make_run().save(folder / "measured.json"))
-    parameters = {"record": record, "output_dir": str(folder / "verify")}
+    place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
+    place |= {"version": "transformers 5.23.0", "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}"}
+    parameters = {"record": record, "output_dir": str(folder / "verify"), "references": [place]}
     verified = execute_notebook("verify", parameters, folder / "verify.ipynb")
     cells, batch = folder / "cells", folder / "batch"
     cells.mkdir()
@@ -133,19 +134,44 @@ def test_a_report_is_legible_and_accessible(
     assert seen["texts"] > 100
     assert seen["faint"] == []
     assert seen["smallest"] >= SMALLEST_TYPE
-    if kind in WITH_FIGURES:
-        assert seen["figures"]
-        # Type in figures has 9 points or more; a point is a unit of the drawing.
-        assert min(seen["figures"]) * 9 >= SMALLEST_FIGURE_TYPE
-        assert seen["contrast"]["ink"] >= 4.5
-        assert seen["contrast"]["muted"] >= 4.5
-        assert seen["contrast"]["blue"] >= 3
+    assert seen["figures"]
+    # Type in figures has 9 points or more; a point is a unit of the drawing.
+    assert min(seen["figures"]) * 9 >= SMALLEST_FIGURE_TYPE
+    assert seen["contrast"]["ink"] >= 4.5
+    assert seen["contrast"]["muted"] >= 4.5
+    assert seen["contrast"]["blue"] >= 3
     assert seen["headings"][0] == 1
     assert seen["headings"].count(1) == 1
     steps = zip(seen["headings"], seen["headings"][1:], strict=False)
     assert all(after - before <= 1 for before, after in steps)
     assert (seen["mute"], seen["tables"], seen["repeatedIds"]) == (0, 0, 0)
     assert (seen["language"], seen["mains"]) == ("en", 1)
+
+
+@pytest.mark.parametrize("kind", ["sweep", "compare"])
+def test_a_phone_gets_a_figure_of_its_own_width(opened: Callable[..., Any], kind: str) -> None:
+    shown = (
+        "[...document.querySelectorAll('.figure:has(.op-narrow) svg')].map((svg) => svg.checkVisibility())"
+    )
+    frame = "document.querySelector('.figure:has(.op-narrow)')"
+    page = opened(kind, width=400)
+    assert page.evaluate(shown) == [False, True]
+    assert page.evaluate(f"{frame}.scrollWidth <= {frame}.clientWidth")
+    assert opened(kind, width=948).evaluate(shown) == [True, False]
+
+
+def test_no_column_of_verify_is_cut(opened: Callable[..., Any]) -> None:
+    page = opened("verify", width=948)
+    cut = "[...document.querySelectorAll('.op-scroll')].filter((one) => one.scrollWidth > one.clientWidth)"
+    assert page.evaluate(f"{cut}.map((one) => one.ariaLabel)") == []
+
+
+def test_the_kernels_of_a_record_are_in_the_contents(opened: Callable[..., Any]) -> None:
+    page = opened("record")
+    names = page.locator("nav a").all_inner_texts()
+    assert names.index("Kernels") == names.index("Timeline") + 1
+    page.locator("nav a", has_text="Kernels").click()
+    assert page.evaluate("document.querySelector(':target').innerText") == "Kernels"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -196,8 +222,7 @@ def test_a_report_prints_dark_on_white_and_unfolded(opened: Callable[..., Any], 
     assert not page.locator("nav").is_visible()
     assert seen["faint"] == []
     assert seen["width"] <= 690
-    if kind in WITH_FIGURES:
-        assert seen["contrast"]["ink"] >= 4.5
+    assert seen["contrast"]["ink"] >= 4.5
     document = pypdfium2.PdfDocument(io.BytesIO(page.pdf(format="A4")))
     said = "".join(document[number].get_textpage().get_text_range() for number in range(len(document)))
     if kind not in ("compare", "index"):  # which fold nothing

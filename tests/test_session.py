@@ -5,18 +5,23 @@ from __future__ import annotations
 import difflib
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
-from hypothesis import given, settings
+from example_run import make_run
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import Stopped
 from ocr_phases.measure.checkpoint import load_tokenizer
-from ocr_phases.measure.recorder import token_texts
+from ocr_phases.measure.recorder import TokenReader, _describe_row, token_texts
+from ocr_phases.measure.repeat import repeat_run
 from ocr_phases.measure.sampling import SamplingSettings
+from ocr_phases.presets import PROMPTS
 
 RECEIPT = PAGES / "receipt.png"
 QUICK = {"max_new_tokens": 24, "repeats": 1, "warmup": 0}
@@ -259,4 +264,49 @@ def test_token_texts_of_real_text(text):
 
 
 def test_ids_without_text_show_as_their_number():
-    assert token_texts(TOKENIZER, [100, 5000, 100])[1] == "<5000>"
+    [a] = TOKENIZER.encode("a", add_special_tokens=False)
+    assert token_texts(TOKENIZER, [a, 5000, a]) == ["a", "<5000>", "a"]
+    assert "".join(token_texts(TOKENIZER, [250, 229, 5000])) == "\ufffd\ufffd<5000>"
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(2, 255), max_size=6))
+@example([250, 229])
+def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_session, ids):
+    request = SimpleNamespace(ignore_eos=False, return_text=True)
+    row = _describe_row(golden_session, request, [*ids, golden_session.eos_id])
+    assert row["text"] == TOKENIZER.decode(ids) == "".join(row["token_texts"][:-1])
+    assert len(row["token_texts"]) == len(row["ids"])
+    read = TokenReader(TOKENIZER).read  # as it is shown while it is written
+    assert "".join(map(read, row["ids"])) == TOKENIZER.decode(row["ids"])
+
+
+def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
+    seen = []
+
+    def asked_for(call, *args, **options):
+        with pytest.raises(Stopped):
+            call(*args, **options)
+        return seen.pop().described()
+
+    def set_up(request):
+        seen.append(request)
+        raise Stopped
+
+    monkeypatch.setattr(golden_session, "_set_up", set_up)
+    monkeypatch.setattr("ocr_phases.measure.repeat.load_recorded", lambda *args, **options: golden_session)
+    monkeypatch.setattr("ocr_phases.measure.repeat.recorded_pages", lambda *args: [RECEIPT])
+    for prompt, asked, recorded in (
+        ("markdown", None, True),
+        ("free", None, False),
+        ("Read it.", None, True),
+        ("Read it.", False, False),
+    ):
+        request = asked_for(golden_session.run_inference, RECEIPT, prompt, grounding=asked)
+        assert request["grounding"] is recorded
+        assert asked_for(repeat_run, replace(make_run(), request=request)) == request
+    early = {**request, "prompt": "markdown", "prompts": [PROMPTS["markdown"]]}  # said False, had boxes
+    again = asked_for(repeat_run, replace(make_run(), request=early))
+    assert (again["prompts"], again["grounding"]) == ([PROMPTS["markdown"]], True)
+    with pytest.raises(OcrPhasesError, match="asks for boxes"):
+        golden_session.prepare(RECEIPT, grounding=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from example_run import make_run
 
@@ -13,6 +15,7 @@ from ocr_phases.analyse.summary import (
     STAGE_COLUMNS,
     STEP_COLUMNS,
     bytes_text,
+    end_to_end_ms,
     headline,
     ms_text,
     percent_text,
@@ -23,7 +26,10 @@ from ocr_phases.analyse.summary import (
     verdict,
     vision_share,
 )
-from ocr_phases.record import PhaseRun
+from ocr_phases.analyse.typical import one_repeat, typical_repeat, typical_run, typical_sentence
+from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.show import html
+from ocr_phases.words import count_text
 
 SHAPES = {
     "crops": {},
@@ -61,23 +67,23 @@ def test_stage_table_starts_each_phase_with_its_whole() -> None:
     assert table["phase"].drop_duplicates().tolist() == ["prepare", "prefill", "decode"]
 
 
-def test_stage_table_sums_calls_of_one_repeat_and_takes_the_median_over_repeats() -> None:
+def test_stage_table_sums_calls_of_the_typical_repeat_beside_the_spread_over_all() -> None:
     run = make_run()
     spans = run.spans
     steps = spans[spans["stage"] == "decode_step"].groupby("repeat")["device_ms"].sum()
     row = stage_table(run).query("stage == 'decode_step'").iloc[0]
     assert row["calls"] == run.token_count - 1
-    assert row["device_ms"] == pytest.approx(steps.median())
+    assert row["device_ms"] == pytest.approx(steps[typical_repeat(run)])
     assert row["device_ms_p90"] == pytest.approx(steps.quantile(0.9))
 
 
 def test_a_stages_time_is_of_a_repeat_and_in_decode_of_a_step() -> None:
     run = make_run()
-    times, spans = stage_ms(run), run.spans
+    times, spans = stage_ms(run), typical_run(run).spans
     for (phase, stage, view), ms in times.items():
         rows = spans[(spans["phase"] == phase) & (spans["stage"] == stage) & (spans["view"] == view)]
         assert ms == pytest.approx(rows["device_ms"].median())  # one call in a repeat or a step
-    assert times["decode", "decode_step", ""] == run["inter_token_ms"]
+    assert times["decode", "decode_step", ""] == typical_run(run)["inter_token_ms"]
     assert ("decode", "decode", "") not in times
     first = stage_ms(run, steps=[0, 1])
     steps = spans[(spans["stage"] == "lm_head") & spans["step"].isin([0, 1])]
@@ -123,6 +129,25 @@ def test_the_slow_step_is_the_only_outlier_and_names_its_token() -> None:
     assert row["device_ms_p10"] <= row["device_ms"] <= row["device_ms_p90"]
 
 
+def test_words_agree_with_their_number() -> None:
+    assert [count_text(number, "page") for number in (0, 1, 2000)] == ["0 pages", "1 page", "2,000 pages"]
+
+
+def test_small_figures_of_a_table_keep_two_digits() -> None:
+    table = html.table_html(pd.DataFrame({"device_ms": [0.0037, 0.0996, 0.0, 27.65, -0.05]}))
+    assert re.findall(r">([^<>]+)</td>", table) == ["0.0037", "0.10", "0.00", "27.65", "-0.050"]
+
+
+def test_end_to_end_is_every_phase_of_a_repeat() -> None:
+    run = make_run()
+    table = repeat_table(run)
+    assert end_to_end_ms(run) == pytest.approx((table["ttft_ms"] + table["decode_ms"]).to_numpy())
+    whole = make_run(generate=True)
+    assert end_to_end_ms(whole) == pytest.approx(
+        whole.repeat_ms("prepare", "prepare") + whole.repeat_ms("generate", "generate")
+    )
+
+
 def test_with_redecode_step_and_token_have_the_same_number() -> None:
     table = step_table(make_run(first_token="redecode"))
     assert (table["step"] == table["index"]).all()
@@ -144,8 +169,66 @@ def test_vision_share_is_a_part_of_the_prefill() -> None:
 
 def test_the_verdict_says_what_a_reader_needs() -> None:
     words = verdict(make_run())
-    for piece in ("Reading this page took", "SAM", "CLIP", "196 decode steps", "p99", "step 60", "3 repeats"):
+    for piece in ("Reading this page took", "SAM", "CLIP", "196 decode steps", "p99", "step 60", "of 3 the"):
         assert piece in words
+
+
+def uneven(*factors: dict[str, float]) -> PhaseRun:
+    """A record whose stages each take another time in each repeat, as on a busy machine.
+
+    A factor a stage for each repeat; phases grow by what their stages do.
+    """
+    run = make_run(repeats=len(factors))
+    spans = run.spans.copy()
+    for repeat, stages in enumerate(factors):
+        mine = spans["repeat"] == repeat
+        for stage, factor in stages.items():
+            rows = mine & (spans["stage"] == stage) & (spans["phase"] != "decode")
+            whole = mine & (spans["stage"] == spans["phase"]) & (spans["phase"] == "prefill")
+            for clock in ("device_ms", "host_ms"):
+                spans.loc[whole, clock] += (factor - 1.0) * spans.loc[rows, clock].sum()
+                spans.loc[rows, clock] *= factor
+    return dataclasses.replace(run, spans=spans)
+
+
+def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
+    """Each repeat is held up in another stage: medians of stages miss all three, those of wholes do not."""
+    run = uneven({"sam": 3.0}, {"clip": 6.0}, {"decoder": 4.0})
+    medians = run.summary()
+    assert medians["vision_ms"] > 1.2 * sum(medians[f"{stage}_ms"] for stage in ("sam", "clip", "projector"))
+    figures, table = typical_run(run).summary(), stage_table(run)
+    prefill = table[table["phase"] == "prefill"].set_index(["stage", "view"])["device_ms"]
+    assert figures["prefill_ms"] == prefill["prefill", ""]
+    stages = prefill[prefill.index.get_level_values("stage").isin(PREFILL_STAGES)]
+    assert stages.sum() <= figures["prefill_ms"]
+    assert figures["closure"] == pytest.approx(stages.sum() / figures["prefill_ms"])
+    assert figures["sam_ms"] == pytest.approx(prefill["sam"].sum())
+    assert vision_share(run) == pytest.approx(figures["vision_ms"] / figures["prefill_ms"])
+    assert figures["vision_ms"] == pytest.approx(prefill[["sam", "clip", "projector"]].sum())
+    assert (table["share"] <= 1.0).all()
+    words = verdict(run)
+    for piece in (
+        f"a prefill of {ms_text(figures['prefill_ms'])}",
+        f"{percent_text(vision_share(run))} of it vision: SAM {ms_text(prefill['sam'].sum())}",
+        f"The stages account for {100 * figures['closure']:.1f} %",
+    ):
+        assert piece in words
+    assert words.count("Times are of repeat") == 1
+
+
+def test_the_typical_repeat_is_near_the_median_in_both_phases() -> None:
+    """The total alone would choose the second, whose prefill is three times the others'."""
+    run = make_run(repeats=3)
+    spans = run.spans.copy()
+    for repeat, prefill, decode in ((0, 1.0, 1.0), (1, 3.0, 1.08), (2, 1.0, 1.1)):
+        mine = spans["repeat"] == repeat
+        spans.loc[mine & (spans["phase"] == "prefill"), ["device_ms", "host_ms"]] *= prefill
+        spans.loc[mine & (spans["phase"] == "decode"), ["device_ms", "host_ms"]] *= decode
+    run = dataclasses.replace(run, spans=spans)
+    assert typical_repeat(run) != 1
+    assert typical_run(run).repeats == [typical_repeat(run)]
+    assert str(typical_repeat(run)) in typical_sentence(run)
+    assert typical_sentence(one_repeat(run, 2)) == ""
 
 
 def test_the_verdict_names_what_is_missing() -> None:

@@ -182,6 +182,20 @@ def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path
     assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "kept"
 
 
+def test_a_cell_is_measured_again_after_a_change_of_the_code(
+    tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swept() -> list[str]:
+        return states(run_sweep(tiny_session, PAGE, [Cell("tiny", "eager", 1, 2)], tmp_path, **QUICK))
+
+    assert swept() == ["measured"]
+    monkeypatch.setattr("ocr_phases.measure.environment.git_state", lambda: "another commit")
+    assert swept() == ["kept"]  # which changed nothing of the package
+    monkeypatch.setattr("ocr_phases.measure.environment._CODE", "another")
+    assert swept() == ["measured"]
+    assert next(iter(load_sweep(tmp_path).runs.values())).versions["code"] == "another"
+
+
 def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path: Path) -> None:
     run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, **QUICK)
     before = (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes()
@@ -242,6 +256,11 @@ def test_the_table_has_a_row_a_record() -> None:
     said = sweep_verdict(table, failures("a", "b"))
     assert "gundam, 912 prompt tokens" in said
     assert said.endswith("2 cells could not be measured.")
+    whole = (table["ttft_ms"] + table["decode_ms"]).to_numpy()
+    assert table["page_ms"].to_numpy() == pytest.approx(whole, rel=0.05)  # of medians, not a median of sums
+    assert (table["page_ms"] <= table["page_ms_p90"]).all()
+    assert (table["pages_per_min"] * table["page_ms"] / table["batch"]).to_numpy() == pytest.approx(60_000)
+    assert "pages/min" in show.end_to_end_html(table)
 
 
 def test_curves_are_the_longest_outputs_in_few_points() -> None:
@@ -313,7 +332,7 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     assert not elements.open
     assert "2 cells could not be measured." in elements.said
     assert "4096 positions" in elements.said
-    assert sum(tag == "img" or attributes.get("role") == "img" for tag, attributes in elements.found) == 6
+    assert sum(tag == "img" or attributes.get("role") == "img" for tag, attributes in elements.found) == 7
     assert "over floor" in elements.said
     assert main(["sweep", "--records", str(tmp_path / "out"), "--out", str(tmp_path / "shown")]) == 0
     assert "Wrote" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ import transformers
 from conftest import GOLDEN
 from PIL import Image
 from torch import Tensor
-from vendor_standin import RULES, copy_of, make_checkpoint
+from transformers import DynamicCache
+from vendor_standin import CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun, Timeline, decode, decode_step, prefill
 from ocr_phases.measure.caches import cache_bytes_per_token, cache_layers, cache_length
 from ocr_phases.measure.families import VENDOR, Family, family_of
 from ocr_phases.measure.page import DeviceInputs
-from ocr_phases.measure.phases import generate, prompt_loss
+from ocr_phases.measure.phases import generate, prompt_loss, redecode
+from ocr_phases.measure.repeat import repeat_run
 
 NEW = 16
 RECORDED = json.loads((GOLDEN / "preprocess.json").read_text())["cases"]
@@ -29,14 +32,9 @@ RECORDED = json.loads((GOLDEN / "preprocess.json").read_text())["cases"]
 pytestmark = pytest.mark.usefixtures("remote_code")
 
 
-@pytest.fixture(scope="module", params=["object", "tuple"])
-def session(
-    request: Any, standin: Path, remote_code: None, tmp_path_factory: pytest.TempPathFactory
-) -> DeepSeekOCRSession:
-    folder = standin
-    if request.param == "tuple":
-        folder = make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tuples", tuple_cache=True)
-    return DeepSeekOCRSession.load(str(folder), device="cpu", **RULES)
+@pytest.fixture(scope="module")
+def session(standin: Path, remote_code: None) -> DeepSeekOCRSession:
+    return DeepSeekOCRSession.load(str(standin), device="cpu", **RULES)
 
 
 def page(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -224,15 +222,87 @@ def test_the_cache_is_measured(session):
     assert cache_bytes_per_token(state.cache) == per_token
     assert cache_length(state.cache) == state.length
     assert len(cache_layers(state.cache)) == config.num_hidden_layers
-    assert isinstance(state.cache, tuple) == session.model.config.tuple_cache
+    tuples = prefill(session.model, inputs_of(session, "small"), cache=()).cache
+    assert (cache_bytes_per_token(tuples), cache_length(tuples)) == (per_token, state.length)
+    assert len(cache_layers(tuples)) == config.num_hidden_layers
+
+
+def test_it_decodes_from_the_cache_that_generate_hands_it(session, monkeypatch):
+    """Handed none, the class makes a new tuple each step: another decode than the one its users run."""
+    given: list[Any] = []
+    handle = session.model.register_forward_pre_hook(
+        lambda module, args, arguments: given.append(arguments["past_key_values"]), with_kwargs=True
+    )
+    options = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ignore_eos": True}
+    for way in (True, False):
+        session.run_inference(CASES["small"][0], generate=way, **options)
+    handle.remove()
+    theirs, ours = given[:3], given[3:]
+    assert {type(cache) for cache in theirs} == {type(cache) for cache in ours} == {DynamicCache}
+    assert len(set(map(id, ours))) == 1
+
+
+def test_tuples_decode_to_the_same_tokens(session):
+    """A class that gives tuples all the same is followed, and its cache held to grow by one."""
+    inputs = inputs_of(session, "small")
+    whole = generate(session.model, inputs, NEW).ids
+    for again in (False, True):
+        state = prefill(session.model, inputs, cache=())
+        assert isinstance(state.cache, tuple)
+        if again:
+            redecode(state)
+        assert decode(session.model, state, NEW).ids == whole
+        assert isinstance(state.cache, tuple)
+        assert state.lengths[-1] == cache_length(state.cache)
 
 
 def test_nothing_is_printed(standin, capsys):
+    warned: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = warned.append  # type: ignore[method-assign]
+    logging.getLogger("transformers").addHandler(handler)
     session = DeepSeekOCRSession.from_local(standin, device="cpu", **RULES)
     image, preset = CASES["crops"]
     for way in (False, True):
         session.run_inference(image, preset=preset, max_new_tokens=3, repeats=1, warmup=0, generate=way)
+    logging.getLogger("transformers").removeHandler(handler)
     assert capsys.readouterr().out == ""
+    assert [record.getMessage() for record in warned] == []
+
+
+def test_the_published_infer_by_name(session):
+    """Greedy, its n-gram size, autocast: the tokens of ``generate()`` under the same settings."""
+    image, preset = CASES["small"]
+    options = {"preset": preset, "max_new_tokens": 40, "repeats": 1, "warmup": 0, "ignore_eos": True}
+    for name, size in (("published", 20), ("published-eval", 35)):
+        run = session.run_inference(image, infer=name, **options)
+        spelled = {"infer": {"temperature": 0, "no_repeat_ngram_size": size}, "autocast": True}
+        whole = session.run_inference(image, generate=True, **spelled, **options)
+        assert run.result["ids"] == whole.result["ids"]
+        assert (run.request["autocast"], run.request["infer"]) == (True, whole.request["infer"])
+    for wrong, message in (
+        ({"infer": "vendor"}, "no infer 'vendor': use published or published-eval, or a mapping"),
+        ({"infer": "published", "autocast": False}, "drop autocast=False, or the name"),
+        ({"infer": "published", "strategy": "compiled"}, "runs only eagerly"),
+    ):
+        with pytest.raises(OcrPhasesError, match=message):
+            session.run_inference(image, **wrong)
+
+
+def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
+    folder = copy_of(standin, tmp_path / "cuda", modeling_deepseekocr=CUDA_CALL, deepencoder=CUDA_IMAGES)
+    on_cpu = DeepSeekOCRSession.load(str(folder), device="cpu", cuda_calls="ignore", **RULES)
+    image, preset = tmp_path / "page.png", CASES["small"][1]
+    CASES["small"][0].save(image)
+    options = {"preset": preset, "max_new_tokens": NEW, "repeats": 1, "warmup": 0, "ignore_eos": True}
+    plain = session.run_inference(image, **options)
+    for way in (False, True):
+        run = on_cpu.run_inference(image, generate=way, **options)
+        assert run.result["ids"] == plain.result["ids"]
+    assert (run.model["cuda_calls"], plain.model["cuda_calls"]) == ("ignore", None)
+    assert "cuda" not in vars(torch.Tensor)  # only while a forward runs
+    again = repeat_run(run, device="cpu", trust_remote_code=True)
+    assert again.result["ids"] == run.result["ids"]
 
 
 def test_the_record_is_a_record(session, tmp_path):
@@ -287,16 +357,13 @@ def test_other_faulty_steps_are_errors(session):
     ids=["other entries", "shifted", "a layer less", "none"],
 )
 def test_a_tuple_must_carry_the_cache_on(change, session):
-    if not session.model.config.tuple_cache:
-        pytest.skip("a Cache object is held to its identity")
-
     class Forgetful(Family):
         def forward(self, model: Any, arguments: Any, **options: Any) -> Any:
             out = super().forward(model, arguments, **options)
             out.past_key_values = change(out.past_key_values)
             return out
 
-    state = prefill(session.model, inputs_of(session, "small"))
+    state = prefill(session.model, inputs_of(session, "small"), cache=())
     state.family = Forgetful(**vars(VENDOR))
     with pytest.raises(OcrPhasesError, match="new KV cache"):
         decode_step(session.model, state)
@@ -329,11 +396,8 @@ def test_without_generate_the_one_shot_path_says_so(session, monkeypatch):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
-@pytest.mark.parametrize("tuple_cache", [False, True])
-def test_on_a_gpu_its_own_cuda_calls_are_welcome(tuple_cache, tmp_path):
-    plain = make_checkpoint(tmp_path / "plain", tuple_cache=tuple_cache)
-    change = (".to(inputs_embeds.device)", ".cuda()")
-    folder = copy_of(plain, tmp_path / f"gpu_{tuple_cache}", modeling_deepseekocr=change)
+def test_on_a_gpu_its_own_cuda_calls_are_welcome(standin, tmp_path):
+    folder = copy_of(standin, tmp_path / "gpu", modeling_deepseekocr=CUDA_CALL)
     image, preset = CASES["crops"]
     options = {"preset": preset, "max_new_tokens": NEW, "repeats": 1, "warmup": 0, "ignore_eos": True}
     for dtype in ("float32", "bfloat16"):

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from vendor_standin import CODE, RULES, copy_of
+import transformers
+from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
 from ocr_phases.measure.folders import transformers_version
+from ocr_phases.measure.remote import choose_attention
 
 pytestmark = pytest.mark.usefixtures("remote_code")
 
@@ -68,13 +70,11 @@ def test_the_code_is_part_of_a_folder_s_revision(standin, tmp_path):
 
 @pytest.mark.parametrize("file", ["modeling_deepseekocr", "deepencoder"])
 def test_cuda_calls_in_its_source_are_refused_on_a_cpu(file, standin, tmp_path):
-    where = {
-        "modeling_deepseekocr": (".to(inputs_embeds.device)", ".cuda()"),
-        "deepencoder": ("(images) / 8", "(images.cuda()) / 8"),
-    }
+    where = {"modeling_deepseekocr": CUDA_CALL, "deepencoder": CUDA_IMAGES}
     broken = copy_of(standin, tmp_path / f"cuda_{file}", **{file: where[file]})
     refuse(
-        rf"cannot run on a CPU.*|moves tensors to a GPU by itself \(.cuda\(\) in {file}.py, line \d+",
+        rf"moves tensors to a GPU by itself \(.cuda\(\) in {file}.py, line \d+\), so it cannot run on a CPU: "
+        'use device cuda, native, or cuda_calls="ignore"',
         broken,
         **RULES,
     )
@@ -89,14 +89,38 @@ def test_code_that_is_missing_elsewhere_or_broken_is_refused(standin, tmp_path):
         "unnamed": ({"config": ('"auto_map"', '"other_map"')}, "names no model class"),
         "outdated": (
             {"modeling_deepseekocr": ("import LlamaConfig,", "import NoSuchClass, LlamaConfig,")},
-            r"cannot be imported with transformers .*NoSuchClass.*transformers==4.46.3",
+            r"cannot be imported \(cannot import name 'NoSuchClass'.*: it"
+            + (
+                "s code is not made for transformers 4.46.3, which is here"
+                if transformers.__version__ == "4.46.3"
+                else f" is not made for transformers {transformers.__version__}, so install "
+                "transformers==4.46.3 tokenizers==0.20.3"
+            ),
         ),
+        "lonely": (
+            {"deepencoder": ("import torch\n", "import no_such_module, torch\n")},
+            r"'no_such_module'\): install the module no_such_module .*constraints-4.46.txt addict",
+        ),
+        "partial": (
+            {"modeling_deepseekocr": ("from .deepencoder", "from .vision")},
+            r"\(No module named 'vision'\): put the checkpoint's own \*.py files there",
+        ),
+        "pair": (
+            {
+                "deepencoder": (
+                    "class Sam",
+                    'raise RuntimeError("operator torchvision::nms does not exist")\nclass Sam',
+                )
+            },
+            r"torchvision::nms.*\): torchvision and torch must be made for each other, so pip install -c",
+        ),
+        "typo": ({"deepencoder": ("class Sam(", "class Sam((")}, "own .*py files there, unchanged"),
         "renamed": (
             {
                 "config": ('"model_type"', '"renamed"'),
                 "modeling_deepseekocr": ("class DeepseekOCRForCausalLM", "class Other"),
             },
-            "cannot be imported",
+            "DeepseekOCRForCausalLM.*own .*py files there, unchanged",
         ),
     }
     for name, (changes, message) in cases.items():
@@ -105,6 +129,76 @@ def test_code_that_is_missing_elsewhere_or_broken_is_refused(standin, tmp_path):
     for name in CODE:
         (bare / name).unlink()
     refuse(r"has no modeling_deepseekocr.py: put the checkpoint's \*.py files", bare, **RULES)
+
+
+def test_each_folder_runs_its_own_code(standin, tmp_path):
+    """Of the same name, one with a dot; their siblings differ, and so do their tokens."""
+    from PIL import Image
+
+    page = Image.effect_noise((300, 500), 80)
+
+    def tokens(where: Path) -> list[int]:
+        session = DeepSeekOCRSession.load(str(where), device="cpu", **RULES)
+        run = session.run_inference(
+            page, preset="tiny", max_new_tokens=8, repeats=1, warmup=0, ceilings=False
+        )
+        return run.result["ids"]
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    change = {"deepencoder": ("(images) / 8", "(images) * 8")}
+    first = copy_of(standin, tmp_path / "a" / "ckpt.v1")
+    second = copy_of(standin, tmp_path / "b" / "ckpt.v1", **change)
+    alone = copy_of(standin, tmp_path / "alone", **change)
+    assert tokens(first) != tokens(second) == tokens(alone)
+    broken = first / "deepencoder.py"
+    broken.write_text(broken.read_text().replace(*CUDA_IMAGES))  # the folder's code of now, not of before
+    refuse("in deepencoder.py, line", first, **RULES)
+
+
+def test_attention_is_chosen(standin, monkeypatch):
+    refuse(
+        "'flash_attention_2' needs a CUDA device, this is cpu",
+        standin,
+        attention="flash_attention_2",
+        **RULES,
+    )
+    refuse(
+        "Unknown attention 'fast': use eager or sdpa or flash_attention_2", standin, attention="fast", **RULES
+    )
+    refuse("Unknown cuda_calls 'drop': use refuse or ignore", standin, cuda_calls="drop", **RULES)
+    session = DeepSeekOCRSession.from_local(standin, device="cpu", attention="eager", **RULES)
+    assert session.model.config._attn_implementation == "eager"
+
+    class Published:
+        _supports_sdpa = False
+
+    def chosen(asked: str | None, dtype: torch.dtype = torch.bfloat16) -> str:
+        return choose_attention(Published, asked, "cuda", dtype)
+
+    assert chosen(None) == "eager"
+    for asked, dtype, message in (
+        ("sdpa", torch.bfloat16, "Published has no SDPA"),
+        ("flash_attention_2", torch.float32, "needs bfloat16 or float16"),
+        ("flash_attention_2", torch.bfloat16, "package flash_attn, which is not installed"),
+    ):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(OcrPhasesError, match=message):
+            chosen(asked, dtype)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert chosen("flash_attention_2") == "flash_attention_2"
+
+
+def test_a_folder_named_by_a_dot_has_a_name(standin, monkeypatch):
+    monkeypatch.chdir(standin)
+    checkpoint = DeepSeekOCRSession.load(".", device="cpu", **RULES).checkpoint
+    assert (checkpoint.name, checkpoint.source) == ("standin", str(standin))
+
+
+@pytest.mark.skipif(transformers_version() < (5, 20), reason="here the native class is not there")
+def test_native_takes_none_of_the_class_s_options(standin):
+    for option in ({"attention": "flash_attention_2"}, {"attention": "eager"}, {"cuda_calls": "ignore"}):
+        refuse('are for implementation="vendor": native always runs with SDPA', standin, **option)
 
 
 def test_weights_that_do_not_fit_are_refused(standin, tmp_path):

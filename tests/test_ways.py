@@ -78,7 +78,7 @@ def test_vision_is_told_of_the_eager_step_first() -> None:
         for vision, ms in prefills.items()
     ]
     assert vision_sentence(pd.DataFrame(cells)) == (
-        "The prefill takes 32.7 ms with vision eager, 21.3 compiled; its floor is 10.0 "
+        "At eager decode, the prefill takes 32.7 ms with vision eager, 21.3 compiled; its floor is 10.0 "
         "(measured on this device)."
     )
     assert vision_sentence(pd.DataFrame(cells[::2])) == ""

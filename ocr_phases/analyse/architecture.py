@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ocr_phases.config_schema import PUBLISHED, SAVED, check_config
 from ocr_phases.errors import OcrPhasesError
 
 
@@ -87,16 +88,17 @@ def read_architecture(config: dict[str, Any]) -> Architecture:
     Raises `OcrPhasesError` for a config of another model, or one that misses a size.
     """
     kind = config.get("model_type")
-    readers = {"deepseek_vl_v2": _published, "unlimited_ocr": _as_saved}
-    if kind not in readers:
+    readers = {PUBLISHED: _published, SAVED: _as_saved}
+    if kind not in tuple(readers):  # whatever it is, a list too
         raise OcrPhasesError(
             f"No cost is known for a config of type {kind!r}: give one of {' or '.join(readers)}."
         )
     try:
+        check_config(config)
         return readers[kind](config)
-    except (KeyError, TypeError, ValueError) as error:
+    except (OcrPhasesError, KeyError) as error:
         raise OcrPhasesError(
-            f"This config does not say how large the model is ({type(error).__name__}: {error}): "
+            f"This config does not say how large the model is ({error}): "
             "give the checkpoint's whole config.json."
         ) from error
 

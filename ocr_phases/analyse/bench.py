@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.bootstrap import median_interval, paired_ratio
+from ocr_phases.analyse.bootstrap import LEAST_REPEATS, median_interval, paired_ratio
+from ocr_phases.analyse.summary import percent_text
 from ocr_phases.errors import OcrPhasesError
 
 KIND = "ocr_phases bench"
@@ -248,7 +249,21 @@ def bench_text(bench: Mapping[str, Any]) -> str:
         table = make(bench).dropna(axis="columns", how="all")
         if len(table):
             lines += ["", title, table.to_string(index=False, float_format="{:,.3f}".format, na_rep="")]
-    return "\n".join(lines)
+    few = few_pairs(settings["pairs"])
+    return "\n".join([*lines, "", few] if few else lines)
+
+
+def few_pairs(pairs: int) -> str:
+    """What stands against intervals over so few pairs, as plain text; empty for `LEAST_REPEATS` or more."""
+    if pairs >= LEAST_REPEATS:
+        return ""
+    if pairs < 2:
+        return "A single pair has no interval: nothing here says what is noise. Measure with --pairs 15."
+    spanned = percent_text(1.0 - 2.0 ** (1 - pairs))
+    return (
+        f"What {pairs} pairs span holds their true median only {spanned} of the time, so no interval here "
+        "is a 95 % one. Measure with --pairs 15."
+    )
 
 
 def _results(bench: Mapping[str, Any], part: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,7 +14,7 @@ class CheckText:
     fix: str
 
 
-_SEEDS = "A rule of thumb for the full model on a GPU. Other models and devices lie elsewhere."
+_SEEDS = "A rule of thumb for the full model on a GPU, whichever GPU it is."
 _RERUN = "Measure again with this version of ocr_phases."
 
 #: In the order of the table: what decides whether the numbers may be believed comes first.
@@ -28,6 +28,21 @@ RULES: dict[str, CheckText] = {
         "every repeat generates the same tokens",
         "Medians over repeats are of one thing only if every repeat did the same work.",
         "Use greedy decoding or a fixed seed; in 16 bits, ask for deterministic kernels.",
+    ),
+    "repeat_spread": CheckText(
+        "the slowest repeat takes at most 1.2 times the fastest; above 1.5 times is noisy",
+        "What differs between equal repeats is not the model. The median of a few may be as far off.",
+        "Close other programs, warm up, measure 5 repeats or more; pin the process to cores of its own.",
+    ),
+    "busy_host": CheckText(
+        "this program has the cores and the GPU to itself",
+        "Waiting for a core that another program has, or a clock that is turned down, is in every time here.",
+        "Close other programs, use another machine, pin the process (taskset), let a hot GPU cool.",
+    ),
+    "impossible_values": CheckText(
+        "no MFU or MBU above 100 %, ceilings like the datasheet's",
+        "Nothing is faster than its hardware: a ceiling was measured while something else had the machine.",
+        "Measure again on a quiet machine; compare the ceilings under How it was measured.",
     ),
     "eval_mode": CheckText(
         "the model is in eval mode in every forward",
@@ -128,6 +143,11 @@ RULES: dict[str, CheckText] = {
         "the output does not end in a loop",
         "This model is known to repeat itself without end on some pages: its time is then not the page's.",
         "Set no_repeat_ngram_size (the published code uses 20 to 35), another preset, or a lower limit.",
+    ),
+    "type_size": CheckText(
+        "type in the preset's view as large as the model reads",
+        "Below that the model writes words, dates and sums that are not on the page. Times stay right.",
+        'Take a preset with a larger view (preset="auto" does), a larger scan, or a part of the page.',
     ),
 }
 

@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.bootstrap import difference_and_ratio
-from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_name
+from ocr_phases.analyse.bootstrap import LEAST_REPEATS, difference_and_ratio
+from ocr_phases.analyse.noise import ceilings_apart, noise_warning
+from ocr_phases.analyse.steps import first_other_token
+from ocr_phases.analyse.summary import PHASES, percent_text, repeat_table, stage_key, stage_name
 from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.analyse.ways import strategy_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.words import count_text
 
 COMPARE_COLUMNS = (
     "run",
@@ -36,23 +39,28 @@ COMPARE_COLUMNS = (
     "ratio",
     "ratio_low",
     "ratio_high",
+    "detectable",
     "verdict",
 )
-#: With fewer repeats on either side nothing is called faster or slower: what n repeats span holds their true
-#: median with probability 1 - 2^(1 - n) (a sign test's), 94 % for 5, but 75 % for 3.
-LEAST_REPEATS = 5
-FEW = "few repeats"
+#: Per cent: two records are equivalent where the whole interval of their ratio lies within this of 1.
+MARGIN = 2.0
+EQUIVALENT, INCONCLUSIVE = "equivalent", "inconclusive"
 #: What a comparison is judged by where nothing else is named, as far as both records have it.
 JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
 
 _HIGHER_IS_BETTER = ("tokens_per_s",)
+_FAR = 2.0  # a ratio from here on is told as such, not in percent
 #: What is measured, is told in another part, or follows from the model's name and revision.
 _NO_SETTING = (
     ("device", "ceilings"),
+    ("device", "conditions"),
     ("model", "config"),
+    ("model", "least_type_px"),
     ("model", "strategy_setup"),
     ("model", "vision_setup"),
     ("request", "preset"),
+    ("request", "preset_choice"),
+    ("request", "type_px"),
     ("request", "strategy"),
     ("request", "vision"),
 )
@@ -87,15 +95,21 @@ def metrics_of(run: PhaseRun) -> dict[str, Metric]:
     return {metric.name: metric for metric in [*_figures(run), *_stages(run)]}
 
 
-def compare_runs(runs: Sequence[PhaseRun], labels: Sequence[str] | None = None) -> pd.DataFrame:
+def compare_runs(
+    runs: Sequence[PhaseRun], labels: Sequence[str] | None = None, *, margin: float = MARGIN
+) -> pd.DataFrame:
     """Each record against the first, columns `COMPARE_COLUMNS`, one row a record and metric.
 
     ``base`` and ``other`` are the figures, ``difference`` other minus base in ``unit``, ``ratio`` other over
-    base, each with its 95 % interval. ``verdict`` is faster or slower (less or more, for bytes) where the
-    ratio's interval leaves 1 out, same where it does not, `FEW` where one of the two has fewer than
-    `LEAST_REPEATS` repeats, and n/a where one of the two lacks the metric or has a single repeat. Raises
-    `OcrPhasesError` for fewer than two records.
+    base, each with its 95 % interval (`ocr_phases.analyse.bootstrap` says what fewer than `LEAST_REPEATS`
+    repeats do to it). ``detectable`` is the smallest change that so wide an interval would have told from
+    none, a share of one. ``verdict`` is `EQUIVALENT` where the whole interval of the ratio lies within
+    ``margin`` per cent of 1, else faster or slower (less or more, for bytes) where it leaves 1 out, else
+    `INCONCLUSIVE`; n/a where one of the two lacks the metric or has a single repeat. Raises `OcrPhasesError`
+    for fewer than two records or a margin that is no percentage.
     """
+    if not 0.0 <= margin < 100.0:
+        raise OcrPhasesError(f"{margin:g} is no margin: give per cent from 0 to below 100, like 2.")
     names = run_labels(runs) if labels is None else list(labels)
     if len(runs) < 2:
         raise OcrPhasesError("A comparison needs at least two records: name another one.")
@@ -104,7 +118,7 @@ def compare_runs(runs: Sequence[PhaseRun], labels: Sequence[str] | None = None) 
     for run, label in zip(runs[1:], names[1:], strict=True):
         other = metrics_of(run)
         order = [*base, *(name for name in other if name not in base)]
-        rows += [(label, *_compared(base.get(name), other.get(name))) for name in order]
+        rows += [(label, *_compared(base.get(name), other.get(name), margin)) for name in order]
     return pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
 
 
@@ -115,21 +129,25 @@ def figures(table: pd.DataFrame) -> pd.DataFrame:
 
 def in_units(table: pd.DataFrame) -> pd.DataFrame:
     """`compare_runs` for reading: bytes as MB, without what follows from the other columns."""
-    columns = ["run", "metric", "unit", "base", "other", "ratio", "ratio_low", "ratio_high", "verdict"]
-    shown = table[columns].copy()
+    columns = ["run", "metric", "unit", "base", "other", "ratio", "ratio_low", "ratio_high"]
+    shown = table[[*columns, "detectable", "verdict"]].copy()
     size = shown["unit"] == "bytes"
     shown.loc[size, ["base", "other"]] /= 1e6
     shown["unit"] = shown["unit"].replace("bytes", "MB")
+    shown["metric"] = shown["metric"].map(_metric_key)
     return shown if shown["run"].nunique() > 1 else shown.drop(columns="run")
 
 
-def slower_than(table: pd.DataFrame, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of `compare_runs` that got worse by more than ``percent``, their interval included.
+def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
+    """The judged rows of `compare_runs` with one more column, ``outcome``.
 
-    ``metrics`` names what is judged (by default those of `JUDGED` that both records have). Few repeats are
-    judged like many: `few_repeats` says how far that can be trusted. Raises `OcrPhasesError` where a name is
-    unknown, a record lacks a named one, or a single repeat leaves nothing to judge by.
+    It is ``worse`` where the whole interval lies beyond ``percent`` worse than the base, ``within`` where all
+    of it lies on this side, else ``undecided``. ``metrics`` names what is judged (by default those of
+    `JUDGED` that both records have). Raises `OcrPhasesError` where a name is unknown, a record lacks a named
+    one, or a single repeat leaves nothing to judge by.
     """
+    table = table.assign(metric=table["metric"].map(_metric_key))
+    metrics = [_metric_key(name) for name in metrics]
     known = set(table["metric"])
     unknown = [name for name in metrics if name not in known]
     if unknown:
@@ -147,36 +165,28 @@ def slower_than(table: pd.DataFrame, percent: float, metrics: Sequence[str] = ()
             "A record of a single repeat says nothing about the spread: measure with "
             f"--repeats {LEAST_REPEATS} or more."
         )
-    least = judged["ratio_low"].where(
-        ~judged["metric"].isin(_HIGHER_IS_BETTER), 1.0 / judged["ratio_high"].replace(0.0, np.nan)
-    )
-    return judged[least > 1.0 + percent / 100.0].reset_index(drop=True)
+    limit = 1.0 + percent / 100.0
+    rises = ~judged["metric"].isin(_HIGHER_IS_BETTER)
+    least = judged["ratio_low"].where(rises, 1.0 / judged["ratio_high"].replace(0.0, np.nan))
+    most = judged["ratio_high"].where(rises, 1.0 / judged["ratio_low"].replace(0.0, np.nan))
+    outcome = np.select([least > limit, most <= limit], ["worse", "within"], "undecided")
+    return judged.assign(outcome=outcome).reset_index(drop=True)
 
 
 def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
-    """What stands against intervals over so few repeats, as plain text; empty where all have enough.
-
-    Enough are `LEAST_REPEATS`; records that have fewer are named.
-    """
+    """What intervals over so few repeats rest on, as plain text; empty where all have `LEAST_REPEATS`."""
     counts = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
     few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
     if not few:
         return ""
-    told = " and ".join(
-        f"{label} has {count} repeat{'' if count == 1 else 's'}" for label, count in few.items()
+    told = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
+    rests = (
+        "which leaves no interval, so nothing is called faster, slower or equivalent"
+        if min(few.values()) == 1
+        else "so the intervals rest on the assumption that repeats scatter log-normally (Welch's t), and are "
+        "wide: small changes stay inconclusive"
     )
-    least = min(few.values())
-    spanned = percent_text(1.0 - 2.0 ** (1 - least))
-    trust = (
-        "which leaves no interval"
-        if least == 1
-        else f"and what {least} repeats span holds their true median only {spanned} of the time, so the "
-        "intervals cannot be trusted as 95 % ones"
-    )
-    return (
-        f"{told}, {trust}: with so few no time is called faster, slower or the same. Measure with --repeats "
-        f"{LEAST_REPEATS} or more."
-    )
+    return f"{told}, {rests}. Measure with --repeats {LEAST_REPEATS} or more."
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
@@ -224,7 +234,8 @@ def same_tokens(then: PhaseRun, now: PhaseRun) -> bool:
 
 def compare_verdict(table: pd.DataFrame, runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """What `compare_runs` found for the judged figures, and what stands against comparing, as plain text."""
-    sentences = []
+    warnings = [(label, noise_warning(run)) for run, label in zip(runs, labels, strict=True)]
+    sentences = [f"{label}: {warning}" for label, warning in warnings if warning]
     for run, label in zip(runs[1:], labels[1:], strict=True):
         rows = table[(table["run"] == label) & table["metric"].isin(JUDGED) & table["ratio"].notna()]
         found = [_said(row) for _, row in rows.iterrows()]
@@ -294,14 +305,14 @@ def _step_times(run: PhaseRun) -> np.ndarray:
     return spans.pivot(index="repeat", columns="step", values="device_ms").to_numpy(dtype=np.float64)
 
 
-def _compared(base: Metric | None, other: Metric | None) -> tuple[Any, ...]:
+def _compared(base: Metric | None, other: Metric | None, margin: float) -> tuple[Any, ...]:
     """The cells of a row behind its record's label."""
     metric = base or other
     assert metric is not None
     named = (metric.name, metric.phase, metric.stage, metric.view, metric.unit)
     if base is None or other is None:
         values = [one and float(np.nanquantile(one.samples, one.quantile)) for one in (base, other)]
-        return (*named, *values, *[np.nan] * 6, "n/a")
+        return (*named, *values, *[np.nan] * 7, "n/a")
     difference, ratio = difference_and_ratio(base.samples, other.samples, metric.quantile)
     return (
         *named,
@@ -309,17 +320,18 @@ def _compared(base: Metric | None, other: Metric | None) -> tuple[Any, ...]:
         float(np.nanquantile(other.samples, other.quantile)),
         *(difference.value, difference.low, difference.high),
         *(ratio.value, ratio.low, ratio.high),
-        _verdict(metric, ratio.low, ratio.high, min(len(base.samples), len(other.samples))),
+        max(ratio.value / ratio.low, ratio.high / ratio.value) - 1.0 if ratio.low else np.nan,
+        _verdict(metric, ratio.low, ratio.high, 0.0 if metric.exact else margin / 100.0),
     )
 
 
-def _verdict(metric: Metric, low: float, high: float, repeats: int) -> str:
+def _verdict(metric: Metric, low: float, high: float, margin: float) -> str:
     if np.isnan(low):
         return "n/a"
-    if repeats < LEAST_REPEATS and not metric.exact:
-        return FEW
+    if 1.0 / (1.0 + margin) <= low and high <= 1.0 + margin:
+        return EQUIVALENT
     if low <= 1.0 <= high:
-        return "same"
+        return INCONCLUSIVE
     if metric.unit == "bytes":
         return "more" if low > 1.0 else "less"
     return "slower" if (low > 1.0) != (metric.name in _HIGHER_IS_BETTER) else "faster"
@@ -358,6 +370,11 @@ def _text(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
+def _metric_key(name: str) -> str:
+    """A metric as it is shown and typed: ``prefill/language_model``."""
+    return "/".join(map(stage_key, name.split("/")))
+
+
 def _names(table: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(table["metric"]))
 
@@ -365,17 +382,31 @@ def _names(table: pd.DataFrame) -> list[str]:
 def _said(row: pd.Series) -> str:
     name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
     if np.isnan(row["ratio_low"]):
-        return f"{name} takes {row['ratio']:.2f} times as long, on a single repeat"
-    if row["verdict"] == FEW:
-        return f"{name} takes {row['ratio']:.2f} times as long"
-    span = f"{row['ratio']:.2f} times as long, {row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
-    if row["verdict"] == "same":
-        return f"{name} is the same ({span})"
+        return f"{name} takes {_times(row['ratio'])}, on a single repeat"
+    span = _times(row["ratio"], row["ratio_low"], row["ratio_high"])
+    if row["verdict"] == EQUIVALENT:
+        return f"{name} is equivalent ({span})"
+    if row["verdict"] == INCONCLUSIVE:
+        shown = percent_text(row["detectable"])
+        return f"{name} is inconclusive ({span}; a change of {shown} would have shown)"
+    if not 1.0 / _FAR < row["ratio"] < _FAR:
+        return f"{name} is {row['verdict']} ({span})"
     return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"
 
 
+def _times(ratio: float, *ends: float) -> str:
+    """``1.77 times as long, 1.76 to 1.83``; from a half down the other way round: ``33.3 times as fast``."""
+    word = "long"
+    if 0 < ratio <= 0.5 and all(end > 0 for end in ends):
+        word, ratio, ends = "fast", 1.0 / ratio, tuple(1.0 / end for end in reversed(ends))
+    first, *span = [
+        f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}" for value in (ratio, *ends)
+    ]
+    return f"{first} times as {word}" + (f", {' to '.join(span)}" if span else "")
+
+
 def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
-    caveats = []
+    caveats = list(filter(None, [ceilings_apart(base, other)]))
     if base.page["sha256"] != other.page["sha256"]:
         caveats.append(f"{label} read another page.")
     if base.request["prefill_len"] != other.request["prefill_len"]:
@@ -392,6 +423,8 @@ def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
             caveats.append(
                 f"It has {counts[0]:,} tokens, not {counts[1]:,}: compare decode steps, not whole decodes."
             )
+        if differ := first_other_token(base, other):
+            caveats.append(f"The first token that differs is {differ}.")
     if base.device.get("name") != other.device.get("name"):
         caveats.append("The devices are different ones.")
     if base.model["name"] != other.model["name"]:

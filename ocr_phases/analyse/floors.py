@@ -103,11 +103,11 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     """One row a stage and view of the prefill and of a decode step, columns `FLOOR_COLUMNS`.
 
     ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` (without
-    `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms`` the median
-    over repeats (of a decode step: over all steps), ``floor_ms`` at the cache length in the middle of the
-    run. ``limit`` is ``arithmetic`` or ``bandwidth``, ``distance`` measured over floor, ``mfu`` and ``mbu``
-    shares of one, ``source`` that of the ceilings. Empty where `why_no_floor` says so. A stage that was not
-    timed has NaN.
+    `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms`` that of the
+    typical repeat (of a decode step: the median of its steps), ``floor_ms`` at the cache length in the middle
+    of the run. ``limit`` is ``arithmetic`` or ``bandwidth``, ``distance`` measured over floor, ``mfu`` and
+    ``mbu`` shares of one, ``source`` that of the ceilings. Empty where `why_no_floor` says so. A stage that
+    was not timed has NaN.
     """
     ceilings, costs = ceilings_of(run), _costs(run)
     if why_no_floor(run) is not None or ceilings is None or costs is None:

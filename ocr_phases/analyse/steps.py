@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,3 +106,32 @@ def repetition_loop(ids: Sequence[int]) -> tuple[int, int] | None:
         if covered >= max(LOOP_TIMES * period, LOOP_TOKENS):
             return period, covered
     return None
+
+
+def first_difference(mine: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first index at which two lists of ids differ, or one ends; None where they are equal."""
+    for index, (left, right) in enumerate(zip(mine, other, strict=False)):
+        if left != right:
+            return index
+    return None if len(mine) == len(other) else min(len(mine), len(other))
+
+
+def first_other_token(base: PhaseRun, other: PhaseRun) -> str:
+    """Where the tokens of two records first differ: ``number 17: 'cat' here, 'dog' in the base``.
+
+    The index is that of `PhaseRun.tokens_of`; a token without a text is named by its id. Empty where all
+    rows that both have are equal.
+    """
+    for row, (left, right) in enumerate(zip(base.results, other.results, strict=False)):
+        place = first_difference(left["ids"], right["ids"])
+        if place is not None:
+            where = f"number {place}" + (f" of row {row}" if len(base.results) > 1 else "")
+            return f"{where}: {_token_text(right, place)} here, {_token_text(left, place)} in the base"
+    return ""
+
+
+def _token_text(result: Mapping[str, Any], place: int) -> str:
+    if place >= len(result["ids"]):
+        return "the end"
+    # As a literal: a token may be a line break, or a control character.
+    return repr(result["token_texts"][place] or result["ids"][place])

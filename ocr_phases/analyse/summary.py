@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.analyse.typical import typical_run, typical_sentence
+from ocr_phases.record import PhaseRun
+from ocr_phases.type_fit import small_type_in
+from ocr_phases.words import count_text
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
@@ -53,14 +56,7 @@ STEP_COLUMNS = (
     "outlier",
 )
 
-_STAGE_NAMES = {
-    "load_image": "load image",
-    "sam": "SAM",
-    "clip": "CLIP",
-    "vision_fusion": "fusion",
-    "decoder": "language model",
-    "lm_head": "LM head",
-}
+_STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_head": "LM head"}
 
 # Clocks that differ by less say nothing about who waits for whom.
 _CLEAR_GAP = 0.15
@@ -100,54 +96,53 @@ def percent_text(share: float | None) -> str:
 
 
 def stage_name(stage: str) -> str:
-    """What a stage is called in a picture or a table."""
-    return _STAGE_NAMES.get(stage, stage.replace("_", " "))
+    """What a stage is called in a picture or a report."""
+    return _STAGE_NAMES.get(stage, stage_key(stage).replace("_", " "))
+
+
+def stage_key(stage: str) -> str:
+    """What a stage is called where its name is typed: schema 1 records the language model as ``decoder``."""
+    return "language_model" if stage == "decoder" else stage
+
+
+def shown_stages(table: pd.DataFrame) -> pd.DataFrame:
+    """A table with a column ``stage`` as a terminal shows it, by `stage_key`."""
+    return table.assign(stage=table["stage"].map(stage_key))
 
 
 def stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
-    """Median time of each stage on the device clock in ms, by phase, stage and view.
+    """Time of each stage in the typical repeat on the device clock in ms, by phase, stage and view.
 
-    Over repeats of the sum over one repeat's calls; of decode's stages over the steps of all repeats, or over
-    ``steps`` of them. The loop around the steps has none.
+    The sum over its calls; of decode's stages the median over its steps, or over ``steps`` of them. The loop
+    around the steps has none.
     """
-    decode = run.spans[(run.spans["phase"] == "decode") & run.spans["step"].notna()]
+    spans = typical_run(run).spans
+    decode = spans[(spans["phase"] == "decode") & spans["step"].notna()]
     if steps is not None:
         decode = decode[decode["step"].isin(steps)]
     each_step = decode.groupby([*STAGE_KEYS])["device_ms"].median()
-    sums = _repeat_sums(run).median(axis=1)
-    sums = sums[sums.index.get_level_values("phase") != "decode"]
+    sums = spans[spans["phase"] != "decode"].groupby([*STAGE_KEYS])["device_ms"].sum()
     return {**sums.to_dict(), **each_step.to_dict()}
 
 
 def stage_table(run: PhaseRun) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
-    Times are ms. ``device_ms`` is the median over repeats of the sum over one repeat's calls (p10 and p90
-    beside it, over repeats), ``calls`` the calls in one repeat, ``share`` what ``device_ms`` is of the
-    phase's own. In decode ``decoder``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
+    Times are ms. ``device_ms`` and ``host_ms`` are sums over the ``calls`` of the typical repeat
+    (`ocr_phases.analyse.typical`), so that stages add up to their phase; ``device_ms_p10`` and ``_p90`` are
+    over all repeats. ``share`` is what ``device_ms`` is of the phase's own. In decode ``decoder``,
+    ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     rows = []
-    sums, host = _repeat_sums(run), _repeat_sums(run, "host_ms").median(axis=1)
-    for key, spans in run.spans.groupby([*STAGE_KEYS], sort=False):
+    sums, shown = _repeat_sums(run), typical_run(run)
+    wholes = {phase: float(shown.repeat_ms(phase, phase)[0]) for phase in PHASES}
+    for key, spans in shown.spans.groupby([*STAGE_KEYS], sort=False):
         phase, stage, view = map(str, key)
-        calls = spans.groupby("repeat").size().reindex(run.repeats, fill_value=0)
-        device = sums.loc[(phase, stage, view), :].to_numpy(dtype=np.float64)
-        whole = float(np.median(run.repeat_ms(phase, phase)))
-        low, middle, high = np.quantile(device, (0.1, 0.5, 0.9))
-        share = middle / whole if whole else math.nan
-        row = (
-            phase,
-            stage,
-            view,
-            int(calls.median()),
-            middle,
-            low,
-            high,
-            host.loc[(phase, stage, view)],
-            share,
-        )
-        start = spans["host_start_ms"].min()
-        rows.append(((PHASES.index(phase), stage != phase, start, -middle), row))
+        low, high = np.quantile(sums.loc[(phase, stage, view), :].to_numpy(dtype=np.float64), (0.1, 0.9))
+        ms, host = (float(spans[clock].sum()) for clock in ("device_ms", "host_ms"))
+        share = ms / wholes[phase] if wholes[phase] else math.nan
+        row = (phase, stage, view, len(spans), ms, float(low), float(high), host, share)
+        rows.append(((PHASES.index(phase), stage != phase, spans["host_start_ms"].min(), -ms), row))
     rows.sort(key=lambda row: row[0])
     return pd.DataFrame([row for _, row in rows], columns=list(STAGE_COLUMNS))
 
@@ -200,17 +195,27 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     return table[list(STEP_COLUMNS)]
 
 
+def end_to_end_ms(run: PhaseRun) -> np.ndarray:
+    """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
+    return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)
+
+
 def vision_share(run: PhaseRun) -> float | None:
-    """SAM, CLIP and projector as a part of the whole prefill, median over repeats; None without a prefill."""
-    whole = run.repeat_ms("prefill", "prefill")
-    if not whole.size or not whole.all():
-        return None
-    vision = sum((run.repeat_ms(stage, "prefill") for stage in VISION_STAGES), np.zeros_like(whole))
-    return float(np.median(vision / whole))
+    """SAM, CLIP and projector as a part of the prefill, in the typical repeat; None without a prefill."""
+    figures = typical_run(run).summary()
+    return figures["vision_ms"] / figures["prefill_ms"] if figures["prefill_ms"] else None
 
 
 def verdict(run: PhaseRun) -> str:
-    """What this measurement says, as a short paragraph of plain text. Nothing the model wrote is in it."""
+    """What this measurement says, as a short paragraph of plain text; first that it is not to be trusted.
+
+    Nothing the model wrote is in it.
+    """
+    return " ".join(filter(None, [_warning(run), account(run)]))
+
+
+def account(run: PhaseRun) -> str:
+    """`verdict` for a place that has warned of noise already."""
     from ocr_phases.analyse.floors import floor_sentence, floor_table  # which read this module's tables
     from ocr_phases.analyse.kernels import kernel_sentence
 
@@ -220,8 +225,21 @@ def verdict(run: PhaseRun) -> str:
 
 
 def headline(run: PhaseRun) -> str:
-    """Where the time went, in one sentence: the larger of prefill and decode, and vision's part."""
-    figures = run.summary()
+    """Where the time went, in one sentence: the larger of prefill and decode, and vision's part.
+
+    Where the machine was too busy for these figures, a warning with its reasons comes first.
+    """
+    return " ".join(filter(None, [_warning(run), _where_time_went(run)]))
+
+
+def _warning(run: PhaseRun) -> str:
+    from ocr_phases.analyse.noise import noise_warning  # which reads this module's tables
+
+    return noise_warning(run)
+
+
+def _where_time_went(run: PhaseRun) -> str:
+    figures = typical_run(run).summary()
     if _is_generate(run):
         return f"generate() read {_pages_text(run)} in {ms_text(figures['generate_ms'])}."
     prefill, decode = figures["prefill_ms"], figures["decode_ms"] or 0.0
@@ -241,17 +259,17 @@ def _is_generate(run: PhaseRun) -> bool:
 
 def _generate_sentences(run: PhaseRun) -> list[str]:
     tokens = run.token_count
-    whole = float(np.median(run.repeat_ms("generate", "generate")))
+    whole = float(typical_run(run)["generate_ms"])
     each = f", {ms_text(whole / tokens)} a token with the prefill in it" if tokens else ""
     return [
         f"Reading {_pages_text(run)} through generate() took {ms_text(whole)} {_where(run)} "
-        f"for {_count(tokens, 'token')}{each}.",
+        f"for {count_text(tokens, 'token')}{each}.",
         "This is the one-shot path: it does not tell prefill from decode.",
     ]
 
 
 def _phase_sentences(run: PhaseRun) -> list[str]:
-    figures = run.summary()
+    figures = typical_run(run).summary()
     prefill_ms, decode_ms, steps = figures["prefill_ms"], figures["decode_ms"] or 0.0, figures["decode_steps"]
     whole = figures["ttft_ms"] + decode_ms
     prompt = f"{figures['prefill_len']:,} prompt tokens{_vision_clause(run, figures)}"
@@ -293,7 +311,7 @@ def _decode_clause(run: PhaseRun, figures: dict[str, Any]) -> str:
     speed = f"; {_digits(rate) if rate < 99.95 else format(rate, ',.0f')} tokens/s" if rate else ""
     each = "each " if steps > 1 else ""
     step = ms_text(figures["inter_token_ms"])
-    return f", then {_count(steps, 'decode step')} at {step} {each}(median{tail}{speed})"
+    return f", then {count_text(steps, 'decode step')} at {step} {each}(median{tail}{speed})"
 
 
 def _steps_sentences(run: PhaseRun) -> list[str]:
@@ -305,8 +323,8 @@ def _steps_sentences(run: PhaseRun) -> list[str]:
         worst = slow.nlargest(1, "device_ms").iloc[0]
         stand = "stands" if len(slow) == 1 else "stand"
         sentences.append(
-            f"{_count(len(slow), 'step')} {stand} out above {OUTLIER_FACTOR} times the median, the slowest "
-            f"(step {worst['step']}) with {ms_text(worst['device_ms'])}."
+            f"{count_text(len(slow), 'step')} {stand} out above {OUTLIER_FACTOR} times the median, the "
+            f"slowest (step {worst['step']}) with {ms_text(worst['device_ms'])}."
         )
     quarter = len(table) // 4
     if len(table) >= _TREND_STEPS:
@@ -325,11 +343,13 @@ def _clock_sentences(run: PhaseRun) -> list[str]:
     if run.device.get("kind") != "cuda":
         return []
     sentences = []
+    shown = typical_run(run)
     for phase in ("prefill", "decode"):
-        device, host = (run.repeat_ms(phase, phase, clock) for clock in ("device_ms", "host_ms"))
-        if not device.size or not device.all():
+        device_ms, host_ms = (
+            float(shown.repeat_ms(phase, phase, clock)[0]) for clock in ("device_ms", "host_ms")
+        )
+        if not device_ms:
             continue
-        device_ms, host_ms = float(np.median(device)), float(np.median(host))
         times = f"{ms_text(host_ms)} on the host's clock and {ms_text(device_ms)} on the device's"
         if host_ms < (1.0 - _CLEAR_GAP) * device_ms:
             sentences.append(
@@ -349,21 +369,28 @@ def _closure_sentence(figures: dict[str, Any]) -> list[str]:
     return [f"The stages account for {100 * closure:.1f} % of the prefill."]
 
 
+def text_doubt(run: PhaseRun) -> str:
+    """A sentence or two where the text may be invented, because the page's type is too small; else empty."""
+    reason = small_type_in(run)
+    return f"Do not rely on the text, which may be invented. {reason}" if reason else ""
+
+
 def _caveats(run: PhaseRun) -> list[str]:
-    caveats = []
+    caveats = list(filter(None, [text_doubt(run)]))
     if run.request.get("ignore_eos"):
         caveats.append("The end token was ignored, so the number of tokens is the one that was asked for.")
     elif run.result.get("finish") == "length":
         limit = run.request.get("max_new_tokens", run.token_count)
-        caveats.append(f"It stopped at the limit of {_count(limit, 'token')}, so the text may be cut short.")
+        caveats.append(
+            f"It stopped at the limit of {count_text(limit, 'token')}, so the text may be cut short."
+        )
     if len(run.repeats) == 1:
         caveats.append("This was a single repeat, so nothing is known about the spread between runs.")
     else:
         table = repeat_table(run)
         totals = table[[f"{phase}_ms" for phase in PHASES]].sum(axis=1)
         caveats.append(
-            f"Times are medians over {len(run.repeats)} repeats, which took "
-            f"{ms_text(totals.min())} to {ms_text(totals.max())}."
+            f"{typical_sentence(run)} The repeats took {ms_text(totals.min())} to {ms_text(totals.max())}."
         )
     if run.request.get("warmup") == 0:
         caveats.append("Nothing was warmed up, so these times contain what only a first run pays.")
@@ -392,10 +419,6 @@ def _where(run: PhaseRun) -> str:
     return f"on {run.device.get('name') or 'an unnamed device'}{f' ({named})' if named else ''}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _digits(value: float) -> str:
     """Three significant digits, without an exponent and never fewer than the integer part has."""
     if value == 0:
@@ -406,10 +429,10 @@ def _digits(value: float) -> str:
     return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
 
 
-def _repeat_sums(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
-    """Sum of each stage's calls in one repeat, ms: a row a phase, stage and view, a column a repeat.
+def _repeat_sums(run: PhaseRun) -> pd.DataFrame:
+    """Sum of each stage's calls in one repeat, device ms: a row a phase, stage and view, a column a repeat.
 
     Zero where a repeat lacks the stage.
     """
-    sums = run.spans.groupby([*STAGE_KEYS, "repeat"])[clock].sum().unstack("repeat")
+    sums = run.spans.groupby([*STAGE_KEYS, "repeat"])["device_ms"].sum().unstack("repeat")
     return sums.reindex(columns=run.repeats).fillna(0.0)

@@ -12,10 +12,12 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
-from ocr_phases.analyse.summary import ms_text, step_table, vision_share
-from ocr_phases.analyse.ways import strategy_sentence, vision_sentence
+from ocr_phases.analyse.noise import noisy_findings
+from ocr_phases.analyse.summary import end_to_end_ms, ms_text, step_table
+from ocr_phases.analyse.ways import cell_name, strategy_sentence, vision_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
+from ocr_phases.words import count_text
 
 SWEEP_COLUMNS = (
     "cell",
@@ -33,6 +35,10 @@ SWEEP_COLUMNS = (
     "inter_token_ms",
     "inter_token_ms_p90",
     "decode_ms",
+    "page_ms",
+    "page_ms_p90",
+    "page_ms_p99",
+    "pages_per_min",
     "prefill_floor_ms",
     "step_floor_ms",
     "tokens_per_s",
@@ -43,6 +49,7 @@ SWEEP_COLUMNS = (
     "model",
     "dtype",
     "device",
+    "noise",
 )
 FAILURE_COLUMNS = ("cell", "preset", "strategy", "vision", "batch", "max_new_tokens", "reason")
 CURVE_COLUMNS = (
@@ -85,10 +92,13 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
     ``batch`` rows run side by side: ``prefill_ms`` and ``inter_token_ms`` (one decode step) are the whole
     batch's, ``tokens_per_s`` counts the tokens of all its rows. ``prefill_len`` and ``tokens`` (generated)
-    are a row's, ``peak_bytes`` the largest of any phase. The floors are what the hardware allows
+    are a row's, ``peak_bytes`` the largest of any phase. ``page_ms`` is a page's time from its file to its
+    last token (the whole batch's), with p90 and p99 over the repeats; ``pages_per_min`` counts all rows. The
+    floors are what the hardware allows
     (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
-    ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). Sorted by prompt length, strategy,
-    vision (eager first), batch and tokens.
+    ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``vision_share`` is ``vision_ms`` over
+    ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by
+    prompt length, strategy, vision (eager first), batch and tokens.
     """
     rows = []
     for cell, run in records.items():
@@ -103,11 +113,15 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "vision": run.request.get("vision", "eager"),
                 "batch": len(run.results),
                 "max_new_tokens": run.request["max_new_tokens"],
-                "vision_share": vision_share(run),
+                "vision_share": figures["vision_ms"] / figures["prefill_ms"]
+                if figures["prefill_ms"]
+                else None,
                 "peak_bytes": max(peaks, default=None),
                 "model": run.model["name"],
                 "dtype": run.model["dtype"],
                 "device": run.device["name"],
+                "noise": ", ".join(name.replace("_", " ") for name in noisy_findings(run)),
+                **_end_to_end(run),
                 **_floors(run),
                 **known,
             }
@@ -119,6 +133,12 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     return table.sort_values(
         order, key=lambda values: values != "eager" if values.name == "vision" else values
     ).reset_index(drop=True)
+
+
+def _end_to_end(run: PhaseRun) -> dict[str, float]:
+    middle, *tail = np.quantile(end_to_end_ms(run), (0.5, 0.9, 0.99))
+    names = ("page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min")
+    return dict(zip(names, (middle, *tail, 60_000.0 * len(run.results) / middle), strict=True))
 
 
 def _floors(run: PhaseRun) -> dict[str, Any]:
@@ -167,35 +187,39 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     sentences = list(filter(None, [strategy_sentence(table)]))
     prefills = table.dropna(subset=["prefill_ms"])
     if len(prefills):
-        # The median of the cells whose prefill is the same work.
-        work = ["preset", "prefill_len", "batch", "vision"]
-        middle = prefills.groupby(work, sort=False)["prefill_ms"].median().sort_values().reset_index()
-        ends = [f"{ms_text(row['prefill_ms'])} ({_prompt(row, table)})" for _, row in middle.iterrows()]
-        sentences.append(f"Prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
+        rows = _one_way(prefills).sort_values("prefill_ms")
+        ends = [f"{ms_text(row['prefill_ms'])} ({_prompt(row, table)})" for _, row in rows.iterrows()]
+        sentences.append(f"The prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
         sentences += filter(None, [vision_sentence(table)])
     for _, fast in table.dropna(subset=["inter_token_ms"]).nsmallest(1, "inter_token_ms").iterrows():
         took = ms_text(fast["inter_token_ms"])
         sentences.append(f"The fastest decode step is {took} ({_cell(fast, table)}).")
     for _, most in table.dropna(subset=["tokens_per_s"]).nlargest(1, "tokens_per_s").iterrows():
         sentences.append(f"Decode makes at most {most['tokens_per_s']:,.0f} tokens/s ({_cell(most, table)}).")
+    loud = table[table["noise"] != ""]
+    if len(loud):
+        which = "every cell" if len(loud) == len(table) else ", ".join(loud["cell"])
+        sentences.append(
+            f"Not to be trusted for noise ({', '.join(dict.fromkeys(loud['noise']))}): {which}. Measure "
+            "again on a quiet machine."
+        )
     if len(failures):
-        count = len(failures)
-        sentences.append(f"{count} cell{'' if count == 1 else 's'} could not be measured.")
+        sentences.append(f"{count_text(len(failures), 'cell')} could not be measured.")
     return " ".join(sentences) or "No cell of this sweep could be measured."
 
 
+def _one_way(table: pd.DataFrame) -> pd.DataFrame:
+    """The cells that differ in page cut and batch size alone, all else equal: of the largest such group."""
+    groups = [rows for _, rows in table.groupby(["vision", "strategy", "max_new_tokens"], sort=False)]
+    return max(groups, key=lambda rows: (len(rows), rows["vision"].iloc[0] == "eager"))
+
+
 def _prompt(row: pd.Series, table: pd.DataFrame) -> str:
-    named = f"{row['preset']}, {row['prefill_len']:,} prompt tokens, batch {row['batch']}"
-    return f"{named}, vision {row['vision']}" if table["vision"].nunique() > 1 else named
+    return f"{_cell(row, table)}, {row['prefill_len']:,} prompt tokens"
 
 
 def _cell(row: pd.Series, table: pd.DataFrame) -> str:
-    parts = [str(row["preset"]), str(row["strategy"]), f"batch {row['batch']}"]
-    if table["max_new_tokens"].nunique() > 1:
-        parts.append(f"{row['max_new_tokens']:,} tokens")
-    if table["vision"].nunique() > 1:
-        parts.append(f"vision {row['vision']}")
-    return ", ".join(parts)
+    return cell_name(row, table) or str(row["preset"])
 
 
 def _failure(path: Path) -> tuple[Any, ...]:

@@ -23,8 +23,8 @@ def strategy_sentence(table: pd.DataFrame) -> str:
     """Decode by strategy and what the hardware allows, from `sweep_table`; empty for a single strategy.
 
     Only cells that differ in their strategy alone stand beside each other: of all such groups the one with
-    the most strategies, then with eager vision, the fewest rows, the longest output. It is named where the
-    table has others. The floor is that of the group, from measured ceilings where there are any.
+    the most strategies, then with eager vision, the fewest rows, the longest output. It is named by all that
+    the table has others of. The floor is that of the group, from measured ceilings where there are any.
     """
     rows = _widest_group(table[table["inter_token_ms"].notna()], "strategy", STRATEGIES)
     if rows.empty:
@@ -36,7 +36,7 @@ def strategy_sentence(table: pd.DataFrame) -> str:
     times = _side_by_side(
         rows, "strategy", STRATEGIES, "inter_token_ms", unit, floor["step_floor_ms"], allows
     )
-    return f"{_where(table, rows, 'decode')} takes {times}{_source(floor)}."
+    return f"{_where(table, rows, 'decode', 'strategy')} takes {times}{_source(floor)}."
 
 
 def vision_sentence(table: pd.DataFrame) -> str:
@@ -51,7 +51,7 @@ def vision_sentence(table: pd.DataFrame) -> str:
     times = _side_by_side(
         rows, "vision", VISIONS, "prefill_ms", "with vision", floor["prefill_floor_ms"], "its floor is"
     )
-    return f"{_where(table, rows, 'the prefill')} takes {times}{_source(floor)}."
+    return f"{_where(table, rows, 'the prefill', 'vision')} takes {times}{_source(floor)}."
 
 
 def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.DataFrame:
@@ -90,15 +90,28 @@ def _side_by_side(
     return f"{', '.join(parts)}{f'; {allows} {others[-1]}' if len(floor) else ''}"
 
 
-def _where(table: pd.DataFrame, rows: pd.DataFrame, what: str) -> str:
-    """The sentence's subject, with the group's preset, batch size and length where the table has others."""
-    cell = rows.iloc[0]
+def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
+    """What tells a cell from the others of its table: preset and batch size together, then whatever differs.
+
+    ``but`` is a column to leave out. Empty where nothing differs.
+    """
     parts = []
     if len(table[["preset", "prefill_len", "batch"]].drop_duplicates()) > 1:
-        parts += [str(cell["preset"]), f"batch {cell['batch']}"]
-    if table["max_new_tokens"].nunique() > 1:
-        parts.append(f"{cell['max_new_tokens']:,} tokens")
-    return f"At {', '.join(parts)}, {what}" if parts else what[0].upper() + what[1:]
+        parts += [str(row["preset"]), f"batch {row['batch']}"]
+    for column, text in (
+        ("strategy", "{} decode"),
+        ("vision", "vision {}"),
+        ("max_new_tokens", "{:,} tokens"),
+    ):
+        if column != but and table[column].nunique() > 1:
+            parts.append(text.format(row[column]))
+    return ", ".join(parts)
+
+
+def _where(table: pd.DataFrame, rows: pd.DataFrame, what: str, way: str) -> str:
+    """The sentence's subject, with whatever tells the group's cells from the others of the table."""
+    named = cell_name(rows.iloc[0], table, but=way)
+    return f"At {named}, {what}" if named else what[0].upper() + what[1:]
 
 
 def _source(floor: pd.DataFrame) -> str:

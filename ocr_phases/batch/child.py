@@ -122,8 +122,9 @@ class Child:
     def _ask(self, request: Mapping[str, Any], timeout: float | None) -> dict[str, Any] | None:
         """The answer, or None where the process died. Raises TimeoutError."""
         assert self.process is not None and self.process.stdin is not None
+        self.asked = next(_numbers)
         try:
-            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.write(json.dumps({**request, "id": self.asked}) + "\n")
             self.process.stdin.flush()
         except OSError:  # it is dead already
             return None
@@ -133,19 +134,23 @@ class Child:
         return message
 
     def _next(self, seconds: float | None, what: str) -> dict[str, Any] | None:
-        try:
-            line = self.answers.get(timeout=seconds)
-        except queue.Empty as error:
-            raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.") from error
-        if line is None:
-            return None
-        try:
-            return json.loads(line)
-        except ValueError:  # it died in the middle of a line, or is not to be understood any more
-            assert self.process is not None
-            self.process.kill()
-            self.errors.append(f"its answer was cut short: {line[:_SHOWN]!r}")
-            return None
+        """The next answer to what was asked last; one to an earlier request is dropped."""
+        while True:
+            try:
+                line = self.answers.get(timeout=seconds)
+            except queue.Empty as error:
+                raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.") from error
+            if line is None:
+                return None
+            try:
+                answer = json.loads(line)
+                if answer.pop("id") == self.asked:
+                    return answer
+            except (ValueError, TypeError, LookupError, AttributeError):  # it died in the middle of a line
+                assert self.process is not None
+                self.process.kill()
+                self.errors.append(f"its answer was cut short: {line[:_SHOWN]!r}")
+                return None
 
     def _why_dead(self) -> str:
         assert self.process is not None

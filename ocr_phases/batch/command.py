@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.batch.driver import Counts
@@ -46,7 +47,11 @@ def add_batch_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--workers", type=int, metavar="N", help="on this machine (default: one a GPU, or one)"
     )
-    command.add_argument("--scheduler", metavar="ADDRESS", help="use this dask scheduler's workers")
+    command.add_argument(
+        "--scheduler", metavar="ADDRESS", help="use this dask scheduler's workers: tls://HOST:PORT, or tcp://"
+    )
+    for name, what in (("ca", "authority's certificate"), ("cert", "own certificate"), ("key", "own key")):
+        command.add_argument(f"--tls-{name}", metavar="FILE", help=f"{what}, for a scheduler with TLS (PEM)")
     command.add_argument(
         "--wait-workers",
         type=float,
@@ -76,8 +81,9 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
     if arguments.render == "only":
         next(read_listing(arguments.out), None)  # there is a batch
         with only_writer(output_folder(arguments.out)), _indexed(arguments.out):
-            unrendered = _render(arguments.out, arguments)
-        return 1 if unrendered or _any_failed(arguments.out) else 0
+            not_rendered = _render(arguments.out, arguments)
+        any_failed = _any_failed(arguments.out)
+        return 1 if not_rendered or any_failed else 0
     # What is None is left to the model.
     check_settings({name: value for name, value in settings.items() if value is not None})
     settings = {**settings, "embed_page": not arguments.no_embed}
@@ -87,16 +93,27 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         counts = _measure(out, arguments, settings, total)
         failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
         again = f", {counts.again:,} named twice" if counts.again else ""
-        print(f"{counts.pages:,} pages: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
+        pages = count_text(counts.pages, "page")
+        print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
         unrendered = 0 if arguments.render == "none" else _render(out, arguments)
     return 1 if counts.failed or unrendered else 0
 
 
 def _any_failed(out: Path) -> bool:
-    from ocr_phases.batch.store import read_listing, read_status
+    """Whether a page failed or is damaged; one that is damaged is named."""
+    from ocr_phases.batch.store import check_record, page_status, read_listing
 
-    statuses = (read_status(out / entry["folder"]) for entry in read_listing(out))
-    return any(status is not None and status["state"] == "failed" for status in statuses)
+    failed = False
+    for entry in read_listing(out):
+        try:
+            status = page_status(out, entry)
+            if status is not None and status["state"] == "done":
+                check_record(out / entry["folder"], status)
+            failed |= status is not None and status["state"] == "failed"
+        except OcrPhasesError as error:
+            print(f"{entry['page']!r}: {error}", file=sys.stderr)
+            failed = True
+    return failed
 
 
 def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[Page]:
@@ -197,35 +214,46 @@ class Progress:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    from ocr_phases.batch.pool import check_workers
+
     if arguments.retries < 0:
         raise OcrPhasesError(f"retries is {arguments.retries}: it must be 0 or more.")
-    if not arguments.timeout > 0:
-        raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0.")
+    if not 0 < arguments.timeout <= threading.TIMEOUT_MAX:
+        raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0, 1e9 for no limit.")
     if arguments.wait_workers is not None and not arguments.wait_workers > 0:
         raise OcrPhasesError(f"wait-workers is {arguments.wait_workers:g}: give seconds above 0.")
-    if arguments.render_workers < 1:
-        raise OcrPhasesError(f"render-workers is {arguments.render_workers}: it must be at least 1.")
+    check_workers("render-workers", arguments.render_workers)
     if not arguments.pages and arguments.render != "only":
         raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
     if arguments.pages and arguments.render == "only":
         raise OcrPhasesError("--render only is of the pages that --out holds: name no others.")
+    files = [arguments.tls_ca, arguments.tls_cert, arguments.tls_key]
+    if any(files) and not (all(files) and arguments.scheduler):
+        raise OcrPhasesError("Give --tls-ca, --tls-cert and --tls-key together, with --scheduler.")
+    if any(files) and "://" in arguments.scheduler and not arguments.scheduler.startswith("tls://"):
+        raise OcrPhasesError(f"{arguments.scheduler} is no address with TLS: give tls://HOST:PORT.")
     if arguments.scheduler and arguments.workers:
         raise OcrPhasesError("--workers start on this machine: drop them, or drop --scheduler.")
 
 
 @contextlib.contextmanager
 def _measuring_pool(arguments: argparse.Namespace, device: str) -> Iterator[Any]:
-    """The workers: dask's where there are several or a scheduler is named, else one process of this one."""
-    from ocr_phases.batch.cluster import DaskPool, worker_environments
-    from ocr_phases.batch.pool import LocalPool
+    """The workers: processes of this machine, or dask's where a scheduler is named."""
+    from ocr_phases.batch.cluster import TLS_FILES, DaskPool
+    from ocr_phases.batch.pool import LocalPool, worker_environments
 
-    environments = [] if arguments.scheduler else worker_environments(arguments.workers, device)
     pool: Any
-    if len(environments) == 1:
-        pool = LocalPool(1, environments[0])
+    if not arguments.scheduler:
+        pool = LocalPool(worker_environments(arguments.workers, device))
     else:
-        pool = DaskPool(arguments.scheduler, environments)
-        print(f"Dashboard: {pool.dashboard}", file=sys.stderr)
+        tls = {name: getattr(arguments, option) for option, name in TLS_FILES.items()}
+        pool = DaskPool(arguments.scheduler, tls=tls if arguments.tls_ca else None)
+        if pool.plain:
+            print(
+                f"Warning: {arguments.scheduler} has no TLS: whoever reaches it can run code on its workers, "
+                "see Trust in docs/batch.md.",
+                file=sys.stderr,
+            )
     try:
         yield pool
     finally:
@@ -235,20 +263,16 @@ def _measuring_pool(arguments: argparse.Namespace, device: str) -> Iterator[Any]
 def _render(out: Path, arguments: argparse.Namespace) -> int:
     """Render what has no report yet; how many could not be rendered."""
     from ocr_phases.batch.driver import render_pages
-    from ocr_phases.batch.pool import LocalPool
-    from ocr_phases.batch.store import finished, read_listing
+    from ocr_phases.batch.pool import LocalPool, thread_share
+    from ocr_phases.batch.store import read_listing, unrendered
 
-    waiting = 0
-    for entry in read_listing(out):
-        status = finished(out / entry["folder"], entry["id"])
-        waiting += status is not None and (status["report"] or {}).get("state") != "done"
+    waiting = sum(unrendered(out / entry["folder"], entry["id"]) is not None for entry in read_listing(out))
     if not waiting:
         return 0
     progress = Progress("Rendering", waiting)
     # Rendering holds no device: none is to be seen.
-    share = max(1, (os.cpu_count() or 1) // arguments.render_workers)
-    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(share)}
-    pool = LocalPool(arguments.render_workers, environment)
+    environment = {"CUDA_VISIBLE_DEVICES": "", **thread_share(arguments.render_workers)}
+    pool = LocalPool([environment] * arguments.render_workers)
     try:
         failed = render_pages(
             out,
@@ -280,7 +304,7 @@ def _write_index(out: Path, *, stopped: bool = False) -> None:
     text = index_html(
         index.pages,
         index.regions,
-        title=f"{out.resolve().name}: {len(index.pages):,} pages",
+        title=f"{out.resolve().name}: {count_text(len(index.pages), 'page')}",
         facts=facts,
         tables=[path.name for path in index.tables],
     )

@@ -21,10 +21,13 @@ from ocr_phases.batch.outcome import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome
 from ocr_phases.batch.pool import Pool
 from ocr_phases.batch.store import (
     Listing,
+    Status,
     clear_left_behind,
     finished,
     read_listing,
+    record_hash,
     take_attempt,
+    unrendered,
     write_status,
 )
 from ocr_phases.errors import OcrPhasesError
@@ -105,7 +108,7 @@ def measure_pages(
             if outcome.failure is not None and len(task.attempts) <= retries:
                 hand_out(task)
                 continue
-            write_status(folder, _status(task, outcome, mode))
+            write_status(folder, _status(task, outcome, mode, folder))
             if outcome.failure is None:
                 counts.done += 1
             else:
@@ -125,9 +128,14 @@ def measure_pages(
                 if counts.kept % 100 == 0:
                     progress(counts)
                 continue
+            folder = out / job.folder
+            if job.problem:
+                outcome = Outcome("page", job.problem, started=time.time())
+                write_status(folder, _status(_Task(job, {}, [_attempt(outcome)]), outcome, mode, folder))
+                counts.failed += 1
+                continue
             while len(handed_out) >= pool.room():
                 collect()
-            folder = out / job.folder
             clear_left_behind(folder)
             request = {"mode": mode, "job": job.as_dict(), "folder": str(folder.resolve())}
             hand_out(_Task(job, request))
@@ -177,10 +185,10 @@ def render_pages(
     ``progress(rendered, not rendered)`` is called after every page. Raises `OcrPhasesError` where a status
     cannot be written.
     """
-    handed_out: dict[Future[Outcome], tuple[Path, dict[str, Any], int]] = {}
+    handed_out: dict[Future[Outcome], tuple[Path, Status, int]] = {}
     numbers = collections.Counter[bool]()
 
-    def hand_out(folder: Path, status: dict[str, Any], tries: int) -> None:
+    def hand_out(folder: Path, status: Status, tries: int) -> None:
         request = {"mode": "render", "folder": str(folder.resolve())}
         handed_out[pool.submit(request, timeout)] = (folder, status, tries)
 
@@ -192,14 +200,15 @@ def render_pages(
             if outcome.failure is not None and tries < retries:
                 hand_out(folder, status, tries + 1)
                 continue
-            write_status(folder, {**status, "report": _report(outcome)})
+            # Rendering saves the record again, another version perhaps in other words.
+            write_status(folder, {**status, "record": record_hash(folder), "report": _report(outcome)})
             numbers[outcome.failure is None] += 1
         progress(numbers[True], numbers[False])
 
     for entry in read_listing(out):
         folder = out / entry["folder"]
-        status = finished(folder, entry["id"])
-        if status is None or (status["report"] or {}).get("state") == "done":
+        status = unrendered(folder, entry["id"])
+        if status is None:
             continue
         if any(folder == other for other, _, _ in handed_out.values()):
             continue
@@ -261,7 +270,7 @@ def _attempt(outcome: Outcome) -> dict[str, Any]:
     return {name: getattr(outcome, name) for name in names}
 
 
-def _status(task: _Task, outcome: Outcome, mode: str) -> dict[str, Any]:
+def _status(task: _Task, outcome: Outcome, mode: str, folder: Path) -> dict[str, Any]:
     job = task.job
     failed = outcome.failure is not None
     return {
@@ -271,6 +280,7 @@ def _status(task: _Task, outcome: Outcome, mode: str) -> dict[str, Any]:
         "reason": outcome.reason,
         "attempts": task.attempts,
         "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "record": None if failed else record_hash(folder),
         "report": _report(outcome) if mode == "notebook" and not failed else None,
     }
 

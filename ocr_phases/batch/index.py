@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from ocr_phases.analyse.checks import run_rules
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.summary import vision_share
-from ocr_phases.batch.store import RECORD, finished, read_listing, read_status
+from ocr_phases.analyse.summary import end_to_end_ms, vision_share
+from ocr_phases.batch.store import (
+    RECORD,
+    Entry,
+    check_record,
+    page_status,
+    read_listing,
+)
 from ocr_phases.batch.tables import page_spans, page_tokens, table_writers
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.record import PhaseRun
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
-#: ``seconds`` is the page's own time in its worker, ``folder`` where its files are, ``report`` whether it
-#: has one.
+#: ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the page's own time in its
+#: worker, ``folder`` where its files are, ``report`` whether it has one.
 PAGE_COLUMNS = (
     "page",
     "status",
@@ -32,6 +41,7 @@ PAGE_COLUMNS = (
     "prefill_ms",
     "inter_token_ms",
     "decode_ms",
+    "page_ms",
     "tokens",
     "vision_share",
     "warnings",
@@ -48,9 +58,10 @@ REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
 _SLOWEST = 25
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
 _FIGURES = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
 _NOTES_SHOWN = ("repetition_loop",)
-_FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "vision_share", "seconds")
+_FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "page_ms", "vision_share", "seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +76,17 @@ class BatchIndex:
 def build_index(out: Path) -> BatchIndex:
     """Read every page of ``jobs.jsonl`` once and write ``pages.csv`` and the span and token tables.
 
-    A page named twice has two rows and is in the tables once. A record that cannot be read makes its page a
-    failed one. Raises `OcrPhasesError` where the listing is missing or a table cannot be written.
+    A page named twice has two rows and is in the tables once. A record, a status or a line of the listing
+    that is damaged makes its page a failed one. In ``pages.csv`` a text that a spreadsheet would take for a
+    formula has a single quote in front. Raises `OcrPhasesError` where the listing is missing or a table
+    cannot be written.
     """
     rows: list[dict[str, Any]] = []
     slowest: list[tuple[float, int, dict[str, Any]]] = []
     spans, tokens = table_writers(out)
     seen: dict[str, int] = {}
     for number, entry in enumerate(read_listing(out)):
-        if entry["id"] in seen:
+        if entry["id"] and entry["id"] in seen:
             rows.append({**rows[seen[entry["id"]]], "page": entry["page"]})
             continue
         seen[entry["id"]] = number
@@ -89,46 +102,53 @@ def build_index(out: Path) -> BatchIndex:
     pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS))
     pages = pages.astype({**dict.fromkeys(_FLOATS, "float64"), "tokens": "Int64", "attempts": "Int64"})
     regions = pd.DataFrame([item[2] for item in sorted(slowest, reverse=True)], columns=list(REGION_COLUMNS))
-    write_atomic(out / "pages.csv", pages.to_csv(index=False).encode("utf-8", "replace"))
+    texts = [name for name in PAGE_COLUMNS if not is_numeric_dtype(pages[name])]
+    table = pages.assign(**{name: pages[name].map(_no_formula) for name in texts})
+    text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
+    write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
     return BatchIndex(pages, regions, (out / "pages.csv", spans.close(), tokens.close()))
 
 
-def _page_row(out: Path, entry: dict[str, Any]) -> tuple[dict[str, Any], PhaseRun | None]:
+def _no_formula(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], PhaseRun | None]:
     folder = out / entry["folder"]
     base = {"page": entry["page"], "id": entry["id"], "folder": entry["folder"], "report": False}
-    status = read_status(folder)
-    if status is None or status["id"] != entry["id"]:
-        return {**base, "status": UNFINISHED, "reason": ""}, None
-    attempts = status["attempts"]
-    base |= {
-        "model": status["settings"]["model"],
-        "preset": status["settings"]["preset"],
-        "attempts": len(attempts),
-        "seconds": attempts[-1]["seconds"],
-    }
-    if finished(folder, entry["id"]) is None:
-        reason = f"{status['failure']}: {status['reason']}" if status["failure"] else "its record is missing"
-        return {**base, "status": FAILED, "reason": reason}, None
     try:
+        status = page_status(out, entry)
+        if status is None:
+            return {**base, "status": UNFINISHED, "reason": ""}, None
+        base |= {
+            "model": status["settings"].get("model"),
+            "preset": status["settings"].get("preset"),
+            "attempts": len(status["attempts"]),
+            "seconds": status["attempts"][-1]["seconds"],
+        }
+        if status["failure"]:
+            return {**base, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
+        check_record(folder, status)
         run = PhaseRun.load(folder / RECORD)
     except OcrPhasesError as error:
         return {**base, "status": FAILED, "reason": str(error)}, None
     figures = run.summary()
-    report = status["report"] or {}
+    report = status["report"]
     warnings = _warnings(run)
-    if report.get("state") == "failed":
+    if report and report["state"] == "failed":
         warnings.append("report not rendered")
     row = {
         **base,
         **{name: figures[name] for name in _FIGURES},
         "status": DONE,
-        "reason": report.get("reason", ""),
+        "reason": report["reason"] if report else "",
         "model": run.model["name"],
         "preset": run.request["preset"],
+        "page_ms": float(np.median(end_to_end_ms(run))),
         "vision_share": vision_share(run),
         "warnings": ", ".join(warnings),
         "device": run.device["name"],
-        "report": report.get("state") == "done",
+        "report": report is not None and report["state"] == "done",
     }
     return row, run
 
@@ -145,7 +165,7 @@ def _warnings(run: PhaseRun) -> list[str]:
     return found
 
 
-def _regions(run: PhaseRun, entry: dict[str, Any]) -> list[dict[str, Any]]:
+def _regions(run: PhaseRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     grounding = parse_grounding("".join(run.result["token_texts"]))
     if not grounding.regions:
         return []

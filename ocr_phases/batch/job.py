@@ -6,7 +6,6 @@ import hashlib
 import json
 import platform
 import re
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import ocr_phases
-from ocr_phases.batch.manifest import Page
+from ocr_phases.assets import asset
+from ocr_phases.batch.manifest import Page, file_problem
+from ocr_phases.code_hash import code_hash
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_pdf
-from ocr_phases.git_state import git_state, source_changes
 from ocr_phases.measure.folders import folder_hash, hub_commit, local_folder
 
 #: The folder of all pages' folders, below the batch's.
@@ -26,7 +26,6 @@ PAGES = "pages"
 
 _PACKAGES = ("torch", "transformers", "tokenizers")
 _ID_DIGITS = 16
-_CHANGES_DIGITS = 12
 _STEM = 48
 
 
@@ -34,8 +33,9 @@ _STEM = 48
 class Job:
     """One page to measure. ``id`` is equal exactly where page, settings, versions and model are equal.
 
-    ``sha256`` is the page file's (None where it cannot be read), ``model_hash`` a checkpoint folder's (None
-    for any other model: a hub id's commit is the setting ``revision``, and the rest their names say).
+    ``sha256`` is the page file's (None where it cannot be read), ``model_hash`` a checkpoint folder's or
+    the built-in model's (None for a hub id: its commit is the setting ``revision``),
+    ``problem`` why the page fails without being measured (empty for most).
     """
 
     name: str
@@ -44,6 +44,7 @@ class Job:
     settings: dict[str, Any]
     versions: dict[str, Any]
     model_hash: str | None
+    problem: str = ""
     id: str = ""
 
     def __post_init__(self) -> None:
@@ -86,36 +87,26 @@ def make_jobs(
             merged["device"] = auto_device()
         if commit := _hub_commit(merged["model"]):
             merged["revision"] = commit
-        yield Job(
-            page.name, page.source, _page_hash(page.source), merged, found, _model_hash(merged["model"])
-        )
+        file = Path(split_pdf(page.source)[0])
+        problem = page.problem or file_problem(file)
+        sha256 = None if problem else _page_hash(file)
+        model_hash = _model_hash(merged["model"])
+        yield Job(page.name, page.source, sha256, merged, found, model_hash, problem)
 
 
 @lru_cache(maxsize=1)
 def versions() -> dict[str, Any]:
-    """What a measurement depends on, read without importing it; None for what is not installed.
-
-    ``git`` is the commit of a source tree; where the source was changed since, a hash of it is behind it.
-    """
+    """What a measurement depends on, read without importing it; None for what is not installed."""
     installed: dict[str, Any] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
             installed[package] = version(package)
         except PackageNotFoundError:
             installed[package] = None
-    commit = git_state()
-    if commit is not None:
-        changes = source_changes()
-        commit = commit.removesuffix("-dirty") + (f"+{changes[:_CHANGES_DIGITS]}" if changes else "")
-    return {
-        **installed,
-        "ocr_phases": ocr_phases.__version__,
-        "git": commit,
-    }
+    return {**installed, "ocr_phases": ocr_phases.__version__, "code": code_hash()}
 
 
-def _page_hash(source: str) -> str | None:
-    path = Path(split_pdf(source)[0])
+def _page_hash(path: Path) -> str | None:
     try:
         state = path.stat()
         return _file_hash(str(path), state.st_mtime_ns, state.st_size)
@@ -127,15 +118,17 @@ def _page_hash(source: str) -> str | None:
 def _file_hash(path: str, changed: int, size: int) -> str:
     digest = hashlib.sha256()
     with Path(path).open("rb") as file:
-        while block := file.read(1 << 20):
+        # No more than its size: a file of /proc, or one that grows, may never end.
+        while size > 0 and (block := file.read(min(size, 1 << 20))):
             digest.update(block)
+            size -= len(block)
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=64)
 def _hub_commit(model: str) -> str | None:
     """A hub id's commit; None for every other model."""
-    if model == "tiny" or model.partition(":")[0] == "dummy":
+    if _built_in(model):
         return None
     try:
         return None if local_folder(model) is not None else hub_commit(model)
@@ -143,9 +136,22 @@ def _hub_commit(model: str) -> str | None:
         return None  # no model at all: loading it says so
 
 
+def _built_in(model: str) -> bool:
+    return model == "tiny" or model.partition(":")[0] == "dummy"
+
+
 @lru_cache(maxsize=64)
 def _model_hash(model: str) -> str | None:
-    """Config, safetensors headers, and size and time of the files, whose bytes are too many to read."""
+    """Config, safetensors headers, and size and time of the files, whose bytes are too many to read.
+
+    Of a built-in model the files of ``data/tiny``: dummy, too, has its tokenizer.
+    """
+    if _built_in(model):
+        digest = hashlib.sha256()
+        for path in sorted(asset("data", "tiny").glob("*.*")):
+            if path.suffix in (".json", ".safetensors"):
+                digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None
@@ -154,6 +160,6 @@ def _model_hash(model: str) -> str | None:
         for path in sorted(folder.glob("*.safetensors")):
             state = path.stat()
             digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}".encode())
-    except (OSError, struct.error):
+    except (OSError, OcrPhasesError):
         return None  # loading it says what is wrong with it
     return digest.hexdigest()

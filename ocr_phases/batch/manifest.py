@@ -9,17 +9,27 @@ import glob
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ocr_phases.batch.child import Child
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.images import PAGE_SUFFIXES, pdf_page_count
+from ocr_phases.files import LARGEST_FILE
+from ocr_phases.measure.images import PAGE_SUFFIXES
 
 LIST_SUFFIXES = (".csv", ".jsonl")
 
+#: Pages of a PDF, and folders in one another: what is beyond is a page that failed.
+MOST_PDF_PAGES = 10_000
+DEEPEST = 100
+
+_COUNT_SECONDS = 60.0  # for the pages of one PDF
+
 _Identity = tuple[int, int]  # device and inode
+_PagesOf = Callable[[str, Path, Mapping[str, Any]], Iterator["Page"]]
 
 _INTEGERS = ("max_new_tokens", "repeats", "warmup", "seed", "eos_check_every")
 _SWITCHES = ("embed_page", "ceilings")
@@ -31,12 +41,14 @@ class Page:
     """One page to measure: its name in the batch, where it is, and settings that only it has.
 
     ``name`` is the path below the folder that was named, or the file's name; a page of a PDF ends in
-    ``#3``, also in ``source``, which is absolute.
+    ``#3``, also in ``source``, which is absolute. ``problem`` is why it cannot be measured, where that is
+    known without reading it.
     """
 
     name: str
     source: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
 
 
 def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | None = None) -> Iterator[Page]:
@@ -50,20 +62,32 @@ def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | N
 
     Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder that was named and
     cannot be read; one below it is a page of its own, whose name ends in ``/``: its measurement says why it
-    fails. That goes too for a page of a list that is not there, or a PDF that cannot be opened.
+    fails. That goes too for a page of a list that is not there. A PDF whose pages cannot be counted, or are
+    more than `MOST_PDF_PAGES`, and a folder more than `DEEPEST` folders down are pages with a ``problem``.
     """
+    counter = Child()  # pdfium may hang or crash over a file
+    try:
+        yield from _find(arguments, known, results, counter)
+    finally:
+        counter.stop()
+
+
+def _find(
+    arguments: Sequence[str], known: Sequence[str], results: Path | None, counter: Child
+) -> Iterator[Page]:
     own = None if results is None else results.resolve()
+    pages_of = functools.partial(_pages_of, counter)
     for argument in arguments:
         path = Path(argument).expanduser()
         if path.suffix.lower() in LIST_SUFFIXES:
-            found = _listed(path, known)
+            found = _listed(path, known, pages_of)
         # Path.is_dir and is_file raise where a folder above cannot be entered.
         elif os.path.isdir(path):  # noqa: PTH112
-            found = _below(path, path, own)
+            found = _below(path, path, own, pages_of)
         elif os.path.isfile(path) or _pdf_page(argument):  # noqa: PTH113
-            found = _pages_of(path.name, path, {})
+            found = pages_of(path.name, path, {})
         else:
-            found = _globbed(argument, own)
+            found = _globbed(argument, own, pages_of)
         first = next(found, None)
         if first is None:
             raise OcrPhasesError(f"{argument} names no page: give files, folders, globs or a list of pages.")
@@ -71,50 +95,64 @@ def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | N
         yield from found
 
 
-def _below(folder: Path, base: Path, own: Path | None, above: tuple[_Identity, ...] = ()) -> Iterator[Page]:
+def _below(
+    folder: Path, base: Path, own: Path | None, pages_of: _PagesOf, above: tuple[_Identity, ...] = ()
+) -> Iterator[Page]:
     """The pages below ``folder``, named from ``base``: its own files first, then folder by folder.
 
     ``above`` are the folders that lead to it: one of them again is a link that goes in a circle.
     """
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        identity = _identity(folder)
-    except OSError as error:
-        if not above:
-            raise OcrPhasesError(
-                f"The folder {folder} cannot be read ({error.strerror}): name its pages without it."
-            ) from error
-        yield Page(f"{folder.relative_to(base).as_posix()}/", f"{folder.absolute()}/")
-        return
-    if identity in above or _within(folder, own):
-        return
-    folders = []
-    for entry in entries:
-        path = Path(entry.path)
-        if entry.name.startswith("."):
+    waiting = [(folder, above)]
+    while waiting:
+        folder, above = waiting.pop()
+        as_page = Page(f"{folder.relative_to(base).as_posix()}/", f"{folder.absolute()}/")
+        if len(above) > DEEPEST:
+            yield replace(
+                as_page, problem=f"{folder} lies more than {DEEPEST} folders deep: name it, or move it up."
+            )
             continue
-        if _is_folder(entry):
-            folders.append(path)
-        elif path.suffix.lower() in PAGE_SUFFIXES:
-            yield from _pages_of(path.relative_to(base).as_posix(), path, {})
-    for path in folders:
-        yield from _below(path, base, own, (*above, identity))
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            identity = _identity(folder)
+        except OSError as error:
+            if not above:
+                raise OcrPhasesError(
+                    f"The folder {folder} cannot be read ({error.strerror}): name its pages without it."
+                ) from error
+            yield as_page
+            continue
+        if identity in above or _within(folder, own):
+            continue
+        folders = []
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.name.startswith("."):
+                continue
+            if _is_folder(entry):
+                folders.append((path, (*above, identity)))
+            elif path.suffix.lower() in PAGE_SUFFIXES:
+                yield from pages_of(path.relative_to(base).as_posix(), path, {})
+        waiting += reversed(folders)
 
 
-def _globbed(pattern: str, own: Path | None) -> Iterator[Page]:
+def _globbed(pattern: str, own: Path | None, pages_of: _PagesOf) -> Iterator[Page]:
     """The pages that a glob finds, named from its last folder without a wildcard."""
     whole = Path(pattern).expanduser()
     fixed = itertools.takewhile(lambda part: not set(part) & set("*?["), whole.parts)
     base = Path(*fixed)
-    for match in sorted(glob.iglob(str(whole), recursive=True)):  # noqa: PTH207 (may be absolute)
+    try:
+        matches = sorted(glob.iglob(str(whole), recursive=True))  # noqa: PTH207 (may be absolute)
+    except RecursionError as error:
+        raise OcrPhasesError(f"{pattern} leads through too many folders: name the folder {base}.") from error
+    for match in matches:
         path = Path(match)
         above = _way(path.parent, base)
         if len(set(above)) < len(above):  # ** goes through a link in a circle again and again
             continue
         if os.path.isdir(path):  # noqa: PTH112
-            yield from _below(path, base, own, above)
+            yield from _below(path, base, own, pages_of, above)
         elif path.suffix.lower() in PAGE_SUFFIXES and not _within(path, own):
-            yield from _pages_of(path.relative_to(base).as_posix(), path, {})
+            yield from pages_of(path.relative_to(base).as_posix(), path, {})
 
 
 def _within(path: Path, own: Path | None) -> bool:
@@ -148,7 +186,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return True
 
 
-def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
+def _listed(path: Path, known: Sequence[str], pages_of: _PagesOf) -> Iterator[Page]:
+    if problem := file_problem(path):
+        raise OcrPhasesError(problem)
     rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _jsonl_rows(path)
     try:
         for line, row in rows:
@@ -164,7 +204,7 @@ def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
                 name: _setting(where, name, value) for name, value in row.items() if value not in (None, "")
             }
             name = page.strip()
-            yield from _pages_of(name, path.parent / Path(name).expanduser(), settings)
+            yield from pages_of(name, path.parent / Path(name).expanduser(), settings)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
 
@@ -205,19 +245,39 @@ def _setting(where: str, name: str, value: Any) -> Any:
     return text
 
 
-def _pages_of(name: str, path: Path, settings: Mapping[str, Any]) -> Iterator[Page]:
+def _pages_of(counter: Child, name: str, path: Path, settings: Mapping[str, Any]) -> Iterator[Page]:
     """One page, or every page of a PDF that names none of its own."""
     source = str(path.absolute())
-    if path.suffix.lower() == ".pdf":
-        try:
-            count = pdf_page_count(path)
-        except OcrPhasesError:
-            yield Page(name, source, settings)  # its measurement says what is wrong with it
-            return
-        for number in range(1, count + 1):
-            yield Page(f"{name}#{number}", f"{source}#{number}", settings)
+    if path.suffix.lower() != ".pdf" or file_problem(path):
+        yield Page(name, source, settings)
         return
-    yield Page(name, source, settings)
+    outcome = counter.run({"mode": "count", "source": source}, _COUNT_SECONDS)
+    if outcome.failure is not None:
+        why = "" if outcome.failure == "page" else f"The pages of {path.name} cannot be counted: "
+        yield Page(name, source, settings, why + outcome.reason)
+    elif outcome.pages > MOST_PDF_PAGES:
+        many = f"{path.name} has {outcome.pages:,} pages, more than {MOST_PDF_PAGES:,}"
+        yield Page(name, source, settings, f"{many}: name those you want ({path.name}#3), or split it.")
+    else:
+        for number in range(1, outcome.pages + 1):
+            yield Page(f"{name}#{number}", f"{source}#{number}", settings)
+
+
+def file_problem(path: Path) -> str:
+    """Why a file is not to be opened, in a sentence: reading a pipe or a device may never end.
+
+    Empty for any other; what cannot be found or entered says so when it is opened.
+    """
+    try:
+        state = path.stat()
+    except (OSError, ValueError):
+        return ""
+    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
+        return f"{path} is a pipe, a socket or a device: give a regular file."
+    if state.st_size > LARGEST_FILE:
+        size, most = state.st_size / 2**30, LARGEST_FILE / 2**30
+        return f"{path} has {size:,.1f} GiB, more than {most:g}: give a smaller file."
+    return ""
 
 
 def _pdf_page(argument: str) -> bool:

@@ -47,6 +47,9 @@ class Outcome:
     device: str = ""
     """What ``auto`` stands for there, where that was the request."""
 
+    pages: int = 0
+    """How many pages a PDF has, where that was the request."""
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return asdict(self)

@@ -3,6 +3,9 @@
 ``jobs.jsonl`` lists the pages of the last command. Each page has a folder with its record, its report and
 ``status.json``, which the driver alone writes and writes last: a page without it is not finished.
 
+A page is finished while its record is the one that its status has the hash of; what was cut, emptied or
+changed since is measured again, and so is a page with a damaged status.
+
 A worker writes into a folder of its attempt's own, and the driver puts in place what the answer it counts has
 named. So a worker that nobody waits for any more, because its driver was killed, changes nothing.
 """
@@ -10,6 +13,7 @@ named. So a worker that nobody waits for any more, because its driver was killed
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -17,18 +21,75 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from ocr_phases.batch.job import Job
+import msgspec
+
+from ocr_phases.batch.job import PAGES, Job
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import output_folder, write_atomic
+from ocr_phases.record import PhaseRun
 
 LISTING = "jobs.jsonl"
 STATUS = "status.json"
 RECORD = "run.json"
 SCHEMA = 1
 
+_AGAIN = "the batch's command measures the page again."
 _ATTEMPT = ".attempt-"
+
+
+class Entry(TypedDict):
+    """One line of ``jobs.jsonl``; a line that is damaged is read as one with no id and no folder."""
+
+    id: str
+    page: str
+    folder: Annotated[str, msgspec.Meta(pattern=rf"^{PAGES}/[0-9a-f]{{2}}/[\w-]+\Z")]
+
+
+class Attempt(TypedDict):
+    """One attempt at a page, as `Outcome` has it."""
+
+    failure: str | None
+    seconds: float
+    reason: NotRequired[str]
+    started: NotRequired[float]
+    load_s: NotRequired[float]
+    worker: NotRequired[str]
+    rss_bytes: NotRequired[int]
+
+
+class Report(TypedDict):
+    """What became of a page's report."""
+
+    state: Literal["done", "failed"]
+    reason: str
+    seconds: NotRequired[float]
+
+
+class Status(TypedDict):
+    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record (none in older ones)."""
+
+    schema: Literal[1]
+    id: str
+    name: str
+    source: str
+    sha256: str | None
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    model_hash: str | None
+    problem: NotRequired[str]
+    state: Literal["done", "failed"]
+    failure: str | None
+    reason: str
+    attempts: Annotated[list[Attempt], msgspec.Meta(min_length=1)]
+    finished: NotRequired[str]
+    record: NotRequired[str | None]
+    report: Report | None
+
+
+class _Version(msgspec.Struct):
+    schema: Any
 
 
 class Listing:
@@ -74,23 +135,34 @@ class Listing:
         return not (self.path.exists() and self.path.read_bytes().startswith(self.scratch.read_bytes()))
 
 
-def read_listing(out: Path) -> Iterator[dict[str, Any]]:
-    """The entries of ``jobs.jsonl``: ``id``, ``page`` and ``folder``."""
+def read_listing(out: Path) -> Iterator[Entry]:
+    """The entries of ``jobs.jsonl``; `OcrPhasesError` where there is none to be read."""
     try:
-        with (out / LISTING).open(encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)
-    except (OSError, ValueError) as error:
+        with (out / LISTING).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield msgspec.json.decode(line, type=Entry)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    yield {"id": "", "page": f"{LISTING}, line {number}", "folder": ""}
+    except OSError as error:
         raise OcrPhasesError(f"{out / LISTING} cannot be read ({error}): run the batch again.") from error
 
 
-def read_status(folder: Path) -> dict[str, Any] | None:
-    """What became of a page; None where nothing is known, or only in another version's words."""
+def read_status(folder: Path) -> Status | None:
+    """What became of a page; None where nothing is known, or only in another version's words.
+
+    Raises `OcrPhasesError` for a status that is damaged.
+    """
+    path = folder / STATUS
     try:
-        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data = path.read_bytes()
+        if msgspec.json.decode(data, type=_Version).schema == SCHEMA:
+            return msgspec.json.decode(data, type=Status)
+    except FileNotFoundError:
         return None
-    return status if isinstance(status, dict) and status.get("schema") == SCHEMA else None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OcrPhasesError(f"{STATUS} is damaged ({error}): {_AGAIN}") from error
+    return None
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
@@ -103,12 +175,47 @@ def write_status(folder: Path, status: dict[str, Any]) -> None:
     write_atomic(folder / STATUS, text.encode("utf-8", "replace") + b"\n")
 
 
-def finished(folder: Path, job_id: str) -> dict[str, Any] | None:
-    """The status of a page that is measured and whose record is there; None for any other."""
-    status = read_status(folder)
-    if status is None or status.get("id") != job_id or status.get("state") != "done":
-        return None
-    return status if (folder / RECORD).is_file() else None
+def finished(folder: Path, job_id: str) -> Status | None:
+    """The status of a page that is measured and whose record is whole; None for any other."""
+    with contextlib.suppress(OcrPhasesError):
+        status = read_status(folder)
+        if status is not None and status["id"] == job_id and status["state"] == "done":
+            check_record(folder, status)
+            return status
+    return None
+
+
+def unrendered(folder: Path, job_id: str) -> Status | None:
+    """The status of a `finished` page that has no report; None for any other."""
+    status = finished(folder, job_id)
+    return None if status and status["report"] and status["report"]["state"] == "done" else status
+
+
+def page_status(out: Path, entry: Entry) -> Status | None:
+    """What became of a page of the listing, None where it is not finished; `OcrPhasesError` for damage."""
+    if not entry["id"]:
+        raise OcrPhasesError(f"This line of {LISTING} is damaged: the batch's command writes it again.")
+    status = read_status(out / entry["folder"])
+    return status if status is not None and status["id"] == entry["id"] else None
+
+
+def check_record(folder: Path, status: Status) -> None:
+    """Raise `OcrPhasesError` where a measured page's record is missing, or is not as it was measured."""
+    path = folder / RECORD
+    if not path.is_file():
+        raise OcrPhasesError(f"{RECORD} is missing: {_AGAIN}")
+    if "record" not in status:  # of an older version, which kept no hash
+        PhaseRun.load(path)
+    elif record_hash(folder) != status["record"]:
+        raise OcrPhasesError(f"{RECORD} is damaged, it is not as it was measured: {_AGAIN}")
+
+
+def record_hash(folder: Path) -> str:
+    """SHA-256 of a page's record; `OcrPhasesError` where it cannot be read."""
+    try:
+        return hashlib.sha256((folder / RECORD).read_bytes()).hexdigest()
+    except OSError as error:
+        raise OcrPhasesError(f"{folder / RECORD} cannot be read ({error.strerror or error}).") from error
 
 
 @contextlib.contextmanager

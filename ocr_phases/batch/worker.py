@@ -1,8 +1,9 @@
 """The process that measures or renders pages, one after another, with what it loaded kept warm.
 
 It reads one JSON request a line on stdin and answers one JSON object a line: ``{"ready": true}`` when a
-page's own time starts (the model is there), then the page's `Outcome`. It ends at once, in the middle of a
-page too, when stdin closes: a driver that was killed leaves nobody behind who still writes.
+page's own time starts (the model is there), then the page's `Outcome`, both with the request's ``id``. It
+ends at once, in the middle of a page too, when stdin closes: a driver that was killed leaves nobody behind
+who still writes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def serve(handler: Handler) -> None:
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
 
     def answer(message: Mapping[str, Any]) -> None:
-        replies.write(json.dumps(message) + "\n")
+        replies.write(json.dumps({**message, "id": request["id"]}) + "\n")
         replies.flush()
 
     while True:
@@ -99,6 +100,15 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     with _failing_as("output"), attempt_folder(folder) as place:
         run.save(place / RECORD)
     return Outcome(place=place.name)
+
+
+def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
+    """How many pages the PDF ``source`` has."""
+    from ocr_phases.measure.images import pdf_page_count
+
+    ready()
+    with _failing_as("page"):
+        return Outcome(pages=pdf_page_count(request["source"]))
 
 
 def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
@@ -174,12 +184,13 @@ class Notebooks:
 
 
 def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None]) -> Outcome:
-    """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render`` or ``device``."""
+    """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
     handlers = {
         "measure": measure_page,
         "notebook": notebooks.measure,
         "render": notebooks.render,
         "device": find_device,
+        "count": count_pages,
     }
     return handlers[request["mode"]](request, ready)
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.errors import OcrPhasesError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The exit code where these repeats cannot tell on which side of --fail-above a record is.
+UNDECIDED = 3
+
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Compare records with the first one; exit code 1 where --fail-above finds a slowdown."""
+    """Compare records with the first one; with --fail-above exit code 1 for a slowdown, 3 for undecided."""
     from ocr_phases.analyse.compare import (
+        against_limit,
         compare_runs,
         compare_verdict,
         environment_table,
-        few_repeats,
         in_units,
         run_labels,
-        slower_than,
     )
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
@@ -32,29 +37,36 @@ def compare(arguments: argparse.Namespace) -> int:
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
     labels = run_labels(runs, paths)
-    table = compare_runs(runs, labels)
-    slower = None
+    table = compare_runs(runs, labels, margin=arguments.margin)
+    judged = None
     if arguments.fail_above is not None:
-        slower = slower_than(table, arguments.fail_above, arguments.metric)
+        judged = against_limit(table, arguments.fail_above, arguments.metric)
     folder = output_folder(arguments.out)
 
     print(in_units(table).to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     print(f"\n{compare_verdict(table, runs, labels)}")
     for _, row in environment_table(runs, labels).iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
-    parameters = {"records": [str(Path(path).resolve()) for path in paths]}
+    parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
     notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb")
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
     print(f"\nWrote {render_html(notebook, folder / 'compare.html', title=title)}")
-    if slower is None or slower.empty:
-        return 0
-    few = few_repeats(runs, labels)
-    if few:
-        print(few)
-    for _, row in slower.iterrows():
+    return 0 if judged is None else _judged(judged, arguments.fail_above)
+
+
+def _judged(judged: pd.DataFrame, percent: float) -> int:
+    """Say what is beyond the limit and what is undecided; the exit code."""
+    for _, row in judged[judged["outcome"] != "within"].iterrows():
         span = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
-        print(f"{row['run']}: {row['metric']} is worse by more than {arguments.fail_above:g} %: ratio {span}")
-    return 1
+        if row["outcome"] == "worse":
+            print(f"{row['run']}: {row['metric']} is worse by more than {percent:g} %: ratio {span}")
+        else:
+            print(
+                f"{row['run']}: {row['metric']} is undecided: ratio {span} lies on both sides of {percent:g} "
+                "% worse; measure more repeats on a quiet machine"
+            )
+    outcomes = set(judged["outcome"])
+    return 1 if "worse" in outcomes else UNDECIDED if "undecided" in outcomes else 0
 
 
 def add_verb(verbs: Any) -> None:
@@ -70,7 +82,15 @@ def add_verb(verbs: Any) -> None:
         "--fail-above",
         type=float,
         metavar="PCT",
-        help="exit code 1 where a record is slower by more than this, its 95 %% interval included",
+        help="exit code 1 where a record is slower by more than this, its 95 %% interval included, and 3 "
+        "where the interval lies on both sides of it",
+    )
+    command.add_argument(
+        "--margin",
+        type=float,
+        default=2.0,
+        metavar="PCT",
+        help="equivalent means that the whole interval lies within this (default: %(default)s)",
     )
     command.add_argument(
         "--metric",

@@ -28,6 +28,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     table = sweep_table(found.runs)
     print(f"\n{sweep_verdict(table, found.failures)}\n")
     columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
+    columns += ["page_ms", "pages_per_min"]
     if len(table):
         print(table[columns].to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     for _, row in found.failures.iterrows():

@@ -26,25 +26,27 @@ def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str
     ``bandwidth_bytes_per_s`` of a large copy, bytes read and written; ``matmul_flops_per_s`` of a square
     product in ``dtype`` (``matmul_dtype``), as large as fits in a few milliseconds; ``launch_us``, the time
     that one more small operation takes in a long row of them: on a GPU a kernel launch through torch.
-    ``taken`` says with which sizes and how often.
+    ``taken`` says with which sizes and how often, and the time of each repeat (``copy_ms``, ``matmul_ms``).
     """
     device = torch.device(device)
     started = perf_counter()
     try:
         with torch.no_grad():
-            copy_bytes, bandwidth = _copy(device)
-            size, flops = _matmul(device, dtype)
+            copy_bytes, copy_ms = _copy(device)
+            size, matmul_ms = _matmul(device, dtype)
             launch_us = _launch(device)
     except torch.OutOfMemoryError:
         return None
     return {
-        "bandwidth_bytes_per_s": bandwidth,
-        "matmul_flops_per_s": flops,
+        "bandwidth_bytes_per_s": 2 * copy_bytes / min(copy_ms) * 1e3,
+        "matmul_flops_per_s": 2 * size**3 / min(matmul_ms) * 1e3,
         "matmul_dtype": str(dtype).removeprefix("torch."),
         "launch_us": launch_us,
         "taken": {
             "copied_bytes": copy_bytes,
+            "copy_ms": [round(ms, 4) for ms in copy_ms],
             "matmul_size": size,
+            "matmul_ms": [round(ms, 4) for ms in matmul_ms],
             "float32_precision": torch.get_float32_matmul_precision(),
             "repeats": _REPEATS[device.type],
             "launches": _LAUNCHES,
@@ -54,19 +56,18 @@ def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str
     }
 
 
-def _copy(device: torch.device) -> tuple[int, float]:
-    """Bytes of one buffer, far beyond any cache, and bytes/s of copying it, read and written."""
+def _copy(device: torch.device) -> tuple[int, list[float]]:
+    """Bytes of one buffer, far beyond any cache, and ms of each time that it was copied."""
     count = _COPY_BYTES[device.type]
     if device.type == "cuda":
         count = min(count, torch.cuda.mem_get_info(device)[0] // 8)
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    best = min(_times(device, lambda: target.copy_(source), _REPEATS[device.type]))
-    return count, 2 * count / best * 1e3
+    return count, _times(device, lambda: target.copy_(source), _REPEATS[device.type])
 
 
-def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[int, float]:
-    """Side of the largest square product that takes no longer than allowed, and its FLOP/s."""
+def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[int, list[float]]:
+    """Side of the largest square product that takes no longer than allowed, and ms of each time it ran."""
     size, limit = 512, _PRODUCT_MS[device.type]
     # Of its own, so that a caller's random numbers stay what they would have been.
     generator = torch.Generator(device).manual_seed(0)
@@ -77,10 +78,9 @@ def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[int, float]:
         def product(left: torch.Tensor = left, target: torch.Tensor = target) -> None:
             torch.mm(left, left, out=target)
 
-        ms = min(_times(device, product, 2))
-        if size >= _LARGEST_PRODUCT or 8 * ms > limit:
-            best = min(ms, *_times(device, product, _REPEATS[device.type]))
-            return size, 2 * size**3 / best * 1e3
+        times = _times(device, product, 2)
+        if size >= _LARGEST_PRODUCT or 8 * min(times) > limit:
+            return size, [*times, *_times(device, product, _REPEATS[device.type])]
         size *= 2
 
 

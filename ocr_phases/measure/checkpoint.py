@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,17 @@ import torch
 from safetensors import SafetensorError
 
 from ocr_phases.assets import asset
+from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
+from ocr_phases.config_schema import SAVED as SAVED_TYPE
+from ocr_phases.config_schema import (
+    PublishedText,
+    SavedClip,
+    SavedSam,
+    SavedText,
+    TokenizerLabels,
+    check_config,
+    known,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.folders import (
     check_loaded,
@@ -28,14 +39,18 @@ from ocr_phases.measure.folders import (
     read_json,
     transformers_version,
 )
+from ocr_phases.type_fit import LEAST_TYPE_PX
+from ocr_phases.words import count_text
 
 NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"
 
+_VISION = {"sam_vit_b", "clip-l-14-224"}
+
 #: The published DeepSeek-OCR architecture, in the keys of its own ``config.json``.
 PUBLISHED: dict[str, Any] = {
-    "model_type": "deepseek_vl_v2",
+    "model_type": PUBLISHED_TYPE,
     "language_config": {
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -75,7 +90,9 @@ class Checkpoint:
     """A loaded model with its tokenizer.
 
     ``default_preset`` suits the weights; ``default_ignore_eos`` is True where the text is noise (dummy).
+    ``least_type_px`` is the smallest type that the model reads, where that is known (`LEAST_TYPE_PX`).
     ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
+    ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`ocr_phases.measure.remote`).
     """
 
     model: Any
@@ -87,6 +104,8 @@ class Checkpoint:
     image_token_id: int
     default_preset: str = "gundam"
     default_ignore_eos: bool = False
+    cuda_calls: str | None = None
+    least_type_px: float | None = None
 
 
 def load_checkpoint(
@@ -98,6 +117,8 @@ def load_checkpoint(
     local_only: bool = False,
     implementation: str = "native",
     trust_remote_code: bool = False,
+    attention: str | None = None,
+    cuda_calls: str = "refuse",
 ) -> Checkpoint:
     """Load ``tiny``, ``dummy`` (or ``dummy:layers=2,...``), a folder or a hub id onto ``device``.
 
@@ -114,12 +135,20 @@ def load_checkpoint(
             revision=revision,
             local_only=local_only,
             trust_remote_code=trust_remote_code,
+            attention=attention,
+            cuda_calls=cuda_calls,
         )
     if implementation != "native":
         raise OcrPhasesError(f"Unknown implementation {implementation!r}: use native or vendor.")
+    if attention not in (None, "sdpa") or cuda_calls != "refuse":
+        raise OcrPhasesError(
+            'attention and cuda_calls are for implementation="vendor": native always runs with SDPA, and '
+            "calls no .cuda()."
+        )
     _require_transformers()
     if not local_only and name == "tiny":
-        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        checkpoint = _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        return replace(checkpoint, least_type_px=LEAST_TYPE_PX["tiny"])
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
     folder = local_folder(name, local_only=local_only)
@@ -141,7 +170,9 @@ def resolve_device(device: str) -> str:
     if not torch.cuda.is_available():
         raise OcrPhasesError(f"Device {device} was asked for, but torch sees no CUDA here: use device cpu.")
     if int(found[1] or 0) >= torch.cuda.device_count():
-        raise OcrPhasesError(f"There is no {device}: torch sees {torch.cuda.device_count()} CUDA device(s).")
+        raise OcrPhasesError(
+            f"There is no {device}: torch sees {count_text(torch.cuda.device_count(), 'CUDA device')}."
+        )
     return device
 
 
@@ -166,25 +197,54 @@ def native_config(raw: dict[str, Any]) -> Any:
     from transformers import UnlimitedOcrConfig
 
     kind = raw.get("model_type")
-    if kind == "unlimited_ocr":
-        config = UnlimitedOcrConfig.from_dict(copy.deepcopy(raw))
-        other = set(config.text_config.layer_types) - {"full_attention"}
-        if other:
-            raise OcrPhasesError(
-                f"This unlimited_ocr checkpoint uses {', '.join(other)}: only full attention is known."
-            )
-        return config
-    width = raw.get("vision_config", {}).get("width", {})
-    sam, clip = width.get("sam_vit_b"), width.get("clip-l-14-224")
-    if kind != "deepseek_vl_v2" or sam is None or clip is None or "language_config" not in raw:
+    if kind not in (PUBLISHED_TYPE, SAVED_TYPE) or (
+        kind == PUBLISHED_TYPE and not _vision_parts(raw) >= _VISION
+    ):
+        found = ", ".join(sorted(_vision_parts(raw))) or "unknown"
         raise OcrPhasesError(
-            f"config.json describes a {kind!r} model with vision parts {sorted(width) or 'unknown'}: "
+            f"config.json describes a {kind!r} model with vision parts {found}: "
             "only DeepSeek-OCR (sam_vit_b and clip-l-14-224) can be loaded."
         )
-    text = {key: value for key, value in raw["language_config"].items() if key in _TEXT_KEYS}
+    try:
+        check_config(raw)
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"config.json is damaged ({error}).") from error
+    return UnlimitedOcrConfig(**(_saved_parts(raw) if kind == SAVED_TYPE else _published_parts(raw)))
+
+
+def _vision_parts(raw: dict[str, Any]) -> set[str]:
+    """The names of a published config's vision parts, whatever the config looks like."""
+    vision = raw.get("vision_config")
+    width = vision.get("width") if isinstance(vision, dict) else None
+    return set(width) if isinstance(width, dict) else set()
+
+
+def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of transformers' config for the layout that it saves, full attention in every layer."""
+    text, vision = known(raw["text_config"], SavedText), raw["vision_config"]
+    other = set(text.get("layer_types") or ["reference_sliding_attention"]) - {"full_attention"}
+    if other:
+        raise OcrPhasesError(
+            f"This unlimited_ocr checkpoint uses {', '.join(sorted(other))}: only full attention is known."
+        )
+    return {
+        **{name: raw[name] for name in ("image_token_id", "tie_word_embeddings") if name in raw},
+        "text_config": text,
+        "vision_config": {
+            "sam_config": known(vision["sam_config"], SavedSam),
+            "encoder_config": known(vision["encoder_config"], SavedClip),
+        },
+    }
+
+
+def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
+    """The same for the published layout."""
+    vision = raw["vision_config"]
+    sam, clip = vision["width"]["sam_vit_b"], vision["width"]["clip-l-14-224"]
+    text = known(raw["language_config"], PublishedText)
     text["layer_types"] = ["full_attention"] * text["num_hidden_layers"]
     text["sliding_window"] = text["max_position_embeddings"]
-    ratio = raw["vision_config"].get("mlp_ratio", 4.0)
+    ratio = vision.get("mlp_ratio", 4.0)
     sam_config = {
         "hidden_size": sam["width"],
         "num_hidden_layers": sam["layers"],
@@ -192,7 +252,7 @@ def native_config(raw: dict[str, Any]) -> Any:
         "global_attn_indexes": sam["global_attn_indexes"],
         "downsample_channels": sam["downsample_channels"],
         "output_channels": sam.get("output_channels", 256),
-        "image_size": raw["vision_config"].get("image_size", 1024),
+        "image_size": vision.get("image_size", 1024),
         "mlp_dim": int(sam["width"] * ratio),
     }
     clip_config = {
@@ -203,22 +263,11 @@ def native_config(raw: dict[str, Any]) -> Any:
         "image_size": clip["image_size"],
         "patch_size": clip["patch_size"],
     }
-    return UnlimitedOcrConfig(
-        text_config=text,
-        vision_config={"sam_config": sam_config, "encoder_config": clip_config},
-        image_token_id=raw.get("image_token_id", PUBLISHED["image_token_id"]),
-    )
-
-
-_TEXT_KEYS = (
-    *PUBLISHED["language_config"],
-    "n_group",
-    "topk_group",
-    "topk_method",
-    "rms_norm_eps",
-    "rope_theta",
-    "routed_scaling_factor",
-)
+    return {
+        "text_config": text,
+        "vision_config": {"sam_config": sam_config, "encoder_config": clip_config},
+        "image_token_id": raw.get("image_token_id", PUBLISHED["image_token_id"]),
+    }
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -232,9 +281,7 @@ def load_tokenizer(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise OcrPhasesError(f"{folder} has no tokenizer.json: add the checkpoint's tokenizer.")
-    labels = (
-        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    )
+    labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
     names = {key: _token_text(labels.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
     names = {key: text for key, text in names.items() if text}
     try:

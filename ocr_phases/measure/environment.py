@@ -12,8 +12,11 @@ from typing import Any
 import torch
 
 import ocr_phases
+from ocr_phases.code_hash import code_hash
 from ocr_phases.git_state import git_state
 from ocr_phases.measure.strategies import decode_backends
+
+_CODE = code_hash()  # while the modules are loaded, not when they may have been edited
 
 
 def now() -> str:
@@ -34,12 +37,19 @@ def versions() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": _driver(),
         "ocr_phases": ocr_phases.__version__,
+        "code": _CODE,
         "git": git_state(),
     }
 
 
 def describe_device(device: str) -> dict[str, Any]:
-    """Name, kind, memory in bytes and cores (multiprocessors on CUDA) of ``device``."""
+    """Name, kind, memory in bytes, cores and bytes of the last cache of ``device``, and its host.
+
+    ``cores`` are multiprocessors on CUDA, else those that this process may use, as ``host_cores`` are;
+    ``threads`` is how many of them torch computes with.
+    """
+    host_cores = _usable_cores()
+    host = {"host": _cpu_name(), "host_cores": host_cores, "threads": torch.get_num_threads()}
     if torch.device(device).type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {
@@ -47,15 +57,17 @@ def describe_device(device: str) -> dict[str, Any]:
             "kind": "cuda",
             "memory_bytes": properties.total_memory,
             "cores": properties.multi_processor_count,
-            "host": _cpu_name(),
+            "cache_bytes": getattr(properties, "L2_cache_size", None),
+            **host,
             "ceilings": None,
         }
     return {
         "name": _cpu_name(),
         "kind": "cpu",
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "cores": torch.get_num_threads(),
-        "host": _cpu_name(),
+        "cores": host_cores,
+        "cache_bytes": _last_cache_bytes(),
+        **host,
         "ceilings": None,
     }
 
@@ -69,6 +81,20 @@ def _cpu_name() -> str:
     path = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
     return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    """Cores that this process may run on: a container or a batch system often gives fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _last_cache_bytes() -> int | None:
+    """Bytes of the host's largest cache; None where the system does not tell."""
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size")]
+    known = [int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]] for size in sizes if size[-1:] in "KM"]
+    return max(known, default=None)
 
 
 def _driver() -> str | None:

@@ -28,6 +28,7 @@ class Family:
     ``image_arguments`` must never carry a value in decode. ``views`` gives the view of each successive vision
     call of a prefill. ``prefill_arguments`` gives the keyword arguments of the prefill's forward,
     ``step_arguments`` those of one decode step's, as they go through ``prepare_step(model, arguments)``.
+    ``new_cache`` makes the empty KV cache of a prefill; None leaves that to the model.
     ``keeps_logits``: forward takes ``logits_to_keep``; without it logits are made for every position.
     ``prints``: forward writes to standard output, which is dropped.
     """
@@ -41,6 +42,7 @@ class Family:
     prefill_arguments: Callable[[DeviceInputs], dict[str, Any]]
     step_arguments: Callable[[DecodeState], dict[str, Any]]
     prepare_step: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda model, arguments: arguments
+    new_cache: Callable[[], Any] = lambda: None
     decoder_parts: tuple[str, ...] = ()
     decoder_between: tuple[str, str] | None = None
     keeps_logits: bool = True
@@ -150,6 +152,7 @@ VENDOR = Family(
     prefill_arguments=vendor.prefill_arguments,
     step_arguments=vendor.step_arguments,
     prepare_step=vendor.prepare_step,
+    new_cache=vendor.new_cache,
     keeps_logits=False,
     prints=True,
 )

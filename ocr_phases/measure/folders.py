@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import os
 import re
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ocr_phases.config_schema import AnyConfig, Generation, WeightsIndex
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import read_regular
+from ocr_phases.plain_json import conform, decode
+
+_MOST_JSON = 64 << 20
+_MOST_HEADER = 100_000_000  # the format's own limit
 
 
 def local_folder(name: str, *, local_only: bool = False) -> Path | None:
     """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return folder
+        return Path(os.path.abspath(folder))  # noqa: PTH100  (no link followed: "." has a name, too)
     if folder.exists():
         raise OcrPhasesError(f"{name} is a file: name the checkpoint's folder.")
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
@@ -87,23 +92,53 @@ def hub_commit(name: str) -> str | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json; `OcrPhasesError` where it or the safetensors weights are missing."""
+    """The folder's config.json; `OcrPhasesError` where it or the safetensors weights are missing.
+
+    The other JSON files that loading the weights reads are looked through too: nothing but a file of the
+    folder itself may be named as weights.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise OcrPhasesError(f"{folder} is no checkpoint folder: it has no config.json.")
-    if not any(folder.glob("*.safetensors")):
+    weights = {file.name for file in weight_files(folder)}
+    if not weights:
         raise OcrPhasesError(f"{folder} has no *.safetensors file: only safetensors weights are loaded.")
-    return read_json(path)
+    read_json(folder / "generation_config.json", Generation, missing={})
+    index = read_json(folder / "model.safetensors.index.json", WeightsIndex, missing={"weight_map": {}})
+    lacking = sorted(set(index["weight_map"].values()) - weights)
+    if lacking:
+        raise OcrPhasesError(f"{folder} has no {lacking[0]}, which its index of the weights names.")
+    return read_json(path, AnyConfig)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; `OcrPhasesError` for anything else."""
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files, sorted; `OcrPhasesError` for a pipe, device or folder among them."""
+    files = sorted(folder.glob("*.safetensors"))
+    other = [path for path in files if not path.is_file()]
+    if other:
+        raise OcrPhasesError(f"{other[0]} is no regular file: put the weights themselves into the folder.")
+    return files
+
+
+def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON object in a file, of ``shape`` (a `TypedDict`), or ``missing`` where there is no file.
+
+    `OcrPhasesError` for anything else.
+    """
+    if missing is not None and not path.exists():
+        return missing
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = decode(read_regular(path, _MOST_JSON))
+    except OSError as error:
+        raise OcrPhasesError(f"{path} cannot be read ({error.strerror}).") from error
+    except OcrPhasesError as error:
         raise OcrPhasesError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(content, dict):
         raise OcrPhasesError(f"{path} holds no JSON object.")
+    try:
+        conform(content, shape)
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"{path} is damaged ({error}).") from error
     return content
 
 
@@ -113,13 +148,23 @@ def folder_hash(folder: Path, *, code: bool = False) -> str:
     ``code`` takes in the folder's Python files, names and contents.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            digest.update(file.read(size))
+    for path in weight_files(folder):
+        digest.update(_header(path))
     for path in sorted(folder.rglob("*.py")) if code else []:
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _header(path: Path) -> bytes:
+    """A safetensors file's header; `OcrPhasesError` where it is cut or larger than the format allows."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(size) if size <= _MOST_HEADER else b""
+    if not size or len(header) != size:
+        raise OcrPhasesError(
+            f"{path} is no safetensors file: it has no header of the {size:,} bytes it names."
+        )
+    return header
 
 
 def check_loaded(folder: Path, report: dict[str, Any]) -> None:

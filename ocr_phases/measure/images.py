@@ -228,6 +228,10 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
         return read_regular(path), path.name, path.suffix.lower(), number
     except FileNotFoundError as error:
         raise OcrPhasesError(f"There is no file {source!s}: check the path.") from error
+    except PermissionError as error:
+        raise OcrPhasesError(
+            f"{source!s} may not be read ({error.strerror}): ask for the permission to read it."
+        ) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise OcrPhasesError(f"{source!s} cannot be opened ({error}): check the path.") from error
 

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.images import as_rgb, load_page
-from ocr_phases.presets import IMAGE_TAG, PRESETS, PROMPTS, Preset, get_preset, resolve_prompt
+from ocr_phases.presets import (
+    IMAGE_TAG,
+    PRESETS,
+    PROMPTS,
+    Preset,
+    crop_grid,
+    get_preset,
+    resolve_prompt,
+)
+from ocr_phases.words import count_text
 
 __all__ = [
     "PRESETS",
@@ -37,38 +46,10 @@ __all__ = [
 
 _PIXELS_PER_TOKEN = 16 * 4  # per side: patches of 16, then two convolutions of stride 2
 _PAD_COLOUR = (127, 127, 127)
-_MAX_TILES = 9
 
 # What each of the 256 grey levels becomes. A table, so that every device gives the same bits: CUDA divides by
 # a constant through its reciprocal, which can land on the other side of a bfloat16 rounding.
 _LEVELS = ((torch.arange(256, dtype=torch.float32, device="cpu") / 255 - 0.5) / 0.5).to(torch.bfloat16)
-
-
-def crop_grid(width: int, height: int, image_size: int = 640) -> tuple[int, int]:
-    """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
-
-    (1, 1) where no side exceeds `image_size`. Else, of all grids of 2 to 9 tiles, the one nearest to the page
-    in aspect ratio (columns / rows against width / height), as measured against the recorded vendor
-    preprocessing. Of grids equally near, the larger wins where the page has more than half as many pixels as
-    that grid: the published rule, of which the recording has no case.
-
-    Raises OcrPhasesError for a side below 1.
-    """
-    if min(width, height) < 1:
-        raise OcrPhasesError(
-            f"A page of {width} x {height} pixels cannot be cut: give one of at least 1 x 1."
-        )
-    if max(width, height) <= image_size:
-        return 1, 1
-    sides = range(1, _MAX_TILES + 1)
-    grids = [(columns, rows) for columns in sides for rows in sides if 2 <= columns * rows <= _MAX_TILES]
-    best, best_distance = (1, 1), math.inf
-    for columns, rows in sorted(grids, key=math.prod):
-        distance = abs(width / height - columns / rows)
-        large_enough = width * height > 0.5 * image_size**2 * columns * rows
-        if distance < best_distance or (distance == best_distance and large_enough):
-            best, best_distance = (columns, rows), distance
-    return best
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,7 +310,8 @@ def _row(
     if wanted != given:
         many = "few" if wanted < given else "many"
         raise OcrPhasesError(
-            f"The prompt has too {many} {IMAGE_TAG} ({wanted} for {given} pages): write one for each page."
+            f"The prompt has too {many} {IMAGE_TAG} ({wanted} for {count_text(given, 'page')}): "
+            "write one for each page."
         )
     ids, is_image = [bos_token_id], [False]
     for index, piece in enumerate(pieces):

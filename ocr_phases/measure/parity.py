@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ocr_phases.analyse.steps import first_difference
 from ocr_phases.measure import phases
 from ocr_phases.measure.page import DeviceInputs
 from ocr_phases.measure.request import Request
 from ocr_phases.measure.sampling import Sampler
 from ocr_phases.measure.strategies import decode_execution
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.session import DeepSeekOCRSession
@@ -46,7 +48,7 @@ def parity_check(
         equal = "all" if first is None else f"the first {first}"
         return parity_result("note", expected, f"sampled with one seed: {equal} of {total} tokens equal")
     if not places:
-        return parity_result("pass", expected, f"{total} {'token' if total == 1 else 'tokens'} equal")
+        return parity_result("pass", expected, f"{count_text(total, 'token')} equal")
     row, place = min(places.items(), key=lambda item: item[1])
     where = f"token {place}" + (f" of row {row}" if len(pairs) > 1 else "")
     tokens = [ids[place] if place < len(ids) else None for ids in pairs[row]]
@@ -67,14 +69,6 @@ def parity_check(
 def parity_result(verdict: str, expected: str, measured: str) -> dict[str, Any]:
     """The check as the record keeps it."""
     return {"name": "parity", "verdict": verdict, "expected": expected, "measured": measured}
-
-
-def first_difference(mine: list[int], other: list[int]) -> int | None:
-    """The first index at which two lists of ids differ, or one ends; None where they are equal."""
-    for index, (left, right) in enumerate(zip(mine, other, strict=False)):
-        if left != right:
-            return index
-    return None if len(mine) == len(other) else min(len(mine), len(other))
 
 
 def _tie(scores: Tensor, mine: int, other: int) -> tuple[bool, str]:

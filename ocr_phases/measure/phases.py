@@ -86,7 +86,7 @@ def prefill(
 
     ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are computed
     for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
-    ``cache`` may be handed in (a static one, say); else the model makes its own. ``exact_mask`` makes
+    ``cache`` may be handed in (a static one, say); else it is the family's own. ``exact_mask`` makes
     decode hand the 2-D mask to the model also where nothing is padded. The first token is the argmax (or a
     sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread
     over several devices.
@@ -98,6 +98,7 @@ def prefill(
     sampler = sampler or Sampler(device=inputs.input_ids.device)
     arguments = family.prefill_arguments(inputs)
     views = family.views(inputs)
+    cache = family.new_cache() if cache is None else cache
     with stage_hooks(model, family, timeline, views), timeline.in_phase("prefill"):
         out = family.forward(
             model, arguments, past_key_values=cache, use_cache=True, logits_to_keep=0 if all_logits else 1
@@ -181,7 +182,13 @@ def _model_step(model: nn.Module, state: DecodeState) -> tuple[Tensor, None]:
         state.position_ids = state.position_ids + 1
     arguments = state.family.prepare_step(model, state.family.step_arguments(state))
     check_step(state.family, arguments)
-    out = state.family.forward(model, arguments, use_cache=True, logits_to_keep=1)
+    try:
+        out = state.family.forward(model, arguments, use_cache=True, logits_to_keep=1)
+    except ValueError as error:
+        if "image" not in str(error).lower():
+            raise
+        # None was handed over, so a hook or a wrapper added it on the way to the model.
+        raise _leak(str(error).strip().splitlines()[0]) from error
     state.cache = out.past_key_values
     return out.logits[:, -1], None
 
@@ -309,9 +316,11 @@ def check_step(family: Family, arguments: dict[str, Any]) -> None:
         raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
     leaked = [name for name in family.image_arguments if arguments.get(name) is not None]
     if leaked:
-        raise OcrPhasesError(
-            f"Image arguments reached decode ({', '.join(leaked)}): pass them to prefill only."
-        )
+        raise _leak(", ".join(leaked))
+
+
+def _leak(what: str) -> OcrPhasesError:
+    return OcrPhasesError(f"Image arguments reached decode ({what}): pass them to prefill only.")
 
 
 def _check_same_cache(before: Any, state: DecodeState) -> None:

@@ -13,6 +13,7 @@ from ocr_phases.measure.request import Request
 from ocr_phases.measure.strategies import decode_experts
 from ocr_phases.measure.witness import Verdict, merged
 from ocr_phases.record import PhaseRun
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.session import DeepSeekOCRSession
@@ -96,12 +97,14 @@ class TokenReader:
 
     def read(self, token: int, *, last: bool = False) -> str:
         """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
-        if token >= len(self._tokenizer):
-            self._before, self._waiting = [], []
-            return f"<{token}>"
-        self._waiting.append(token)
+        known = token < len(self._tokenizer)
+        if known:
+            self._waiting.append(token)
         before = self._tokenizer.decode(self._before)
         now = self._tokenizer.decode(self._before + self._waiting)
+        if not known:
+            self._before, self._waiting = [], []
+            return f"{now[len(before) :]}<{token}>"
         if now.endswith("\ufffd") and not last:
             return ""
         self._before, self._waiting = self._waiting, []
@@ -118,11 +121,13 @@ def _describe_row(session: DeepSeekOCRSession, request: Request, ids: list[int])
     eos = () if request.ignore_eos else (session.eos_id,)
     ids = phases.until_end(ids, eos)
     ended = ids[-1] in eos
-    texts = token_texts(session.tokenizer, ids)
+    written = ids[:-1] if ended else ids
+    # The end token apart: a character still incomplete before it belongs to the text.
+    texts = [text for part in (written, ids[len(written) :]) for text in token_texts(session.tokenizer, part)]
     return {
         "ids": ids,
         "token_texts": texts if request.return_text else [""] * len(ids),
-        "text": "".join(texts[:-1] if ended else texts) if request.return_text else None,
+        "text": "".join(texts[: len(written)]) if request.return_text else None,
         # As the vendor counts them: the output, end token included, tokenised again.
         "text_tokens": len(session.encode("".join(texts))),
         "finish": "eos" if ended else "length",
@@ -157,6 +162,7 @@ def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, 
         "revision": checkpoint.revision,
         "family": session.family.name,
         "implementation": session.family.implementation,
+        "least_type_px": checkpoint.least_type_px,
         "class": type(model).__name__,
         "dtype": str(session.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
@@ -166,6 +172,7 @@ def _describe_model(session: DeepSeekOCRSession, request: Request) -> dict[str, 
         "decode_experts": decode_experts(model, request.strategy).get("text_config"),
         "strategy": request.strategy,
         "vision": request.vision,
+        "cuda_calls": checkpoint.cuda_calls,
         "parameters": session.family.parameters(model),
         "config": checkpoint.config,
     }
@@ -189,7 +196,7 @@ def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
             {
                 "name": "host_waits",
                 "verdict": "pass" if runs[0].waits <= -(-steps // every) else "fail",
-                "expected": f"one read every {every} step(s)",
+                "expected": f"one read every {count_text(every, 'step')}",
                 "measured": f"{runs[0].waits} in {steps} steps",
             }
         )

@@ -12,6 +12,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.request import Page
 from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.presets import PROMPTS
 from ocr_phases.record import PhaseRun, describe_page
 
 
@@ -36,6 +37,8 @@ def repeat_run(
     accepted = set(inspect.signature(session.run_inference).parameters) - {"page", "prompt"}
     settings = {name: value for name, value in record.request.items() if name in accepted}
     prompts = record.request["prompts"]
+    if record.request["prompt"] in PROMPTS:
+        settings.pop("grounding", None)  # records of early versions say False of presets that ask for boxes
     run = session.run_inference(
         pages if len(pages) > 1 else pages[0],
         prompts if len(set(prompts)) > 1 else record.request["prompt"],
@@ -50,7 +53,9 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
     """The record's pages as they were measured, or ``file`` for its only one, proved by their hash."""
     if file is not None:
         if len(record.pages) > 1:
-            raise OcrPhasesError(f"The record has {len(record.pages)} pages, so no one file stands for them.")
+            raise OcrPhasesError(
+                f"The record has {len(record.pages):,} pages, so no one file stands for them."
+            )
         image, data, name = load_page(file)
         if describe_page(image, data, name, embed=False)["sha256"] != record.page["sha256"]:
             raise OcrPhasesError(f"{file} is not the page of the record, {record.page['file']}.")
@@ -79,6 +84,7 @@ def load_recorded(
     options: dict[str, Any] = {"device": device, "dtype": known["dtype"], "revision": pinned}
     if known["implementation"] != "native":
         options |= {"implementation": known["implementation"], "trust_remote_code": trust_remote_code}
+        options |= {"attention": known["attention"], "cuda_calls": known.get("cuda_calls") or "refuse"}
     session = DeepSeekOCRSession.load(model or (known["source"] if local else known["name"]), **options)
     if session.checkpoint.revision != revision:
         raise OcrPhasesError(

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
-from ocr_phases.presets import PRESETS, get_preset, resolve_prompt
+from ocr_phases.measure.images import load_page
+from ocr_phases.measure.type_size import type_height
+from ocr_phases.presets import AUTO, PRESETS, get_preset, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
+from ocr_phases.type_fit import fitting_preset
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
+    from ocr_phases.measure.checkpoint import Checkpoint
     from ocr_phases.measure.sampling import SamplingSettings
 
 Page = str | Path | bytes | Image.Image
@@ -43,7 +48,8 @@ _NAMES = {"first_token": FIRST_TOKENS, "strategy": STRATEGIES, "vision": VISIONS
 class Request:
     """What `DeepSeekOCRSession.run_inference` was asked to do; its docstring says what each setting means.
 
-    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row.
+    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row, ``type_px`` the estimated
+    size of each page's type in its own pixels (none where nobody asked).
     """
 
     pages: list[list[Page]]
@@ -67,6 +73,8 @@ class Request:
     generate: bool
     verify: bool = False
     vision: str = "eager"
+    preset_choice: str = "asked"
+    type_px: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         check_settings(vars(self))
@@ -91,7 +99,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     if "prompt" in settings:
         _check_text("prompt", settings["prompt"])
         resolve_prompt(settings["prompt"])
-    if "preset" in settings:
+    if settings.get("preset", AUTO) != AUTO:
         _check_text("preset", settings["preset"])
         get_preset(settings["preset"])
     for name, least in _LEAST.items():
@@ -121,7 +129,7 @@ def _check_text(name: str, value: Any) -> None:
 
 
 def make_rows(
-    page: Page | Sequence[Page], prompt: str | Sequence[str], grounding: bool
+    page: Page | Sequence[Page], prompt: str | Sequence[str], grounding: bool | None
 ) -> tuple[list[list[Page]], list[str]]:
     """One list of pages a row, and one resolved prompt a row.
 
@@ -138,6 +146,31 @@ def make_rows(
     if len(resolved) == 1:
         resolved = resolved * len(pages)
     return [[one] for one in pages], resolved
+
+
+def choose_preset(
+    asked: str | None, rows: Sequence[Sequence[Page]], checkpoint: Checkpoint
+) -> dict[str, Any]:
+    """``preset``, how it was chosen (``preset_choice``: asked, default or auto), and each page's ``type_px``.
+
+    ``asked`` is a preset's name, or None or "auto": then it is the checkpoint's own, or where its smallest
+    type is known the one that fits the pages' (`fitting_preset`). Elsewhere no page is looked at.
+    """
+    least, default = checkpoint.least_type_px, checkpoint.default_preset
+    named = None if asked == AUTO else asked
+    if least is None:
+        return {"preset": named or default, "preset_choice": "asked" if named else "default"}
+    pages = [page for row in rows for page in row]
+    # A batch often holds the same page many times.
+    seen: dict[int, tuple[tuple[int, int], float | None]] = {}
+    for page in pages:
+        if id(page) not in seen:
+            image = load_page(page)[0]
+            seen[id(page)] = image.size, type_height(image)
+    types = tuple(seen[id(page)][1] for page in pages)
+    fits = None if named else fitting_preset([seen[id(page)][0] for page in pages], types, least)
+    choice = "asked" if named else "auto" if fits else "default"
+    return {"preset": named or fits or default, "preset_choice": choice, "type_px": types}
 
 
 def check_length(prompt_len: int, request: Request, limit: int) -> None:
@@ -171,6 +204,6 @@ def memory_errors_explained(device: str, request: Request) -> Iterator[None]:
             advice.append(f"fewer than {len(request.pages)} pages at once")
         advice.append(f"fewer than {request.max_new_tokens} new tokens")
         raise OutOfMemory(
-            f"{device} is out of memory with {len(request.pages)} row(s) at preset {request.preset} "
-            f"and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
+            f"{device} is out of memory with {count_text(len(request.pages), 'row')} at preset "
+            f"{request.preset} and {request.max_new_tokens} new tokens: ask for less ({'; '.join(advice)})."
         ) from error

@@ -70,6 +70,26 @@ class SamplingSettings:
         return arguments
 
 
+#: The no-repeat n-gram size of the published ``infer()``, by the name of the setting.
+PUBLISHED = {"published": 20, "published-eval": 35}
+
+
+def resolve_infer(infer: dict[str, Any] | str | None, autocast: bool | None) -> tuple[SamplingSettings, bool]:
+    """The sampling settings and autocast of a run, where ``infer`` is a mapping or a name of `PUBLISHED`.
+
+    A name stands for what the published ``infer()`` does: greedy, its n-gram size (``published-eval``: with
+    its ``eval_mode``), under bfloat16 autocast. Raises `OcrPhasesError` for another name, for a name with
+    ``autocast=False``, and as `SamplingSettings.from_infer` does.
+    """
+    if not isinstance(infer, str):
+        return SamplingSettings.from_infer(infer), bool(autocast)
+    if infer not in PUBLISHED:
+        raise OcrPhasesError(f"There is no infer {infer!r}: use {' or '.join(PUBLISHED)}, or a mapping.")
+    if autocast is False:
+        raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
+    return SamplingSettings(no_repeat_ngram_size=PUBLISHED[infer]), True
+
+
 class Sampler:
     """Chooses tokens from logits. Processors run in ``generate()``'s order on float32 logits."""
 

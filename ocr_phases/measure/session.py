@@ -19,6 +19,7 @@ from ocr_phases.measure import phases
 from ocr_phases.measure.caches import cache_bytes_per_token
 from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.checkpoint import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.measure.conditions import Conditions
 from ocr_phases.measure.families import family_of
 from ocr_phases.measure.images import load_page
 from ocr_phases.measure.kernels import KERNEL_STEPS, check_kernels, kernel_view
@@ -26,8 +27,15 @@ from ocr_phases.measure.page import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.measure.parity import parity_check, parity_result
 from ocr_phases.measure.recorder import Run, make_record
 from ocr_phases.measure.references import references
-from ocr_phases.measure.request import Page, Request, check_length, make_rows, memory_errors_explained
-from ocr_phases.measure.sampling import Sampler, SamplingSettings
+from ocr_phases.measure.request import (
+    Page,
+    Request,
+    check_length,
+    choose_preset,
+    make_rows,
+    memory_errors_explained,
+)
+from ocr_phases.measure.sampling import Sampler, resolve_infer
 from ocr_phases.measure.setup import Setup, Workshop
 from ocr_phases.measure.strategies import (
     check_strategy,
@@ -38,7 +46,7 @@ from ocr_phases.measure.strategies import (
 )
 from ocr_phases.measure.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.measure.witness import Witness, input_verdicts
-from ocr_phases.presets import get_preset
+from ocr_phases.presets import GROUNDING_TAG, get_preset
 from ocr_phases.record import PhaseRun
 
 
@@ -70,25 +78,28 @@ class DeepSeekOCRSession:
         revision: str | None = None,
         implementation: str = "native",
         trust_remote_code: bool = False,
+        attention: str | None = None,
+        cuda_calls: str = "refuse",
     ) -> DeepSeekOCRSession:
         """Load ``tiny``, ``dummy`` (random full-size weights), a checkpoint folder or a hub id.
 
         ``device`` is auto, cpu or cuda; ``dtype`` float32, bfloat16 or float16, by default bfloat16 on CUDA
         and float32 on the CPU. ``revision`` pins a hub id. ``implementation="vendor"`` runs
         the class in the checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a
-        full commit hash as ``revision``. Raises `OcrPhasesError` for what cannot be had.
+        full commit hash as ``revision``; for it alone, ``attention`` is eager, sdpa (where the class has it)
+        or flash_attention_2, and ``cuda_calls="ignore"`` runs on a CPU code that calls ``.cuda()`` in its
+        forward (docs/vendor.md). Raises `OcrPhasesError` for what cannot be had.
         """
-        device = resolve_device(device)
-        torch_dtype = resolve_dtype(dtype, device)
-        checkpoint = load_checkpoint(
+        return cls._load(
             model,
-            device=device,
-            dtype=torch_dtype,
+            device,
+            dtype,
             revision=revision,
             implementation=implementation,
             trust_remote_code=trust_remote_code,
+            attention=attention,
+            cuda_calls=cuda_calls,
         )
-        return cls(checkpoint, device, torch_dtype)
 
     @classmethod
     def from_local(
@@ -97,21 +108,18 @@ class DeepSeekOCRSession:
         *,
         device: str = "auto",
         dtype: str | torch.dtype | None = None,
-        implementation: str = "native",
-        trust_remote_code: bool = False,
+        **options: Any,
     ) -> DeepSeekOCRSession:
         """Load a checkpoint folder, and nothing but a folder; the options are those of `load`."""
+        return cls._load(str(folder), device, dtype, local_only=True, **options)
+
+    @classmethod
+    def _load(
+        cls, model: str, device: str, dtype: str | torch.dtype | None, **options: Any
+    ) -> DeepSeekOCRSession:
         device = resolve_device(device)
         torch_dtype = resolve_dtype(dtype, device)
-        checkpoint = load_checkpoint(
-            str(folder),
-            device=device,
-            dtype=torch_dtype,
-            local_only=True,
-            implementation=implementation,
-            trust_remote_code=trust_remote_code,
-        )
-        return cls(checkpoint, device, torch_dtype)
+        return cls(load_checkpoint(model, device=device, dtype=torch_dtype, **options), device, torch_dtype)
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -121,14 +129,15 @@ class DeepSeekOCRSession:
         *,
         preset: str | None = None,
         prompt: str | Sequence[str] = "markdown",
-        grounding: bool = True,
+        grounding: bool | None = None,
     ) -> PageInputs:
         """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
 
-        ``preset`` defaults to the model's own. See `ocr_phases.measure.page` for the rules and errors.
+        ``preset`` as in `run_inference`. See `ocr_phases.measure.page` for the rules and errors.
         """
         rows, prompts = make_rows(page, prompt, grounding)
-        return self._pack(rows, preset or self.checkpoint.default_preset, prompts, NoTimeline())[0]
+        chosen = choose_preset(preset, rows, self.checkpoint)["preset"]
+        return self._pack(rows, chosen, prompts, NoTimeline())[0]
 
     def run_prefill(
         self, inputs: PageInputs | DeviceInputs, timeline: Timeline | None = None, **options: Any
@@ -157,8 +166,8 @@ class DeepSeekOCRSession:
         *,
         preset: str | None = None,
         max_new_tokens: int = 512,
-        infer: dict[str, Any] | None = None,
-        grounding: bool = True,
+        infer: dict[str, Any] | str | None = None,
+        grounding: bool | None = None,
         return_text: bool = True,
         ignore_eos: bool | None = None,
         eos_check_every: int | None = None,
@@ -169,7 +178,7 @@ class DeepSeekOCRSession:
         strategy: str = "eager",
         vision: str = "eager",
         exact_mask: bool = False,
-        autocast: bool = False,
+        autocast: bool | None = None,
         embed_page: bool = True,
         generate: bool = False,
         verify: bool = False,
@@ -183,8 +192,12 @@ class DeepSeekOCRSession:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
 
         Each run prepares the page, prefills and decodes up to ``max_new_tokens`` (the prefill's token
-        counted) from the same inputs and seed. ``infer`` sets sampling (`SamplingSettings`; temperature 0 is
-        greedy, and is the default). ``generate=True`` times ``model.generate()`` in place of the two phases.
+        counted) from the same inputs and seed. ``preset`` None or "auto" is the model's own, for ``tiny`` the
+        one that fits the page's type. ``infer`` sets sampling (`SamplingSettings`; temperature 0 is
+        greedy, and is the default); ``infer="published"`` and ``"published-eval"`` decode as the published
+        ``infer()`` does, under ``autocast`` (`resolve_infer`). ``grounding`` says whether ``<|grounding|>``
+        goes before a prompt of your own (it does by default). ``generate=True`` times ``model.generate()`` in
+        place of the two phases.
         ``strategy`` is how a decode step runs: eager, cuda_graph (captured over a static cache) or compiled;
         ``vision="compiled"`` compiles SAM and CLIP. What making them ready takes is recorded apart, and kept
         for later runs of the same shapes. The end token is looked for every ``eos_check_every`` steps (by
@@ -204,14 +217,15 @@ class DeepSeekOCRSession:
         `Stopped` where that came before the end of the first repeat.
         """
         rows, prompts = make_rows(page, prompt, grounding)
+        settings, autocast = resolve_infer(infer, autocast)
         request = Request(
             pages=rows,
             prompt=prompt if isinstance(prompt, str) else prompts[0],
             prompts=prompts,
-            preset=preset or self.checkpoint.default_preset,
+            **choose_preset(preset, rows, self.checkpoint),
             max_new_tokens=max_new_tokens,
-            infer=SamplingSettings.from_infer(infer),
-            grounding=grounding,
+            infer=settings,
+            grounding=any(GROUNDING_TAG in text for text in prompts) if grounding is None else grounding,
             return_text=return_text,
             ignore_eos=self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
             eos_check_every=eos_interval(strategy) if eos_check_every is None else eos_check_every,
@@ -234,13 +248,14 @@ class DeepSeekOCRSession:
         parity = view = None
         with current_device(self.device), memory_errors_explained(self.device, request):
             setup = self._set_up(request)
-            memory = PeakMemory(self.device)
+            memory, conditions = PeakMemory(self.device), Conditions(self.device)
             try:
                 if progress is not None:
                     progress(0, warmup + repeats)
                 for number in range(-warmup, repeats):
                     notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-                    run = self._run_once(request, setup, number, memory, notify)
+                    with conditions.of(number):
+                        run = self._run_once(request, setup, number, memory, notify)
                     if number >= 0:
                         runs.append(run)
                     if progress is not None:
@@ -261,6 +276,7 @@ class DeepSeekOCRSession:
                     raise
                 request = replace(request, repeats=len(runs))
         record = make_record(self, request, runs, memory.source, parity, setup.described(), view)
+        record.device["conditions"] = conditions.described()
         if ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
         return record

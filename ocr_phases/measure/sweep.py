@@ -121,7 +121,7 @@ def run_sweep(
         "dtype": str(session.dtype).removeprefix("torch."),
         "device": environment.describe_device(session.device)["name"],
         "revision": session.checkpoint.revision,
-        "versions": environment.versions(),
+        "versions": _deciding(environment.versions()),
         "prompt": resolve_prompt(prompt),
         **options,
     }
@@ -211,12 +211,17 @@ def _answered(run: PhaseRun) -> dict[str, Any]:
         "dtype": run.model["dtype"],
         "device": run.device["name"],
         "revision": run.model["revision"],
-        "versions": run.versions,
+        "versions": _deciding(run.versions),
         "prompt": request["prompts"][0],
         **{name: request[name] for name in ("repeats", "warmup", "seed")},
         **{name: request[name] for name in ("preset", "strategy", "batch", "max_new_tokens")},
         "vision": request.get("vision", "eager"),
     }
+
+
+def _deciding(versions: dict[str, Any]) -> dict[str, Any]:
+    """Without the commit: the code's hash tells more of what runs, and a commit may change nothing of it."""
+    return {name: value for name, value in versions.items() if name != "git"}
 
 
 def _same_subject(runs: Path, asked: dict[str, Any], again: set[str]) -> None:

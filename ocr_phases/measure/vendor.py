@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.page import DeviceInputs
@@ -31,7 +32,8 @@ def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
     rows, pages = inputs.input_ids.shape[0], len(inputs.pixel_values)
     if pages != rows:
         raise OcrPhasesError(
-            f"The vendor's class reads one page a prompt, got {pages} pages in {rows} prompt(s): "
+            f"The vendor's class reads one page a prompt, got {count_text(pages, 'page')} in "
+            f"{count_text(rows, 'prompt')}: "
             'use implementation="native", or one prompt a page.'
         )
     # No crops are all zeros there, of the global view's size.
@@ -48,6 +50,13 @@ def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
         "images_seq_mask": inputs.images_seq_mask,
         "images_spatial_crop": torch.tensor(inputs.patches_grid, dtype=torch.int64),
     }
+
+
+def new_cache() -> Any:
+    """An empty cache as ``generate()`` hands it over: without one the class makes a new tuple each step."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
 
 
 def step_arguments(state: DecodeState) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ocr_phases.measure.caches import cache_length
 from ocr_phases.measure.families import Family
 from ocr_phases.measure.page import IMAGE_TAG, PageInputs, image_break_count, image_token_count
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.phases import DecodeState
@@ -86,8 +87,8 @@ class Witness:
     def verdicts(self, packed: PageInputs, state: DecodeState) -> dict[str, Verdict]:
         """What the calls of this run show, by the check's name; without steps the steps' checks are n/a."""
         steps = [call for call in self.calls if call.phase == "decode"]
-        seen = f"{_count(len(self.calls), 'forward')} looked at"
-        some = f"{_count(len(steps), 'step')} looked at"
+        seen = f"{count_text(len(self.calls), 'forward')} looked at"
+        some = f"{count_text(len(steps), 'step')} looked at"
         found = {
             "eval_mode": _all(not call.training for call in self.calls)(seen, "the model was in training"),
             "gradients_off": _all(not call.gradients for call in self.calls)(seen, "gradients were tracked"),
@@ -162,7 +163,7 @@ def _cache_growth(state: DecodeState) -> Verdict:
     # redecode drops one entry and writes it again.
     grown = [after - before for before, after in zip(lengths, lengths[1:], strict=False)]
     good = set(grown[1:]) <= {1} and set(grown[:1]) <= {0, 1} and counted in (None, lengths[-1])
-    text = f"{lengths[0]} to {lengths[-1]} entries in {_count(len(grown), 'step')}"
+    text = f"{lengths[0]} to {lengths[-1]} entries in {count_text(len(grown), 'step')}"
     return _all(good)(text, f"{text}, the cache says {counted}")
 
 
@@ -187,7 +188,7 @@ def _mask_handed_over(steps: list[Call], packed: PageInputs, state: DecodeState)
         elif packed.padded:
             wrong.append(f"step {number} got none, with padded rows")
     if wrong:
-        return "fail", f"{wrong[0]}; {len(wrong)} of {_count(len(steps), 'step')} wrong"
+        return "fail", f"{wrong[0]}; {len(wrong)} of {count_text(len(steps), 'step')} wrong"
     kinds = {call.mask if isinstance(call.mask, str) else "the 2-D mask" for call in steps}
     named = {"ready": "the ready masks of an unpadded row", "none": "no mask, as nothing is padded"}
     return "pass", f"{' and '.join(sorted(named.get(kind, kind) for kind in kinds))} in {len(steps)} steps"
@@ -197,7 +198,7 @@ def _image_mask(packed: PageInputs, image_token_id: int) -> Verdict:
     same = torch.equal(packed.images_seq_mask, packed.input_ids == image_token_id)
     needed = sum(image_token_count(view.preset, view.grid) for view in packed.views)
     marked = sum(packed.image_tokens)
-    text = f"{marked} marked for {_count(len(packed.views), 'page')} that need {needed}"
+    text = f"{marked} marked for {count_text(len(packed.views), 'page')} that need {needed}"
     return _all(same and marked == needed)(text, text if same else f"{text}; other places than the tokens'")
 
 
@@ -216,7 +217,7 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> Verdict:
         back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if back != prompt.replace(IMAGE_TAG, ""):
             return "fail", f"row {row} decodes to {back!r}"
-    return "pass", f"{_count(len(packed.prompts), 'prompt')} decoded back"
+    return "pass", f"{count_text(len(packed.prompts), 'prompt')} decoded back"
 
 
 def _norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> Verdict:
@@ -232,10 +233,6 @@ def _norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> Verdic
         return "note", f"{text}; under autocast LayerNorm runs in float32 and matrix products in bfloat16"
     others = {kept for _, kept in kinds} - {str(dtype).removeprefix("torch.")}
     return ("note" if others else "pass"), f"{text}; no autocast"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _listed(values: list[int]) -> str:

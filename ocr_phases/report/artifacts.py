@@ -10,6 +10,7 @@ import io
 import math
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +19,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ocr_phases.analyse.grounding import Box, Grounding, Region, parse_grounding
+from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding
 from ocr_phases.files import output_folder, write_atomic
 from ocr_phases.show.overlay import draw_boxes, printable
 
 EOS_TEXT = "<｜end▁of▁sentence｜>"
+
+MAX_CROPS = 500
+"""Crops of one output, at most."""
+
+MAX_CROP_PAGES = 20
+"""How often all crops of one output together may cover the page, at most."""
 
 Point = tuple[float, float]
 
@@ -57,35 +64,40 @@ def result_markdown(text: str) -> str:
     """The Markdown of an output: no grounding markup, each crop of an `image` region linked in its place.
 
     Links count on through all boxes of all `image` regions exactly as `crop_images` does, so `images/K.jpg`
-    is crop K. The end-of-sentence text is cut, and two LaTeX commands that viewers lack are spelled out.
+    is crop K. A last line says how many crops were left out (`MAX_CROPS`, `MAX_CROP_PAGES`). The
+    end-of-sentence text is cut, and two LaTeX commands that viewers lack are spelled out.
     """
     text = _without_eos(text)
     pieces = []
     position = 0
-    crops = 0
-    for region in parse_grounding(text).regions:
+    crops = left_out = 0
+    for region, kept, beyond in _crops(parse_grounding(text)):
         pieces.append(text[position : region.start])
-        for _ in _crop_boxes(region):
-            pieces.append(f"![](images/{crops}.jpg)\n")
-            crops += 1
+        pieces += [f"![](images/{crops + index}.jpg)\n" for index in range(len(kept))]
+        crops += len(kept)
+        left_out += beyond
         position = region.content_start
     pieces.append(text[position:])
+    if left_out:
+        pieces.append(
+            f"\n\n*{left_out:,} more pictures have no file: an output has at most {MAX_CROPS} crops, "
+            f"and together they cover the page at most {MAX_CROP_PAGES} times.*"
+        )
     return "".join(pieces).replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
 
 
-def crop_images(page: Image.Image, grounding: Grounding) -> list[Image.Image]:
-    """The pictures on the page: one RGB crop for each box of an `image` region, in order.
+def crop_images(page: Image.Image, grounding: Grounding) -> Iterator[Image.Image]:
+    """The pictures on the page: an RGB crop for each box of an `image` region, in order, one at a time.
 
     A box without area on the 0..999 grid has no crop and no link. A box with an area that a small page rounds
     away is widened to one pixel: which crops exist must not depend on the page's size, or links would drift.
+    There are at most `MAX_CROPS`, and together they cover the page at most `MAX_CROP_PAGES` times.
     """
     upright = page.convert("RGB")
-    return [
-        upright.crop(_at_least_one_pixel(pixels, upright.size))
-        for region in grounding.regions
-        for box, pixels in zip(region.boxes, region.pixel_boxes(*upright.size), strict=True)
-        if box in _crop_boxes(region)
-    ]
+    for region, kept, _ in _crops(grounding):
+        pixels = region.pixel_boxes(*upright.size) if kept else []
+        for index in kept:
+            yield upright.crop(_at_least_one_pixel(pixels[index], upright.size))
 
 
 def parse_geometry(text: str) -> Geometry | None:
@@ -177,11 +189,23 @@ def _without_eos(text: str) -> str:
     return text.strip().removesuffix(EOS_TEXT).strip()
 
 
-def _crop_boxes(region: Region) -> list[Box]:
-    """The boxes of a region that become crops, the one rule that links and crops share."""
-    if region.label != "image":
-        return []
-    return [box for box in region.boxes if box[0] < box[2] and box[1] < box[3]]
+def _crops(grounding: Grounding) -> Iterator[tuple[Region, list[int], int]]:
+    """Each region with those of its boxes that become crops and how many are beyond what one output may have.
+
+    This is the one rule that links and crops share.
+    """
+    crops, area = MAX_CROPS, MAX_CROP_PAGES * GRID**2
+    for region in grounding.regions:
+        kept, beyond = [], 0
+        for index, (x1, y1, x2, y2) in enumerate(region.boxes if region.label == "image" else ()):
+            if x1 == x2 or y1 == y2:
+                continue
+            crops, area = crops - 1, area - (x2 - x1) * (y2 - y1)
+            if crops < 0 or area < 0:
+                beyond += 1
+            else:
+                kept.append(index)
+        yield region, kept, beyond
 
 
 def _at_least_one_pixel(box: Box, page_size: tuple[int, int]) -> Box:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
@@ -27,8 +28,12 @@ from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.show.figures import FIGURE_MIME
 from ocr_phases.show.html import fragments_css
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
 NOTEBOOK_ONLY = "notebook-only"
+_HEADING = re.compile(r'<h2 id="([\w-]+)">([\w ]+)</h2>')  # as this package writes it, in no escaped text
 
 
 def report_page(
@@ -64,15 +69,18 @@ def report_page(
     return {name: folder / name for name in names if (folder / name).exists()}
 
 
-def verify_report(output_dir: str | Path, run: PhaseRun) -> Path:
+def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFrame | None = None) -> Path:
     """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and notebook.
 
-    Raises as `report_page` does.
+    ``references`` is what `DeepSeekOCRSession.references` says of the model that was measured. Raises as
+    `report_page` does.
     """
     folder = output_folder(output_dir).resolve()
     with only_writer(folder):
         record = save_or_rescue(run.save, folder / "run.json")
-        parameters = {"record": str(record), "output_dir": str(folder)}
+        parameters: dict[str, Any] = {"record": str(record), "output_dir": str(folder)}
+        if references is not None:
+            parameters["references"] = json.loads(references.to_json(orient="records"))
         notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
         title = f"Verification: {run.page['file']} – ocr_phases"
         return render_html(notebook, folder / "verify.html", title=title)
@@ -210,15 +218,18 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
 
 
 def _contents(notebook: Any) -> list[tuple[str, str]]:
-    """Second-level headings of the Markdown cells, each with the id that nbconvert gives it."""
-    lines = [
-        line.removeprefix("## ").strip()
-        for cell in notebook.cells
-        if cell.cell_type == "markdown"
-        for line in cell.source.splitlines()
-        if line.startswith("## ")
-    ]
-    return [(line, line.replace(" ", "-")) for line in lines]
+    """Second-level headings, each with its id: of Markdown cells, and of outputs that not every run has."""
+    found = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            lines = [
+                line.removeprefix("## ").strip() for line in cell.source.splitlines() if line[:3] == "## "
+            ]
+            found += [(line, line.replace(" ", "-")) for line in lines]
+        for output in cell.get("outputs", []):
+            for anchor, title in _HEADING.findall(output.get("data", {}).get("text/html", "")):
+                found.append((title, anchor))
+    return found
 
 
 def _one_line(text: object) -> str:

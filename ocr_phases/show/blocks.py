@@ -34,13 +34,13 @@ def title_block(
 
 
 def status_line(kind: str, sentence: str) -> str:
-    """A badge (``pass``, ``fail`` or another word) and what it stands for."""
+    """A badge (``pass``, ``fail``, ``noisy`` or another word) and what it stands for."""
     return f'<p class="op-status">{badge(kind)} {safe(sentence)}</p>'
 
 
 def badge(verdict: str) -> str:
     """A verdict as a word in a coloured outline: never by colour alone."""
-    kind = verdict if verdict in ("pass", "fail") else "other"
+    kind = verdict if verdict in ("pass", "fail", "noisy") else "other"
     return f'<span class="op-badge op-{kind}">{safe(verdict)}</span>'
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from ocr_phases.analyse.compare import FEW, in_units
+from ocr_phases.analyse.compare import EQUIVALENT, INCONCLUSIVE, in_units
 from ocr_phases.analyse.summary import ms_text, stage_name, stage_table, step_table
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show.html import note_html, table_html
@@ -26,16 +26,25 @@ from ocr_phases.show.plots import (
     SKY,
     STAGE_COLOURS,
     VERMILLION,
+    WIDTH,
     blank_figure,
     new_figure,
     sentence_figure,
     style_axes,
+    time_axis,
     title_axes,
 )
 
 #: The lines of as many records as a picture shows apart; they repeat after that.
 RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
-VERDICT_COLOURS = {"faster": BLUE, "less": BLUE, "slower": VERMILLION, "more": VERMILLION, "same": MUTED}
+VERDICT_COLOURS = {
+    "faster": BLUE,
+    "less": BLUE,
+    "slower": VERMILLION,
+    "more": VERMILLION,
+    EQUIVALENT: GREEN,
+    INCONCLUSIVE: MUTED,
+}
 
 _NAMES = {
     "ttft_ms": "time to first token",
@@ -47,8 +56,13 @@ _NAMES = {
 }
 _LOG_FROM = 4.0  # ratio of the largest to the smallest
 _LONGEST_LABEL = 34
-_WORDS = {"faster": "faster or less", "slower": "slower or more", "same": "same: 1 is inside the interval"}
-_FEW_WORDS = "too few repeats to say"
+_UNJUDGED = (INCONCLUSIVE, "n/a")
+_WORDS = {
+    "faster": "faster or less",
+    "slower": "slower or more",
+    EQUIVALENT: "equivalent: the interval is inside the margin",
+}
+_UNJUDGED_WORDS = "inconclusive"
 
 
 def metric_name(metric: str) -> str:
@@ -71,10 +85,9 @@ def compare_html(table: pd.DataFrame) -> str:
     shown["metric"] = shown["metric"].map(metric_name)
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
     shown.insert(len(shown.columns) - 1, "interval", [_interval(low, high) for low, high in ends])
-    strong = (~table["verdict"].isin(("same", FEW, "n/a"))).tolist()
-    return table_html(
-        shown, caption="Against the base", strong=strong, headings={"interval": ("95 % interval", "")}
-    )
+    strong = (~table["verdict"].isin((EQUIVALENT, *_UNJUDGED))).tolist()
+    headings = {"interval": ("95 % interval", ""), "detectable": ("would show from", "%")}
+    return table_html(shown, caption="Against the base", strong=strong, headings=headings)
 
 
 def environment_html(table: pd.DataFrame) -> str:
@@ -86,22 +99,22 @@ def environment_html(table: pd.DataFrame) -> str:
     return f'<div class="op-words">{words}</div>'
 
 
-#: Of few repeats, or of one.
-_UNJUDGED = (FEW, "n/a")
+def plot_ratios(table: pd.DataFrame, width: float = WIDTH) -> Figure:
+    """Ratio to the base with its interval, a row a metric, as `compare_runs` gives it; 1 is no difference.
 
-
-def plot_ratios(table: pd.DataFrame) -> Figure:
-    """Ratio to the base with its interval, a row a metric, as `compare_runs` gives it; 1 is no difference."""
+    ``width`` is in inches; below `WIDTH` names stand above their rows and leave them the whole width.
+    """
     table = table[table["ratio"].notna()].reset_index(drop=True)
     if table.empty:
         return sentence_figure("The records share no metric with a ratio to draw.")
-    figure, axes = new_figure(1.5 + 0.3 * len(table))
+    narrow = width < WIDTH
+    figure, axes = new_figure(1.7 + (0.42 if narrow else 0.3) * len(table), width)
     for place, (_, row) in enumerate(table.iterrows()):
         colour = VERDICT_COLOURS.get(row["verdict"], MUTED)
-        few = row["verdict"] in _UNJUDGED
+        unsure = row["verdict"] in _UNJUDGED
         if not np.isnan(row["ratio_low"]):
             ends = (row["ratio_low"], row["ratio_high"])
-            width, style = (1.2, ":") if few else (2.2, "-")
+            width, style = (1.2, ":") if unsure else (2.2, "-")
             axes.plot(
                 ends,
                 (place, place),
@@ -110,9 +123,8 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
                 linestyle=style,
                 solid_capstyle="butt",
             )
-        axes.plot(
-            row["ratio"], place, "o", color=colour, markersize=5.5, markerfacecolor="white" if few else colour
-        )
+        face = "white" if unsure else colour
+        axes.plot(row["ratio"], place, "o", color=colour, markersize=5.5, markerfacecolor=face)
     axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
     several = table["run"].nunique() > 1
     labels = [
@@ -120,8 +132,15 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
         else metric_name(row["metric"])
         for _, row in table.iterrows()
     ]  # fmt: skip
-    axes.set_yticks(range(len(table)), labels)
-    axes.set_ylim(len(table) - 0.5, -0.5)
+    if narrow:
+        axes.set_yticks([])
+        for place, label in enumerate(labels):
+            name = axes.text(0.0, place - 0.42, label, va="center", fontsize=9, color=INK, parse_math=False)
+            name.set(transform=axes.get_yaxis_transform())
+            name.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.75})
+    else:
+        axes.set_yticks(range(len(table)), labels, parse_math=False)
+    axes.set_ylim(len(table) - 0.5, -0.75 if narrow else -0.5)
     values = table[["ratio", "ratio_low", "ratio_high"]].to_numpy(dtype=np.float64)
     low, high = min(1.0, float(np.nanmin(values))), max(1.0, float(np.nanmax(values)))
     if low > 0 and high / low > _LOG_FROM:  # a tenth as long and ten times as fast are as far from 1
@@ -134,17 +153,20 @@ def plot_ratios(table: pd.DataFrame) -> Figure:
     else:
         room = 0.06 * max(high - low, 0.02)
         axes.set_xlim(low - room, high + room)
-    axes.set_xlabel("ratio to the base (1: no difference), line: 95 % interval over repeats")
+    between = "\n" if narrow else " "
+    axes.set_xlabel(f"ratio to the base (1: no difference),{between}line: 95 % interval over repeats")
     title_axes(axes, "What changed")
     keys = [
         Line2D([], [], color=VERDICT_COLOURS[verdict], marker="o", linewidth=2.2, label=words)
         for verdict, words in _WORDS.items()
     ]
     if table["verdict"].isin(_UNJUDGED).any():
-        few_key = Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle=":")
-        few_key.set(linewidth=1.2, label=_FEW_WORDS)
-        keys.append(few_key)
-    figure.legend(handles=keys, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+        unsure_key = Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle=":")
+        unsure_key.set(linewidth=1.2, label=_UNJUDGED_WORDS)
+        keys.append(unsure_key)
+    figure.legend(
+        handles=keys, loc="outside lower center", ncols=2 if narrow else 4, fontsize=9, frameon=False
+    )
     return figure
 
 
@@ -175,7 +197,7 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figu
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * axes.dataLim.x1)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("time (ms), medians over repeats")
+    time_axis(axes.xaxis, "time", ", of each record's typical repeat")
     title_axes(axes, "Prefill, stage by stage")
     keys = [
         Line2D([], [], color=STAGE_COLOURS[stage], linewidth=7, label=stage_name(stage)) for stage in drawn
@@ -211,7 +233,7 @@ def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
         top = max(top, float(table["device_ms"].quantile(0.98)))
     axes.set_ylim(0, 1.35 * top)
     axes.set_xlabel("KV cache length (tokens)")
-    axes.set_ylabel("time of a decode step (ms)")
+    time_axis(axes.yaxis, "time of a decode step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     title_axes(axes, "Decode: medians over repeats, band p10 to p90")
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
@@ -219,4 +241,5 @@ def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
 
 
 def _interval(low: float, high: float) -> str:
-    return "–" if np.isnan(low) else f"{low:.3f} to {high:.3f}"
+    digits = 3 if low >= 0.0995 else 4  # a thirtieth has three that count, too
+    return "–" if np.isnan(low) else f"{low:.{digits}f} to {high:.{digits}f}"

@@ -9,7 +9,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.summary import ms_text, percent_text
-from ocr_phases.show.plots import BLUE, GREEN, INK, ORANGE, PURPLE, blank_figure, style_axes, title_axes
+from ocr_phases.show.plots import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    blank_figure,
+    style_axes,
+    time_axis,
+    title_axes,
+)
 
 _PANELS = (
     ("ttft_ms", "Time to first token", "ms", BLUE),
@@ -46,9 +56,13 @@ def _histogram(axes: Axes, values: np.ndarray, name: str, unit: str, colour: str
     axes.axvline(middle, color=INK, linewidth=1.1, linestyle="--")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=unit == "tokens"))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     title_axes(axes, f"{name}: {_text(middle, unit)}")
-    axes.set_xlabel(f"{unit} (p10 {_text(low, unit)}, p90 {_text(high, unit)})")
+    ends = f"p10 {_text(low, unit)}, p90 {_text(high, unit)}"
+    if unit.startswith("ms"):
+        time_axis(axes.xaxis, unit.replace("ms", "time", 1), f": {ends}")
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.set_xlabel(f"{unit} ({ends})")
 
 
 def _edges(values: np.ndarray) -> np.ndarray:

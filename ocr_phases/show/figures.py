@@ -81,18 +81,23 @@ class Picture:
         return data, {"image/png": {"width": self.width, "alt": self.alt}}
 
 
-def figure_image(figure: Figure, alt: str) -> Picture:
+def figure_image(figure: Figure, alt: str, narrow: Figure | None = None) -> Picture:
     """A figure for the end of a notebook cell, ``alt`` in words for who cannot see it.
+
+    ``narrow`` is the same for a phone, which a report shows there.
 
     JupyterLab shows the PNG at half its pixels; a report takes the SVG, which follows its colours, unless
     thousands of marks made that too large.
     """
     width = round(figure.get_size_inches()[0] * FIGURE_DPI)
     alt = plain(alt)
-    return Picture(figure_png(figure), figure_svg(figure, alt), alt, width)
+    svg = figure_svg(figure, alt)
+    if narrow is not None:
+        svg += figure_svg(narrow, alt, "op-svg op-narrow")
+    return Picture(figure_png(figure), svg, alt, width)
 
 
-def figure_svg(figure: Figure, alt: str) -> str:
+def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
     """The figure as one ``<svg>`` element of 100 CSS pixels an inch; ``alt`` is its text alternative.
 
     It holds no script, style sheet, comment or address, and type is drawn as outlines. White fills (type on
@@ -111,7 +116,7 @@ def figure_svg(figure: Figure, alt: str) -> str:
     width, height = (round(FIGURE_DPI * inches) for inches in figure.get_size_inches())
     root.attrib = {
         "xmlns": "http://www.w3.org/2000/svg",
-        "class": "op-svg",
+        "class": classes,
         "role": "img",
         "aria-label": plain(alt),
         "viewBox": root.attrib["viewBox"],

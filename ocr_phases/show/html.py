@@ -17,20 +17,24 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS
-from ocr_phases.analyse.checks import Check, checks_verdict, failed, run_checks
+from ocr_phases.analyse.checks import Check, checks_verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
+from ocr_phases.analyse.noise import conditions_table
 from ocr_phases.analyse.summary import (
+    account,
     bytes_text,
     headline,
     ms_text,
     percent_text,
     repeat_table,
+    stage_key,
     stage_name,
     stage_table,
-    verdict,
+    text_doubt,
     vision_share,
 )
+from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import badge, cards_block, share_bar, status_line, title_block
 from ocr_phases.show.blocks import safe as _safe
@@ -38,6 +42,7 @@ from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.figures import figure_image as figure_image
 from ocr_phases.show.figures import figure_png as figure_png
 from ocr_phases.show.overlay import printable
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,6 +51,15 @@ if TYPE_CHECKING:
 _LONG_TEXT = 1_200
 _SHORT_TEXT = 60
 _NOTHING = "–"
+_CONDITIONS = {
+    "wall_s": ("wall", "s"),
+    "cpu_s": ("CPU of this program", "s"),
+    "waited_s": ("waited for a core", "s"),
+    "others": ("other programs", "%"),
+    "steal": ("stolen by a hypervisor", "%"),
+    "load_start": ("load at the start", ""),
+    "load_end": ("load at the end", ""),
+}
 
 #: Column -> (heading, unit). A unit decides how the column is written; without one it follows the value.
 HEADINGS: dict[str, tuple[str, str]] = {
@@ -101,14 +115,14 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
         first, stop, rest = lead.partition(". ")
         return title_block(name, about, rest, headline=first + stop.strip(), picture=picture)
     checks = run_checks(run)
-    status = status_line("fail" if failed(checks) else "pass", checks_verdict(checks))
+    status = status_line(worst_verdict(checks), checks_verdict(checks))
     below = _phase_bar(run) + status
-    return title_block(name, about, verdict(run), headline=headline(run), picture=picture, below=below)
+    return title_block(name, about, account(run), headline=headline(run), picture=picture, below=below)
 
 
 def _phase_bar(run: PhaseRun) -> str:
-    """Where the time of a run went, vision apart from the rest of the prefill."""
-    figures = run.summary()
+    """Where the time of the typical repeat went, vision apart from the rest of the prefill."""
+    figures = typical_run(run).summary()
     vision = figures["vision_ms"] or 0.0
     parts = [
         ("prepare", figures["prepare_ms"]),
@@ -121,12 +135,16 @@ def _phase_bar(run: PhaseRun) -> str:
 
 
 def cards_html(run: PhaseRun) -> str:
-    """The key figures of a run as cards; a figure that this kind of run does not have gets no card."""
-    figures = run.summary()
+    """The key figures of the typical repeat as cards; one that this kind of run does not have gets none."""
+    figures = typical_run(run).summary()
     steps = figures["decode_steps"]
     if figures["prefill_ms"] is None:
         cards = [
-            ("generate()", ms_text(figures["generate_ms"]), f"{figures['tokens']:,} tokens, in one call")
+            (
+                "generate()",
+                ms_text(figures["generate_ms"]),
+                f"{count_text(figures['tokens'], 'token')}, in one call",
+            )
         ]
     else:
         share = vision_share(run)
@@ -143,7 +161,7 @@ def cards_html(run: PhaseRun) -> str:
         cards += [
             ("Inter-token latency", ms_text(figures["inter_token_ms"]), f"median; {tail}"),
             ("Tokens per second", speed, "decode only" if rows == 1 else f"decode, {rows} rows together"),
-            ("Decode", ms_text(figures["decode_ms"]), f"{steps:,} step{'' if steps == 1 else 's'}"),
+            ("Decode", ms_text(figures["decode_ms"]), count_text(steps, "step")),
         ]
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     if peaks:
@@ -214,7 +232,7 @@ def stages_html(run: PhaseRun) -> str:
         table = table.drop(columns=["device_ms_p10", "device_ms_p90"])
     if run.device.get("kind") != "cuda":
         table = table.drop(columns="host_ms")
-    caption = "Median time of each phase and its stages"
+    caption = "Time of each phase and its stages"
     return table_html(table, caption=caption, strong=whole.tolist(), headings=_clock_headings(run))
 
 
@@ -252,14 +270,26 @@ def text_html(text: str, summary: str = "The text as the model wrote it") -> str
 
 
 def compression_html(run: PhaseRun) -> str:
-    """Text tokens over valid image tokens in one sentence; nothing where the record has not counted them."""
+    """Generated tokens over valid image tokens, and the vendor's way where the record has counted it."""
     figures = run.summary()
-    if figures["compression_ratio"] is None:
+    if figures["generated_compression_ratio"] is None:
         return ""
-    return note_html(
-        f"{figures['text_tokens']:,} text tokens from {figures['valid_image_tokens']:,} valid image tokens: "
-        f"a compression ratio of {figures['compression_ratio']:.2f}."
+    sentence = (
+        f"{figures['tokens']:,} generated tokens from {figures['valid_image_tokens']:,} valid image tokens: "
+        f"a compression ratio of {figures['generated_compression_ratio']:.2f}."
     )
+    if figures["compression_ratio"] is not None:
+        sentence += (
+            f" The vendor counts the text tokenised anew: {figures['text_tokens']:,} tokens, "
+            f"a ratio of {figures['compression_ratio']:.2f}."
+        )
+    return note_html(sentence)
+
+
+def text_doubt_html(run: PhaseRun) -> str:
+    """What speaks against the text, beside it; nothing where nothing does."""
+    doubt = text_doubt(run)
+    return status_line("note", doubt) if doubt else ""
 
 
 def note_html(sentence: str) -> str:
@@ -270,7 +300,7 @@ def note_html(sentence: str) -> str:
 def checks_html(checks: Iterable[Check]) -> str:
     """Checks as a table, verdicts in words as well as in colour; why and what to do unfold under each.
 
-    What fails is unfolded. The expectations, which are never a fault, are folded away beneath.
+    What fails or is noisy is unfolded. The expectations, which are never a fault, are folded away beneath.
     """
     checks = list(checks)
     rules = [check for check in checks if check.name not in EXPECTATIONS]
@@ -291,7 +321,7 @@ def _checks_table(checks: Sequence[Check], caption: str) -> str:
     for check in checks:
         advice = ""
         if check.why:
-            unfolded = " open" if check.verdict == "fail" else ""
+            unfolded = " open" if check.verdict in ("fail", "noisy") else ""
             advice = (
                 f'<details class="op-why"{unfolded}><summary>why, and what to do</summary>'
                 f"<p>{_safe(check.why)}</p><p>{_safe(check.fix)}</p></details>"
@@ -310,11 +340,12 @@ def _checks_table(checks: Sequence[Check], caption: str) -> str:
 
 def measured_html(run: PhaseRun) -> str:
     """How it was measured: device, versions, model, page and request, folded away."""
+    device = {key: value for key, value in run.device.items() if key != "conditions"}
     model = {key: value for key, value in run.model.items() if key != "config"}
     pages = [{key: value for key, value in page.items() if key != "data"} for page in run.pages]
     memory = {"peaks are": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")}
     parts: list[tuple[str, Mapping[str, Any]]] = [
-        ("Device", {**run.device, "ceilings": ceilings_text(run)}),
+        ("Device", {**device, "ceilings": ceilings_text(run)}),
         ("Memory", memory),
         ("Versions", run.versions),
         ("Model", model),
@@ -322,6 +353,9 @@ def measured_html(run: PhaseRun) -> str:
         ("Request", run.request),
     ]
     blocks = "".join(f"<h3>{_safe(title)}</h3>{_pairs(values)}" for title, values in parts)
+    conditions = conditions_table(run).dropna(axis="columns", how="all")
+    if len(conditions):
+        blocks += table_html(conditions, caption="The machine during each repeat", headings=_CONDITIONS)
     config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
     blocks += (
         "<details class='op-fold'><summary>The model's configuration</summary>"
@@ -331,6 +365,13 @@ def measured_html(run: PhaseRun) -> str:
         '<details class="op op-fold"><summary>Device, versions, model and request</summary>'
         f"{blocks}</details>"
     )
+
+
+def references_html(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of `ocr_phases.measure.references.references` as a table; what was not found has a dash."""
+    columns = ["what", "file", "line", "version", "symbol"]
+    table = pd.DataFrame(rows, columns=columns).astype({"line": "Int64"})
+    return f'<div class="op-paths">{table_html(table, caption="Where the code does it")}</div>'
 
 
 def image_html(image: Image, alt: str, *, width: int, quality: int = 85) -> str:
@@ -386,7 +427,7 @@ def _cell(value: Any, unit: str, numeric: bool, link: str = "") -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    """As many digits as tell values apart: the unit stands in the heading."""
+    """As many digits as tell values apart, two at least: the unit stands in the heading."""
     if unit == "%":
         return percent_text(float(value)).removesuffix(" %")
     if unit == "bytes":
@@ -394,6 +435,8 @@ def _number(value: float, unit: str) -> str:
     if float(value).is_integer() and unit != "ms":
         return f"{int(value):,}"
     size = abs(value)
+    if 0 < size < 0.0995:
+        return f"{value:.{1 - math.floor(math.log10(size))}f}"
     return f"{value:,.0f}" if size >= 999.5 else f"{value:.1f}" if size >= 99.95 else f"{value:.2f}"
 
 
@@ -413,7 +456,9 @@ def _value(key: str, value: Any) -> str:
     if isinstance(value, int) and key.endswith("_bytes"):
         return bytes_text(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{inner} {_value(str(inner), item)}" for inner, item in value.items())
+        return ", ".join(
+            f"{stage_key(str(inner))} {_value(str(inner), item)}" for inner, item in value.items()
+        )
     if isinstance(value, list | tuple):
         return ", ".join(_value(key, item) for item in value)
     if isinstance(value, int) and key in (

@@ -15,7 +15,7 @@ import pandas as pd
 from ocr_phases.analyse.summary import ms_text, percent_text
 from ocr_phases.show.blocks import safe as _safe
 from ocr_phases.show.distributions import plot_distributions
-from ocr_phases.show.figures import FIGURE_DPI, figure_png
+from ocr_phases.show.figures import figure_svg
 from ocr_phases.show.html import fragments_css, note_html, table_html
 from ocr_phases.show.overlay import printable
 
@@ -29,6 +29,7 @@ _ORDER = ": failures, then pages with warnings, then the others, the slowest dec
 _SHOWN_TEXT = 60
 _LONGEST_REASON = 240
 _HEADINGS = {
+    "page_ms": ("time", "ms"),
     "ttft_ms": ("TTFT", "ms"),
     "inter_token_ms": ("per token", "ms"),
     "vision_share": ("vision", "%"),
@@ -75,6 +76,7 @@ def _cards(pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame) ->
         ("Failed", f"{len(failed):,}", f"{percent_text(len(failed) / len(pages) if len(pages) else None)}"),
         ("Time to first token", _median(measured, "ttft_ms"), "median over pages"),
         ("Inter-token latency", _median(measured, "inter_token_ms"), "median over pages"),
+        *_end_to_end(measured),
         ("Tokens", f"{int(measured['tokens'].sum()):,}", "of all pages, written once"),
     ]
     items = "".join(
@@ -83,6 +85,18 @@ def _cards(pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame) ->
         for label, value, note in cards
     )
     return f'<dl class="op op-cards">{items}</dl>'
+
+
+def _end_to_end(measured: pd.DataFrame) -> list[tuple[str, str, str]]:
+    times = measured["page_ms"].dropna()
+    if times.empty:
+        return []
+    middle, *tail = (ms_text(float(times.quantile(q))) for q in (0.5, 0.9, 0.99))
+    rate = f"{60_000.0 / times.mean():,.1f}"
+    return [
+        ("Time per page", middle, f"median; p90 {tail[0]}, p99 {tail[1]}, from file to last token"),
+        ("Pages per minute", rate, "on one device, one page after another"),
+    ]
 
 
 def _median(measured: pd.DataFrame, column: str) -> str:
@@ -111,7 +125,7 @@ def _pages(pages: pd.DataFrame) -> str:
         keys, rising = ["late", "calm", "decode_ms"], [True, True, False]
     shown = ordered.sort_values(keys, ascending=rising, kind="stable").head(MOST_ROWS)
     done = shown["status"] == "done"
-    names = ["page", "preset", "status", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
+    names = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
     table = shown[names].copy()
     table["record"] = ["run.json" if one else "" for one in done]
     table["warnings"] = shown["warnings"].fillna("")
@@ -144,10 +158,9 @@ def _distributions(measured: pd.DataFrame) -> str:
     if measured.empty:
         return note_html("No page was measured, so there is nothing to draw.")
     figure = plot_distributions(measured)
-    width = round(figure.get_size_inches()[0] * FIGURE_DPI)
-    data = base64.b64encode(figure_png(figure)).decode()
     alt = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
-    return f'<div class="figure"><img src="data:image/png;base64,{data}" width="{width}" alt="{alt}"></div>'
+    svg = figure_svg(figure, alt)
+    return f'<div class="figure drawn" role="group" aria-label="{alt}" tabindex="0">{svg}</div>'
 
 
 def _regions(regions: pd.DataFrame, reported: Set[str]) -> str:
@@ -170,7 +183,7 @@ def _tables(names: Sequence[str]) -> str:
 
 
 def _address(folder: Any, name: str) -> str:
-    return quote(f"{folder}/{name}")
+    return quote(f"{folder}/{name}") if folder else ""
 
 
 def _document(title: str, sections: Sequence[str], body: str) -> str:

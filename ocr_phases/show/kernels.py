@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ocr_phases.analyse.kernels import GAP_CAUSES, idle_gaps, of_text, stage_verdict
+from ocr_phases.analyse.kernels import GAP_CAUSES, idle_gaps, kernel_table, of_text, stage_verdict
 from ocr_phases.analyse.summary import ms_text, percent_text, stage_name
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.plots import (
@@ -19,6 +19,7 @@ from ocr_phases.show.plots import (
     label_bar,
     sentence_figure,
     style_axes,
+    time_axis,
     title_axes,
 )
 
@@ -47,7 +48,9 @@ def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
     panels = figure.subplots(len(tables), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axes, (phase, rows) in zip(panels, tables.items(), strict=True):
         _draw_busy(axes, phase, rows)
-    panels[-1].set_xlabel("time in the timed runs (ms), and the part of it that the GPU worked")
+    for axes in panels[:-1]:
+        time_axis(axes.xaxis)
+    time_axis(panels[-1].xaxis, "time in the timed runs", ", and the part of it that the GPU worked")
     keys = [Patch(color=BLUE, label="the GPU works"), Patch(color=FAINT, label="the GPU waits")]
     figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     return figure
@@ -56,7 +59,8 @@ def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
 def plot_idle_gaps(run: PhaseRun) -> Figure:
     """Idle time between the device's work by length of the gap, coloured by cause: prefill and a decode step.
 
-    As seen under the profiler, where the host is slower. Raises `OcrPhasesError` without a kernel view.
+    The titles say how long the device is idle in the timed runs. The bars were seen under the profiler, where
+    the host is slower and gaps are longer. Raises `OcrPhasesError` without a kernel view.
     """
     table = idle_gaps(run)
     phases = [phase for phase in _UNITS if (table["phase"] == phase).any()]
@@ -64,8 +68,10 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
         return sentence_figure("The device was never idle between two kernels.")
     figure = blank_figure(3.7)
     edges = sorted(table["longer_than_us"].unique())
+    stages = kernel_table(run)
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
         _draw_gaps(axes, phase, table[table["phase"] == phase], edges)
+        title_axes(axes, _idle_title(phase, stages))
     keys = [Patch(color=colour, label=_CAUSE_NAMES[cause]) for cause, colour in _CAUSE_COLOURS.items()]
     figure.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     return figure
@@ -100,9 +106,17 @@ def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -
         bottom = bottom + height
     axes.set_xticks(range(len(edges)), [f"{edge:g}" for edge in edges])
     axes.grid(visible=False, axis="x")
-    axes.set_xlabel("gap longer than (µs)")
-    axes.set_ylabel("idle time under the profiler (ms)")
+    seen = f"{gaps['gaps'].sum():,.0f} gaps, {ms_text(float(bottom.sum()))} under the profiler"
+    axes.set_xlabel(f"gap longer than (µs): {seen}")
     axes.set_ylim(0, 1.15 * bottom.max())
-    title_axes(
-        axes, f"Idle in {_UNITS[phase]}: {ms_text(float(bottom.sum()))} in {gaps['gaps'].sum():,.0f} gaps"
+    time_axis(axes.yaxis, "idle time under the profiler")
+
+
+def _idle_title(phase: str, stages: pd.DataFrame) -> str:
+    """How long the device was idle in the timed runs; their time is unknown where they have no such stage."""
+    whole = stages[stages["stage"] == ("decode_step" if phase == "decode" else phase)].dropna(
+        subset="wall_ms"
     )
+    for busy, wall in whole[["busy_ms", "wall_ms"]].itertuples(index=False, name=None):
+        return f"{_UNITS[phase].capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
+    return f"Idle in {_UNITS[phase]}"

@@ -44,7 +44,7 @@ def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
     """
     if run.kernels is None:
         return ""
-    head = f'<h3 class="op">Kernels</h3>{note_html(kernel_sentence(run, floors))}'
+    head = f'<div class="prose"><h2 id="Kernels">Kernels</h2></div>{note_html(kernel_sentence(run, floors))}'
     if not has_kernels(run):
         return head
     table = kernel_table(run).merge(

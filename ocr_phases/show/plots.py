@@ -8,12 +8,14 @@ Okabe and Ito's, told apart with any colour vision.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -23,17 +25,20 @@ from ocr_phases.analyse.summary import (
     bytes_text,
     ms_text,
     percent_text,
-    repeat_table,
     stage_name,
     stage_table,
     step_table,
     vision_share,
 )
+from ocr_phases.analyse.typical import typical_repeat
 from ocr_phases.record import PREFILL_STAGES, VISION_STAGES, PhaseRun
 from ocr_phases.show.figures import LiteralFigure
 from ocr_phases.show.overlay import printable
+from ocr_phases.words import count_text
 
 WIDTH = 10.0
+NARROW = 4.8  # for a phone, where type of 9 points would be 4 pixels high otherwise
+_SENTENCE_LINE = 52
 
 INK, MUTED, FAINT = "#222222", "#666666", "#d9d9d9"
 ON_LIGHT = "#111111"  # type on a light bar: unlike INK it stays dark where a report is dark
@@ -104,16 +109,20 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None =
     axes.set_xlim(-0.5, max(float(steps[-1]), 0.0) + 0.5)
     _name_outliers(axes, table[table["outlier"]], top, int(steps[-1]))
     axes.set_xlabel("decode step")
-    axes.set_ylabel("time of the step (ms)")
+    time_axis(axes.yaxis, "time of the step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     found = f"{ms_text(middle)} in the median of {len(table):,}" if len(table) > 1 else ms_text(middle)
+    found += ", over all repeats" if len(run.repeats) > 1 else ""
     title_axes(axes, f"Each decode step: {found}")
     figure.legend(loc="outside lower center", ncols=5, fontsize=9, frameon=False, labelcolor=INK)
     return figure
 
 
 def plot_vision_stages(run: PhaseRun) -> Figure:
-    """The prefill's stages as bars in ms with their share of it; vision by view, the rest in grey below."""
+    """The prefill's stages as bars in ms with their share of it; vision by view, the rest in grey below.
+
+    Bars are the typical repeat's and add up to its prefill; the lines are p10 to p90 over all repeats.
+    """
     table = stage_table(run)
     table = table[table["phase"] == "prefill"]
     stages = table[table["stage"].isin(PREFILL_STAGES)]
@@ -140,7 +149,7 @@ def plot_vision_stages(run: PhaseRun) -> Figure:
     longest = max(float(stages["device_ms_p90"].max()), rest)
     axes.set_xlim(0, 1.18 * longest)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("time (ms)" + (", line: p10 to p90 over repeats" if len(run.repeats) > 1 else ""))
+    time_axis(axes.xaxis, "time", ", line: p10 to p90 over repeats" if len(run.repeats) > 1 else "")
     title_axes(axes, f"Vision is {percent_text(vision_share(run))} of a prefill of {ms_text(whole)}")
     views = [view for view in ("global", "local") if (stages["view"] == view).any()]
     keys = [Patch(color=_VIEW_COLOURS[view], label=f"{view} view") for view in views]
@@ -152,10 +161,11 @@ def plot_vision_stages(run: PhaseRun) -> Figure:
 def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     """One repeat from its start, in ms: prepare and prefill by stage, and below it the whole with every step.
 
-    ``repeat`` defaults to the one whose total is the median. Device times, where the device has a clock.
+    ``repeat`` defaults to the typical one (`ocr_phases.analyse.typical`). Device times, where the
+    device has a clock.
     """
     if repeat is None:
-        repeat = _typical_repeat(run)
+        repeat = typical_repeat(run)
     spans = run.spans[run.spans["repeat"] == repeat]
     figure = blank_figure(4.9)
     zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0))
@@ -166,9 +176,10 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     _stage_keys(zoomed, early)
     _lanes(whole, spans, _ends(spans))
     steps = int((spans["stage"] == "decode_step").sum())
-    tail = f", {steps:,} decode step{'' if steps == 1 else 's'}" if steps else ""
+    tail = f", {count_text(steps, 'decode step')}" if steps else ""
     title_axes(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
-    whole.set_xlabel("time since the start of the repeat (ms)")
+    time_axis(zoomed.xaxis)
+    time_axis(whole.xaxis, "time since the start of the repeat")
     return figure
 
 
@@ -350,12 +361,6 @@ def _stage_keys(axes: Axes, spans: pd.DataFrame) -> None:
         )
 
 
-def _typical_repeat(run: PhaseRun) -> int:
-    table = repeat_table(run)
-    total = table[["ttft_ms", "decode_ms", "generate_ms"]].sum(axis=1)
-    return int(table["repeat"].iloc[int((total - total.median()).abs().to_numpy().argmin())])
-
-
 def _ends(spans: pd.DataFrame) -> float:
     ends = spans["device_start_ms"] + spans["device_ms"]
     return float(ends.max()) if len(spans) else 0.0
@@ -367,14 +372,14 @@ def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_fro
     label_bar(axes, max(ms, label_from), place, text)
 
 
-def blank_figure(height: float) -> Figure:
-    """A figure of the report's width that draws every text as it stands; ``height`` in inches."""
-    return LiteralFigure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+def blank_figure(height: float, width: float = WIDTH) -> Figure:
+    """A figure of the report's width that draws every text as it stands; sizes in inches."""
+    return LiteralFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def new_figure(height: float) -> tuple[Figure, Axes]:
-    """A figure of the report's width with one pair of axes; ``height`` in inches."""
-    figure = blank_figure(height)
+def new_figure(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
+    """A figure of the report's width with one pair of axes; ``height`` and ``width`` in inches."""
+    figure = blank_figure(height, width)
     axes = figure.subplots()
     style_axes(axes)
     return figure, axes
@@ -401,6 +406,20 @@ def title_axes(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
 
 
+def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
+    """Name an axis of ms in the unit that suits its size, as `ms_text` would; after its limits are set.
+
+    ``note`` comes behind the unit. Without a label each tick has its unit.
+    """
+    low, high = sorted(axis.get_view_interval())
+    size = math.sqrt(low * high) if axis.get_scale() == "log" else high
+    scale, unit = (1e3, "s") if size >= 1e3 else (1.0, "ms")
+    behind = "" if label else f" {unit}"
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,g}{behind}"))
+    if label:
+        axis.set_label_text(f"{label} ({unit}){note}")
+
+
 def _byte_axis(axes: Axes, label: str) -> None:
     """Ticks in one decimal unit that suits the axis."""
     top = axes.get_ylim()[1]
@@ -419,5 +438,9 @@ def _inside(axes: Axes, text: str) -> None:
 def sentence_figure(text: str) -> Figure:
     """A figure that only says why there is nothing to see."""
     figure = blank_figure(1.0)
-    _inside(figure.subplots(), text)
+    # On the left and in short lines, for a screen that shows no more of it.
+    lines = "\n".join(textwrap.wrap(text, _SENTENCE_LINE))
+    axes = figure.subplots()
+    axes.set_axis_off()
+    axes.text(0, 0.5, lines, ha="left", va="center", fontsize=10, color=MUTED, transform=axes.transAxes)
     return figure

@@ -8,10 +8,11 @@ from PIL.Image import Image
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding, region_table, type_table
 from ocr_phases.analyse.summary import ms_text, percent_text
+from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, label_colour, printable
-from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, title_axes
+from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, time_axis, title_axes
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12
@@ -89,7 +90,7 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.45 * float(types["decode_ms"].max()))
-    axes.set_xlabel("decode time (ms)")
+    time_axis(axes.xaxis, "decode time")
     of_row = f" of row {row}" if len(run.results) > 1 else ""
     title_axes(axes, f"Decode time by type of region{of_row}, {ms_text(whole)} in all")
     return figure
@@ -116,10 +117,13 @@ def _pictures(page: Image | None, grounding: Grounding, table: pd.DataFrame | No
 def _sum_sentence(run: PhaseRun, table: pd.DataFrame) -> str:
     if not table["decode_ms"].any():
         return "This run has no decode steps, so its regions have no time."
+    shown = typical_run(run)
+    several = len(run.repeats) > 1
+    of_repeat, there = (f" in repeat {shown.repeats[0]}", " there") if several else ("", "")
     return (
         f"Regions{' and preamble' if (table['region'] == PREAMBLE).any() else ''} add up to "
-        f"{ms_text(table['decode_ms'].sum())}, the sum over all tokens of each step's median; "
-        f"the whole decode phase took {ms_text(run.summary()['decode_ms'])} in the median of the repeats."
+        f"{ms_text(table['decode_ms'].sum())}, the sum of their tokens' steps{of_repeat}, which shares are "
+        f"of; the whole decode phase took {ms_text(shown['decode_ms'])}{there}."
     )
 
 
@@ -128,6 +132,7 @@ def _row_heading(run: PhaseRun, row: int) -> str:
 
 
 def _regions(run: PhaseRun, row: int) -> tuple[Grounding, pd.DataFrame | None]:
-    """The regions of a row's text and what they cost; None where there are none."""
+    """The regions of a row's text and what they cost in the typical repeat; None where there are none."""
     grounding = parse_grounding(run.results[row]["text"] or "")
-    return grounding, region_table(grounding, run.tokens_of(row)) if grounding.regions else None
+    tokens = typical_run(run).tokens_of(row)
+    return grounding, region_table(grounding, tokens) if grounding.regions else None

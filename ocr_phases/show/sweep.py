@@ -21,10 +21,12 @@ from ocr_phases.show.plots import (
     GREEN,
     INK,
     MUTED,
+    WIDTH,
     blank_figure,
     new_figure,
     sentence_figure,
     style_axes,
+    time_axis,
     title_axes,
 )
 from ocr_phases.strategies import STRATEGIES
@@ -53,6 +55,24 @@ def sweep_html(table: pd.DataFrame) -> str:
     return table_html(shown, caption="Each cell, medians over the repeats", headings=headings)
 
 
+def end_to_end_html(table: pd.DataFrame) -> str:
+    """Time per page from its file to its last token, and pages per minute, of each cell."""
+    if table.empty:
+        return ""
+    columns = ["preset", "strategy", "vision", "batch", "tokens"]
+    shown = table[[*columns, "page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]]
+    shown = shown.drop(columns=[name for name in ("strategy", "vision") if table[name].nunique() == 1])
+    headings = {
+        "tokens": ("output", ""),
+        "page_ms": ("page, p50", "ms"),
+        "page_ms_p90": ("p90", "ms"),
+        "page_ms_p99": ("p99", "ms"),
+        "pages_per_min": ("pages/min", ""),
+    }
+    caption = "Each page end to end, quantiles over the repeats; the rows of a batch end together"
+    return table_html(shown, caption=caption, headings=headings)
+
+
 def failures_html(failures: pd.DataFrame) -> str:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
     if failures.empty:
@@ -60,12 +80,15 @@ def failures_html(failures: pd.DataFrame) -> str:
     return table_html(failures[["cell", "reason"]], caption="What failed")
 
 
-def plot_prefill(table: pd.DataFrame) -> Figure:
-    """Prefill in ms against the prompt's tokens: a line a batch size and way of vision, through medians."""
+def plot_prefill(table: pd.DataFrame, width: float = WIDTH) -> Figure:
+    """Prefill in ms against the prompt's tokens: a line a batch size and way of vision, through medians.
+
+    ``width`` is in inches.
+    """
     table = table.dropna(subset=["prefill_ms"])
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.")
-    figure, axes = new_figure(3.9)
+    figure, axes = new_figure(3.9, width)
     looks = _Looks(table.sort_values("batch"), "vision", "batch")
     for _, rows in table.groupby(["vision", "batch"], sort=False):
         colour, style = looks.of(rows.iloc[0])
@@ -78,7 +101,7 @@ def plot_prefill(table: pd.DataFrame) -> Figure:
     _from_zero(axes, table["prefill_ms"])
     axes.set_xlim(left=0)
     axes.set_xlabel("prompt tokens of a row")
-    axes.set_ylabel("prefill (ms)")
+    time_axis(axes.yaxis, "prefill")
     title_axes(axes, "Prefill over the length of the prompt")
     looks.legend(figure)
     return figure
@@ -98,7 +121,7 @@ def plot_decode(curves: pd.DataFrame) -> Figure:
     _name_presets(axes, curves, "cache_len")
     _from_zero(axes, curves["device_ms"])
     axes.set_xlabel("KV cache length of a row (tokens)")
-    axes.set_ylabel("decode step (ms)")
+    time_axis(axes.yaxis, "decode step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     title_axes(axes, "Decode step over the length of the cache")
     looks.legend(figure)
@@ -165,7 +188,6 @@ def plot_floors(table: pd.DataFrame) -> Figure:
 
 def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> None:
     axes.set_xscale("log")
-    axes.set_xlabel("time (ms)")
     if table.empty:
         return
     axes.hlines(table.index, table[floor], table[measured], color=FAINT, linewidth=3, zorder=1)
@@ -183,15 +205,20 @@ def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> 
         )
     axes.set_xlim(table[floor].min() / 1.6, table[measured].max() * 6)
     _plain_log(axes.xaxis)
+    time_axis(axes.xaxis, "time")
 
 
 def plot_vision_share(table: pd.DataFrame) -> Figure:
-    """What part of the prefill is vision, a bar a preset, batch size and way of vision (medians)."""
+    """What part of the prefill is vision, a bar a preset, batch size and way of vision.
+
+    Of cells that differ in strategy or output length alone, which a prefill does not depend on, the first
+    strategy's longest is drawn.
+    """
     table = table.dropna(subset=["vision_share"])
     if table.empty:
         return sentence_figure("No cell has a prefill, so there is no share of it to draw.")
     bars = ["prefill_len", "preset", "batch", "vision"]
-    shares = table.groupby(bars, sort=False)["vision_share"].median().reset_index()
+    shares = _longest(table).drop_duplicates(bars).reset_index(drop=True)
     figure, axes = new_figure(1.3 + 0.34 * len(shares))
     places = range(len(shares))
     axes.barh(places, 100.0 * shares["vision_share"], color=BLUE, height=0.66)
@@ -322,8 +349,9 @@ class _Looks:
         ]
         if faint:
             keys.append(Line2D([], [], color=FAINT, linewidth=1.4, label=faint))
+        columns = 6 if figure.get_figwidth() >= WIDTH else 2
         figure.legend(
-            handles=keys, loc="outside lower center", ncols=6, fontsize=9, frameon=False, labelcolor=INK
+            handles=keys, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, labelcolor=INK
         )
 
     @staticmethod

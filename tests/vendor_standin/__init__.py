@@ -21,6 +21,10 @@ CODE = ("modeling_deepseekocr.py", "deepencoder.py")
 #: What `DeepSeekOCRSession.load` needs to run the class.
 RULES: dict[str, Any] = {"implementation": "vendor", "trust_remote_code": True}
 
+#: Changes for `copy_of` that move tensors to a GPU, as the published forward does.
+CUDA_CALL = (".to(inputs_embeds.device)", ".cuda()")
+CUDA_IMAGES = ("(images) / 8", "(images.cuda()) / 8")
+
 CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekOCRForCausalLM"],
     "auto_map": {
@@ -40,7 +44,6 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": None,
     "tie_word_embeddings": False,
     "vision_width": 32,
-    "tuple_cache": False,
 }
 
 

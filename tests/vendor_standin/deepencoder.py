@@ -24,6 +24,8 @@ class Clip(nn.Module):
         super().__init__()
         self.class_embedding = nn.Parameter(torch.zeros(width))
         self.mix = nn.Linear(width, width)
+        # In no checkpoint, as the published one: transformers then warns that it should be trained.
+        self.register_buffer("position_ids", torch.arange(257)[None])
 
     def forward(self, images: Tensor, grid: Tensor) -> Tensor:
         tokens = self.mix(grid.flatten(2).transpose(1, 2))

@@ -98,7 +98,7 @@ class DeepseekOCRModel(LlamaModel):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
         )
-        if use_cache and not whole and self.config.tuple_cache:
+        if use_cache and not whole:  # as the published one: tuples, unless it is handed a Cache
             out.past_key_values = as_tuple(past_key_values)
         return out
 

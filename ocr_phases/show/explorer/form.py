@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
@@ -13,8 +13,11 @@ from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.images import PAGE_SUFFIXES
 from ocr_phases.presets import PRESETS, PROMPTS
-from ocr_phases.show.html import image_html
+from ocr_phases.show.html import image_html, note_html
 from ocr_phases.strategies import STRATEGIES, VISIONS
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _SAMPLE, _PATH, _UPLOAD = "Sample", "File or folder", "Upload"
 _OTHER = ""  # of no known name; a value of None would leave the list blank
@@ -72,6 +75,7 @@ class PageChooser(widgets.VBox):
     """
 
     def __init__(self, page: str | Path | None, guarded: Callable[..., Callable[..., None]]) -> None:
+        self.image: Image | None = None  # the chosen page, upright
         samples = sorted(asset("data", "pages").glob("*.png"))
         self.source = widgets.ToggleButtons(options=[_SAMPLE, _PATH, _UPLOAD], description="Page")
         self.source.add_class("opx-source")
@@ -137,6 +141,7 @@ class PageChooser(widgets.VBox):
         shown[self.file] = kind == _PATH and bool(self.file.options)
         for widget, visible in shown.items():
             widget.layout.display = None if visible else "none"
+        self.image = None
         self.thumbnail.value = ""
         nothing_yet = (kind == _UPLOAD and not self.upload.value) or (
             kind == _PATH and (not self.path.value.strip() or Path(self.path.value.strip()).is_dir())
@@ -145,7 +150,7 @@ class PageChooser(widgets.VBox):
             from ocr_phases.measure.images import load_page  # of the measuring half: only now
 
             page, name = self.page()
-            image = load_page(page, name or "image")[0]
+            self.image = image = load_page(page, name or "image")[0]
             alt = f"The chosen page, {image.width} × {image.height} pixels"
             self.thumbnail.value = (
                 f"{image_html(image, alt, width=104)}<p>{image.width:,} × {image.height:,} pixels</p>"
@@ -163,6 +168,8 @@ class Form(widgets.HBox):
         below: widgets.Widget,
     ) -> None:
         self.page = PageChooser(page, guarded)
+        self.warning = widgets.HTML()
+        self.warning.add_class("opx-type")
         self.model = Choice(
             "Model",
             {"tiny": "tiny (built in)", "dummy": "dummy (full size, random weights)"},
@@ -199,10 +206,21 @@ class Form(widgets.HBox):
         ]
         grid = widgets.Box(fields)
         grid.add_class("opx-fields")
-        right = widgets.VBox([grid, below])
+        right = widgets.VBox([grid, self.warning, below])
         right.add_class("opx-settings")
         super().__init__([self.page, right])
         self.add_class("opx-form")
+        for widget in (self.page.thumbnail, self.model.known, self.model.own, self.preset):
+            widget.observe(self._look_at_type, "value")
+        self._look_at_type()
+
+    def _look_at_type(self, _: Any = None) -> None:
+        """Say before a run where the page's type is too small for model and preset."""
+        from ocr_phases.measure.type_size import type_warning  # of the measuring half: only now
+
+        image = self.page.image
+        warning = "" if image is None else type_warning(image, self.model.value, self.preset.value or None)
+        self.warning.value = note_html(warning) if warning else ""
 
     def settings(self) -> Settings:
         """What is set; `OcrPhasesError` where something is missing."""

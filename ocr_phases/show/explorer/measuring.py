@@ -33,7 +33,10 @@ class Measurer:
         session = self._session_for(settings, live)
         from ocr_phases.measure.recorder import TokenReader
 
-        live.reader(TokenReader(session.tokenizer).read)
+        def progress(done: int, total: int) -> None:
+            live.reader(TokenReader(session.tokenizer).read)  # no half character of the run before
+            live.progress(done, total)
+
         live.doing(set_up_text(settings))
         run = session.run_inference(
             settings.page,
@@ -46,7 +49,7 @@ class Measurer:
             vision=settings.vision,
             eos_check_every=1,  # every token is shown, and Stop heard, as it is written
             on_tokens=live.on_tokens,
-            progress=live.progress,
+            progress=progress,
         )
         if settings.page_name is None:
             return run

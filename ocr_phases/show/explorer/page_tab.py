@@ -10,6 +10,7 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Region, parse_grounding, region_table
 from ocr_phases.analyse.summary import ms_text, percent_text
+from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import safe
 from ocr_phases.show.explorer.panes import Pane, figure_html
@@ -90,7 +91,7 @@ class PagePane(Pane):
         grounding = parse_grounding(run.results[row]["text"] or "")
         self._regions = grounding.regions
         self._tokens = run.tokens_of(row)
-        self._table = region_table(grounding, self._tokens)
+        self._table = region_table(grounding, typical_run(run).tokens_of(row))
         numbers = [number for number, page in enumerate(run.pages) if page["row"] == row]
         page = run.pages[numbers[0]]
         self._note.value = note_html(_remark(run, row, len(numbers), grounding.dropped))

@@ -104,7 +104,7 @@ def timeline_html(run: PhaseRun) -> str:
 
 def text_html(run: PhaseRun) -> str:
     """What was written, row by row, as it was written."""
-    parts = [html.compression_html(run)]
+    parts = [html.text_doubt_html(run), html.compression_html(run)]
     for row, result in enumerate(run.results):
         name = "The text as the model wrote it" if len(run.results) == 1 else f"Text of row {row}"
         if result["text"] is None:

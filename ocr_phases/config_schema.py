@@ -1,0 +1,254 @@
+"""What the JSON files of a checkpoint may hold, declared once: types, ranges, and sizes that fit each other.
+
+The published layout (``deepseek_vl_v2``) and the one transformers saves (``unlimited_ocr``) are known.
+Entries that are not named here are never handed on (`known`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, get_type_hints
+
+from msgspec import Meta
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.plain_json import conform
+
+PUBLISHED, SAVED = "deepseek_vl_v2", "unlimited_ocr"
+
+# Several times the published sizes; products of them stay within 64 bits.
+_Width = Annotated[int, Meta(ge=1, le=2**15)]
+_Layers = Annotated[int, Meta(ge=1, le=2**8)]
+_Heads = Annotated[int, Meta(ge=1, le=2**10)]
+_Experts = Annotated[int, Meta(ge=1, le=2**12)]
+_Vocab = Annotated[int, Meta(ge=1, le=2**22)]
+_Positions = Annotated[int, Meta(ge=1, le=2**24)]
+_Side = Annotated[int, Meta(ge=1, le=2**14)]
+_Id = Annotated[int, Meta(ge=0, le=2**31)]
+_Small = Annotated[float, Meta(gt=0, le=1)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Factor = Annotated[float, Meta(gt=0, le=1e12)]
+_Pair = Annotated[list[_Width], Meta(min_length=2, max_length=2)]
+_Indexes = list[Annotated[int, Meta(ge=0, le=2**8)]]
+_Act = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"]
+
+
+class Text(TypedDict, total=False):
+    """The language model; the names that both layouts share."""
+
+    bos_token_id: _Id
+    eos_token_id: _Id
+    hidden_size: _Width
+    intermediate_size: _Width
+    max_position_embeddings: Required[_Positions]
+    moe_intermediate_size: _Width
+    n_group: _Experts | None
+    n_routed_experts: _Experts
+    n_shared_experts: _Heads
+    num_attention_heads: _Heads
+    num_experts_per_tok: _Experts
+    num_hidden_layers: Required[_Layers]
+    num_key_value_heads: _Heads | None
+    rms_norm_eps: _Small
+    routed_scaling_factor: _Factor
+    topk_group: _Experts | None
+    topk_method: Literal["greedy"]
+    vocab_size: _Vocab
+
+
+class PublishedText(Text, total=False):
+    """``language_config`` of the published layout."""
+
+    first_k_dense_replace: Annotated[int, Meta(ge=0, le=2**8)]
+    rope_theta: _Factor
+
+
+class _Rope(TypedDict, total=False):
+    rope_theta: _Factor
+    rope_type: Literal["default"]
+
+
+class SavedText(Text, total=False):
+    """``text_config`` as transformers saves it."""
+
+    attention_bias: bool
+    attention_dropout: _Share | None
+    hidden_act: _Act
+    initializer_range: _Share
+    layer_types: list[str] | None
+    mlp_bias: bool
+    mlp_layer_types: list[Literal["dense", "sparse"]] | None
+    pad_token_id: _Id | None
+    rope_parameters: _Rope | None
+    sliding_window: _Positions
+    tie_word_embeddings: bool
+
+
+class _PublishedSam(TypedDict):
+    width: _Width
+    layers: _Layers
+    heads: _Heads
+    global_attn_indexes: _Indexes
+    downsample_channels: _Pair
+    output_channels: NotRequired[_Width]
+
+
+class _PublishedClip(TypedDict):
+    width: _Width
+    layers: _Layers
+    heads: _Heads
+    image_size: _Side
+    patch_size: _Side
+
+
+_PublishedParts = TypedDict("_PublishedParts", {"sam_vit_b": _PublishedSam, "clip-l-14-224": _PublishedClip})
+
+
+class _PublishedVision(TypedDict):
+    width: _PublishedParts
+    image_size: NotRequired[_Side]
+    mlp_ratio: NotRequired[Annotated[float, Meta(gt=0, le=64)]]
+
+
+class PublishedConfig(TypedDict):
+    """``config.json`` as published."""
+
+    language_config: PublishedText
+    vision_config: _PublishedVision
+    image_token_id: NotRequired[_Id]
+
+
+class _SavedEncoder(TypedDict, total=False):
+    attention_dropout: _Share | None
+    hidden_act: _Act
+    hidden_size: _Width
+    image_size: _Side
+    initializer_range: _Share
+    layer_norm_eps: _Small
+    num_attention_heads: _Heads
+    num_channels: Literal[3]
+    num_hidden_layers: _Layers
+    patch_size: _Side
+
+
+class SavedSam(_SavedEncoder, total=False):
+    """``sam_config`` as transformers saves it."""
+
+    downsample_channels: _Pair
+    global_attn_indexes: _Indexes
+    mlp_dim: _Width
+    output_channels: _Width
+    qkv_bias: bool
+    use_abs_pos: bool
+    use_rel_pos: bool
+    window_size: _Side
+
+
+class SavedClip(_SavedEncoder, total=False):
+    """``encoder_config`` as transformers saves it."""
+
+    initializer_factor: _Factor
+    intermediate_size: _Width
+
+
+class _SavedVision(TypedDict):
+    sam_config: SavedSam
+    encoder_config: SavedClip
+
+
+class SavedConfig(TypedDict):
+    """``config.json`` as transformers saves it."""
+
+    text_config: SavedText
+    vision_config: _SavedVision
+    image_token_id: NotRequired[_Id]
+    tie_word_embeddings: NotRequired[bool]
+
+
+class AnyConfig(TypedDict, total=False):
+    """What is read of any ``config.json``."""
+
+    model_type: str
+    image_token_id: _Id
+    auto_map: dict[str, str]
+
+
+class Generation(TypedDict, total=False):
+    """``generation_config.json``."""
+
+    bos_token_id: _Id | None
+    eos_token_id: _Id | list[_Id] | None
+    pad_token_id: _Id | None
+    max_length: _Positions | None
+    max_new_tokens: _Positions | None
+    do_sample: bool | None
+    temperature: _Factor | None
+    top_p: _Share | None
+    top_k: _Vocab | None
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=2**24)] | None
+    use_cache: bool | None
+
+
+class WeightsIndex(TypedDict):
+    """``model.safetensors.index.json``: which file of the same folder each tensor is in."""
+
+    metadata: dict[str, Any]
+    weight_map: dict[str, Annotated[str, Meta(pattern=r"^[\w.-]+\.safetensors$")]]
+
+
+class _Token(TypedDict):
+    content: str
+
+
+class TokenizerLabels(TypedDict, total=False):
+    """``tokenizer_config.json``: the special tokens, the rest is not read."""
+
+    bos_token: str | _Token | None
+    eos_token: str | _Token | None
+    pad_token: str | _Token | None
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """Raise `OcrPhasesError`, naming the entry, for a model's config that is none of the two layouts."""
+    conform(config, SavedConfig if config.get("model_type") == SAVED else PublishedConfig)
+    for what, fits in _fits(config):
+        if not fits:
+            raise OcrPhasesError(what)
+
+
+def known(section: dict[str, Any], shape: Any) -> dict[str, Any]:
+    """The entries of a section that ``shape``, a `TypedDict`, names."""
+    return {name: section[name] for name in get_type_hints(shape) if name in section}
+
+
+def _fits(config: dict[str, Any]) -> Any:
+    """What has to fit each other within a config of the right types, each with whether it does."""
+    if config.get("model_type") == SAVED:
+        text, vision = config["text_config"], config["vision_config"]
+        parts = {
+            "sam_config": (vision["sam_config"], "hidden_size", "num_attention_heads"),
+            "encoder_config": (vision["encoder_config"], "hidden_size", "num_attention_heads"),
+        }
+    else:
+        text, vision = config["language_config"], config["vision_config"]["width"]
+        parts = {name: (part, "width", "heads") for name, part in vision.items() if name in _PARTS}
+    parts["the language model"] = (text, "hidden_size", "num_attention_heads")
+    for name, (part, width, heads) in parts.items():
+        if width in part and heads in part:
+            yield f"{name}: {width} is no multiple of {heads}", part[width] % part[heads] == 0
+    experts = text.get("n_routed_experts", 2**12)
+    yield (
+        "num_experts_per_tok is more than n_routed_experts",
+        (text.get("num_experts_per_tok") or 1) <= experts,
+    )
+    if text.get("num_key_value_heads") and "num_attention_heads" in text:
+        whole = text["num_attention_heads"] % text["num_key_value_heads"] == 0
+        yield "num_attention_heads is no multiple of num_key_value_heads", whole
+    for name in ("layer_types", "mlp_layer_types"):
+        if text.get(name) is not None:
+            yield (
+                f"{name}: there are other layers than num_hidden_layers",
+                (len(text[name]) == text.get("num_hidden_layers", len(text[name]))),
+            )
+
+
+_PARTS = tuple(_PublishedParts.__annotations__)

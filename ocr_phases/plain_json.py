@@ -1,0 +1,68 @@
+"""JSON that somebody else wrote: decoded strictly, and held against a declared shape."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+from ocr_phases.errors import OcrPhasesError
+
+#: Whole numbers that a double holds exactly, which is more than any count here needs.
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**53)]
+
+_DEPTH = 8
+_Scalar = (
+    None
+    | bool
+    | str
+    | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    | Annotated[float, Meta(ge=-1e300, le=1e300)]
+)
+_Plain: Any = _Scalar
+for _ in range(_DEPTH):
+    _Plain = _Scalar | list[_Plain] | dict[str, _Plain]
+
+
+class Plain(TypedDict):
+    """A value that can be shown and saved again: finite numbers, lists and objects a few levels deep."""
+
+    value: _Plain
+
+
+def decode(data: bytes) -> Any:
+    """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything else."""
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError as error:
+        raise OcrPhasesError("its JSON is nested too deeply") from error
+    except ValueError as error:  # msgspec's own, and text that is no UTF-8
+        raise OcrPhasesError(f"it is no JSON ({_sentence(error)})") from error
+
+
+def conform(value: Any, shape: Any, name: str = "") -> None:
+    """Hold ``value`` against ``shape``, a type as msgspec takes it; what a `TypedDict` does not name passes.
+
+    Raises `OcrPhasesError` with the entry, below ``name``, and what is wrong with it, as in
+    ``pages[0].row: expected int, got str``.
+    """
+    try:
+        msgspec.convert(value, shape)
+    except ValueError as error:  # msgspec's own, and a name that is no Unicode
+        raise OcrPhasesError(_sentence(error, name)) from error
+    except RecursionError as error:
+        raise OcrPhasesError(f"{name}: it is nested too deeply".lstrip(": ")) from error
+
+
+_MISSING = "Object missing required field "
+
+
+def _sentence(error: Exception, name: str = "") -> str:
+    """msgspec's message with the entry in front: ``Expected `int`, got `str` - at `$.pages[0].row```."""
+    problem, _, path = str(error).replace("`", "").partition(" - at ")
+    place = name + path.removeprefix("key in ").lstrip("$")
+    if problem.startswith(_MISSING):
+        place, problem = f"{place}.{problem.removeprefix(_MISSING)}", "it is missing"
+    return f"{place.strip('.')}: {problem[:1].lower()}{problem[1:]}".lstrip(": ")

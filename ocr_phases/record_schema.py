@@ -1,0 +1,347 @@
+"""What a record must hold, declared once: types, ranges, and the counts that have to agree.
+
+Whatever reads a record (analyse, show, report, batch) may rely on this. Entries that are not named here are
+kept as they are, as long as they are plain JSON: a later version may have written them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import numpy as np
+import pandas as pd
+from msgspec import Meta
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.plain_json import AtLeastOne, Count, Plain, conform
+
+#: A record of a whole book is below a tenth of it.
+MOST_BYTES = 2 << 30
+
+# Up to 2^33 ms, 99 days: sums of times in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
+_Ms = Annotated[float, Meta(ge=0, le=2**33)]
+_StartMs = Annotated[float, Meta(ge=-(2**33), le=2**33)]
+_Rate = Annotated[float, Meta(ge=1, le=1e21)]  # a second
+_Seconds = Annotated[float, Meta(ge=0, le=2**24)]
+_Share = Annotated[float, Meta(ge=0, le=1.5)]  # ticks of 10 ms may add up to a little more than the whole
+_Load = Annotated[float, Meta(ge=0, le=1e6)]
+_TypePx = Annotated[float, Meta(ge=0, le=1e6)]
+_Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
+_Cells = Annotated[int, Meta(ge=1, le=2**10)]
+_Texts = list[str]
+_Times = Annotated[list[Annotated[float, Meta(gt=0, le=2**33)]], Meta(min_length=1)]
+
+
+class _Taken(TypedDict):
+    copied_bytes: Count
+    matmul_size: Count
+    copy_ms: NotRequired[_Times]
+    matmul_ms: NotRequired[_Times]
+
+
+class _Ceilings(TypedDict):
+    bandwidth_bytes_per_s: _Rate | None
+    matmul_flops_per_s: _Rate | None
+    matmul_dtype: str
+    launch_us: NotRequired[_Ms | None]
+    taken: NotRequired[_Taken | None]
+
+
+class _Repeat(TypedDict):
+    repeat: Count
+    wall_s: _Seconds
+    cpu_s: _Seconds
+    waited_s: _Seconds | None
+    others: _Share | None
+    steal: _Share | None
+    load_start: _Load | None
+    load_end: _Load | None
+
+
+class _GpuState(TypedDict, total=False):
+    sm_mhz: Count | None
+    max_sm_mhz: Count | None
+    throttle_reasons: Count | None
+    utilization: Annotated[float, Meta(ge=0, le=100)] | None
+    other_processes: Count | None
+
+
+class _Gpu(TypedDict):
+    before: _GpuState | None
+    after: _GpuState | None
+
+
+class _Conditions(TypedDict):
+    repeats: list[_Repeat]
+    gpu: _Gpu | None
+
+
+class _Device(TypedDict):
+    name: str
+    kind: str
+    ceilings: NotRequired[_Ceilings | None]
+    conditions: NotRequired[_Conditions]
+    host_cores: NotRequired[AtLeastOne | None]
+    threads: NotRequired[AtLeastOne | None]
+    cache_bytes: NotRequired[Count | None]
+
+
+class _Setup(TypedDict, total=False):
+    compile_ms: _Ms | None
+    capture_ms: _Ms | None
+
+
+class _Model(TypedDict):
+    name: str
+    dtype: str
+    config: dict[str, Any]
+    source: NotRequired[str]
+    revision: NotRequired[str]
+    implementation: NotRequired[str]
+    least_type_px: NotRequired[_TypePx | None]
+    strategy: NotRequired[str | None]
+    strategy_setup: NotRequired[_Setup | None]
+    vision_setup: NotRequired[_Setup | None]
+
+
+class _Page(TypedDict):
+    file: str
+    sha256: str
+    width: AtLeastOne
+    height: AtLeastOne
+    row: Count
+    preset: str
+    grid: Annotated[list[_Cells], Meta(min_length=2, max_length=2)]
+    valid_image_tokens: Count
+    data: NotRequired[str | None]
+
+
+class _Infer(TypedDict, total=False):
+    do_sample: bool
+    temperature: Annotated[float, Meta(gt=0, le=1e6)]
+    top_p: Annotated[float, Meta(gt=0, le=1)]
+    top_k: Count
+    no_repeat_ngram_size: Count
+
+
+class _Request(TypedDict):
+    prompt: str
+    prompts: _Texts
+    preset: str
+    preset_choice: NotRequired[str]
+    type_px: NotRequired[list[_TypePx | None]]
+    max_new_tokens: AtLeastOne
+    repeats: AtLeastOne
+    warmup: Count
+    prefill_len: _Positions
+    batch: NotRequired[AtLeastOne]
+    infer: NotRequired[_Infer | None]
+    grounding: NotRequired[bool]
+    return_text: NotRequired[bool]
+    ignore_eos: NotRequired[bool]
+    eos_check_every: NotRequired[AtLeastOne]
+    first_token: NotRequired[str]
+    seed: NotRequired[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]]
+    strategy: NotRequired[str]
+    vision: NotRequired[str]
+    exact_mask: NotRequired[bool]
+    autocast: NotRequired[bool]
+    embed_page: NotRequired[bool]
+    generate: NotRequired[bool]
+    verify: NotRequired[bool]
+
+
+class _Result(TypedDict):
+    ids: Annotated[list[Count], Meta(min_length=1)]
+    token_texts: _Texts
+    text: str | None
+    finish: NotRequired[str]
+    text_tokens: NotRequired[Count | None]
+
+
+class _Spans(TypedDict):
+    repeat: Annotated[list[Count], Meta(min_length=1)]
+    phase: list[Literal["prepare", "prefill", "decode", "generate"]]
+    stage: _Texts
+    view: _Texts
+    step: list[Count | None]
+    device_start_ms: list[_StartMs]
+    device_ms: list[_Ms]
+    host_start_ms: list[_StartMs]
+    host_ms: list[_Ms]
+
+
+class _Memory(TypedDict, total=False):
+    source: str | None
+    peak_bytes: dict[str, list[Count]]
+    weights_bytes: Count | None
+
+
+class _Cache(TypedDict, total=False):
+    lengths: list[_Positions]
+    bytes_per_token: Count
+    bytes: list[Count]
+    capacity: Count | None
+    capacity_bytes: Count | None
+
+
+class _Check(TypedDict):
+    name: str
+    verdict: NotRequired[str]
+    expected: NotRequired[str]
+    measured: NotRequired[str]
+
+
+class _Record(TypedDict):
+    created: str
+    versions: dict[str, Any]
+    device: _Device
+    model: _Model
+    pages: Annotated[list[_Page], Meta(min_length=1)]
+    request: _Request
+    results: Annotated[list[_Result], Meta(min_length=1)]
+    spans: _Spans
+    memory: _Memory
+    cache: _Cache
+    checks: list[_Check]
+    kernels: NotRequired[dict[str, Any]]
+
+
+# -- the kernel view --------------------------------------------------------------------------------
+
+
+class _StageKernels(TypedDict):
+    phase: _Texts
+    stage: _Texts
+    view: _Texts
+    kernels: list[Count]
+    copies: list[Count]
+    launches: list[Count]
+    busy_ms: list[_Ms]
+    host_ms: list[_Ms]
+
+
+class _StepKernels(TypedDict):
+    step: list[Count]
+
+
+class _Top(TypedDict):
+    phase: _Texts
+    stage: _Texts
+    kernel: _Texts
+    count: list[Count]
+    device_ms: list[_Ms]
+
+
+class _Gaps(TypedDict):
+    phase: _Texts
+    stage: _Texts
+    view: _Texts
+    cause: _Texts
+    longer_than_us: list[_Ms]
+    count: list[Count]
+    idle_ms: list[_Ms]
+    longest_ms: list[_Ms]
+
+
+class _Parts(TypedDict):
+    phase: _Texts
+    part: _Texts
+    by: _Texts
+    kernels: list[Count]
+    busy_ms: list[_Ms]
+
+
+class _Syncs(TypedDict):
+    phase: _Texts
+    stage: _Texts
+    call: _Texts
+    operator: _Texts
+    through: _Texts
+    copy: _Texts
+    count: list[Count]
+    wait_ms: list[_Ms]
+
+
+class _Kernels(TypedDict):
+    tool: str
+    steps: Count
+    stages: _StageKernels
+    decode_steps: _StepKernels
+    top: _Top
+    gaps: _Gaps
+    parts: _Parts
+    syncs: _Syncs
+
+
+_KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "syncs")
+
+
+class _FailedKernels(TypedDict):
+    error: str
+
+
+def check_record(record: dict[str, Any]) -> None:
+    """Raise `OcrPhasesError`, naming the entry, where a record is not what this module declares."""
+    conform(record, _Record)
+    for name, part in record.items():
+        if name != "spans":  # whatever else is not named is shown and saved, too
+            conform({"value": part}, Plain, name)
+    view = record.get("kernels")
+    if view is not None:
+        conform(view, _FailedKernels if "error" in view else _Kernels, "kernels")
+    for what, agrees in _agreements(record):
+        if not agrees:
+            raise OcrPhasesError(what)
+
+
+def _agreements(record: dict[str, Any]) -> Any:
+    """What has to agree between entries, each with whether it does."""
+    results, view = record["results"], record.get("kernels") or {}
+    rows = {page["row"] for page in record["pages"]}
+    yield "pages: they name other rows than results has", rows == set(range(len(results)))
+    prompts = record["request"]["prompts"]
+    yield "request.prompts: results has another number of rows", len(prompts) == len(results)
+    sized = len(record["request"].get("type_px", []))
+    yield "request.type_px: there is another number of pages", sized in (0, len(record["pages"]))
+    for number, result in enumerate(results):
+        equal = len(result["ids"]) == len(result["token_texts"])
+        yield f"results[{number}]: ids and token_texts have different lengths", equal
+        made = result["text"] is None or "".join(result["token_texts"]).startswith(result["text"])
+        yield f"results[{number}].text: its tokens make another one", made
+    spans = record["spans"]
+    yield (
+        "spans: its columns have different lengths",
+        len({len(spans[name]) for name in _Spans.__annotations__}) == 1,
+    )
+    repeats = len(set(spans["repeat"]))
+    for phase, peaks in record["memory"].get("peak_bytes", {}).items():
+        yield f"memory.peak_bytes.{phase}: there are {repeats} repeats", len(peaks) == repeats
+    if "error" in view:
+        return
+    for name in filter(view.__contains__, _KERNEL_TABLES):
+        columns = [len(column) for column in view[name].values() if isinstance(column, list)]
+        yield f"kernels.{name}: its columns have different lengths", len(set(columns)) == 1
+    if view:
+        stages = [view["stages"][name] for name in ("phase", "stage", "view")]
+        most = max(Counter(zip(*stages, strict=True)).values(), default=0)
+        yield "kernels.stages: a stage stands there twice", most <= 1
+
+
+def check_spans(spans: pd.DataFrame) -> None:
+    """Raise `OcrPhasesError` where the rows of a span table cannot be those of a measurement.
+
+    Each repeat has a prefill or a ``generate`` that took time, and decode steps from 0 on, once each.
+    """
+    repeats = spans["repeat"].nunique()
+    wholes = spans[(spans["stage"] == spans["phase"]) & (spans["device_ms"] > 0)]
+    timed = wholes.groupby("phase")["repeat"].nunique()
+    prefills = ((spans["stage"] == "prefill") & (spans["phase"] == "prefill")).any()
+    if timed.get("prefill" if prefills else "generate", 0) != repeats:
+        raise OcrPhasesError("spans: not every repeat has the time of its prefill or of its generate()")
+    steps = spans[spans["stage"] == "decode_step"]
+    numbers = steps.groupby("repeat")["step"].agg(["size", "nunique", "max"])
+    counted = (numbers["size"] == numbers["nunique"]) & (numbers["max"] == numbers["size"] - 1)
+    if not counted.all() or not (np.asarray(steps["device_ms"]) > 0).all():
+        raise OcrPhasesError("spans: the decode steps of a repeat are not 0, 1, 2, ..., each with its time")

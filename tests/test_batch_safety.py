@@ -1,0 +1,295 @@
+"""A batch of files that attack it, of damaged results, and of a driver that is stopped: the rest goes on."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import GOLDEN
+from test_batch import STUB, children, jobs, make_pages, measure, statuses, wait_for, watched_sockets
+from test_batch_index import Renderer
+
+from ocr_phases.batch import manifest
+from ocr_phases.batch.child import Child
+from ocr_phases.batch.index import build_index
+from ocr_phases.batch.job import Job, make_jobs
+from ocr_phases.batch.manifest import Page, find_pages
+from ocr_phases.batch.store import LISTING, Listing, read_listing, write_status
+from ocr_phases.cli import main
+from ocr_phases.errors import OcrPhasesError
+
+
+@pytest.fixture(autouse=True)
+def record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCH_STUB_RECORD", str(GOLDEN / "run.json"))
+
+
+# -- files that are none, or too much ---------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_devices_sockets_and_huge_files_are_failed_pages_and_nothing_waits_for_them(tmp_path):
+    pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
+    os.mkfifo(pages / "pipe.png")
+    os.mkfifo(pages / "pipe.pdf")
+    (pages / "zero.png").symlink_to("/dev/zero")
+    (pages / "zero.pdf").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as server:
+        os.chdir(pages)  # a socket's path is short
+        server.bind("socket.png")
+    with (pages / "huge.png").open("wb") as file:
+        file.truncate(manifest.LARGEST_FILE + 1)  # sparse
+    counts = measure(pages, out)
+    assert (counts.done, counts.failed) == (1, 6)
+    found = statuses(out)
+    assert found.pop("page-0.png")["state"] == "done"
+    assert "has 1.0 GiB, more than 1: give a smaller file" in found.pop("huge.png")["reason"]
+    for status in found.values():
+        assert "a pipe, a socket or a device: give a regular file" in status["reason"]
+        assert status["failure"] == "the page cannot be read"
+    assert len(list(find_pages([str(pages / "pipe.png")], []))) == 1
+    os.mkfifo(pages / "list.csv")
+    with pytest.raises(OcrPhasesError, match="a pipe, a socket or a device"):
+        list(find_pages([str(pages / "list.csv")], []))
+
+
+def test_a_file_that_claims_no_size_is_not_read_on_and_on(tmp_path):
+    (job,) = make_jobs(
+        [Page("kmsg.png", "/proc/self/status")], {"model": "tiny"}
+    )  # as /proc/kmsg, which waits
+    assert job.sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def bomb(claimed: int) -> bytes:
+    """A PDF of one page that claims more."""
+    kids = b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R]/Count %d>>" % claimed
+    objects = (*kids, b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]>>")
+    data, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(data))
+        data += b"%d 0 obj%sendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    return (
+        data
+        + b"xref\n0 4\n0000000000 65535 f \n%strailer<</Size 4/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+        % (
+            table,
+            len(data),
+        )
+    )
+
+
+def test_a_pdf_that_claims_a_million_pages_is_one_failed_page(tmp_path):
+    pytest.importorskip("pypdfium2")
+    (tmp_path / "bomb.pdf").write_bytes(bomb(1_000_000))
+    (tmp_path / "two.pdf").write_bytes(bomb(2))
+    named = tmp_path / "bomb.pdf#1"
+    pages = list(find_pages([str(tmp_path), str(named)], []))
+    assert [page.name for page in pages] == ["bomb.pdf", "two.pdf#1", "two.pdf#2", "bomb.pdf#1"]
+    assert pages[0].problem == (
+        "bomb.pdf has 1,000,000 pages, more than 10,000: name those you want (bomb.pdf#3), or split it."
+    )
+    assert not any(page.problem for page in pages[1:])
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"), [("import os; input(); os.abort()", "SIGABRT"), ("input(); input()", "0.2 s")]
+)
+def test_a_pdf_that_crashes_or_hangs_its_reader_is_a_failed_page(program, reason, tmp_path, monkeypatch):
+    start = 'print(\'{"ready": true, "id": %d}\' % __import__("json").loads(input())["id"], flush=True); '
+    command = [sys.executable, "-c", start + program.replace("input(); os", "os")]
+    monkeypatch.setattr(manifest, "Child", lambda: Child(command=command))
+    monkeypatch.setattr(manifest, "_COUNT_SECONDS", 0.2)
+    (tmp_path / "evil.pdf").write_bytes(b"%PDF")
+    (tmp_path / "good.png").touch()
+    good, evil = sorted(find_pages([str(tmp_path)], []), key=lambda page: bool(page.problem))
+    assert good.name == "good.png"
+    assert evil.problem.startswith("The pages of evil.pdf cannot be counted: ") and reason in evil.problem
+
+
+def test_folders_within_folders_without_end_are_one_failed_page(tmp_path):
+    (tmp_path / "a.png").touch()
+    deep = [tmp_path]
+    try:
+        for _ in range(1300):
+            deep.append(deep[-1] / "d")
+            deep[-1].mkdir()
+        (deep[50] / "b.png").touch()
+        (deep[100] / "c.png").touch()
+        found = list(find_pages([str(tmp_path)], []))
+        assert [Path(page.name).name for page in found] == ["a.png", "b.png", "c.png", "d"]
+        assert [bool(page.problem) for page in found] == [False, False, False, True]
+        assert f"{deep[101]} lies more than 100 folders deep" in found[-1].problem
+        with pytest.raises(OcrPhasesError, match="too many folders: name the folder"):
+            list(find_pages([f"{tmp_path}/**/*.png"], []))
+    finally:
+        for folder, page in ((deep[50], "b.png"), (deep[100], "c.png")):
+            (folder / page).unlink()
+        for folder in reversed(deep[1:]):  # pytest's own removal recurses
+            folder.rmdir()
+
+
+# -- results that were damaged since ----------------------------------------------------------------
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def without_attempts(path: Path) -> None:
+    status = json.loads(path.read_text())
+    del status["attempts"]
+    path.write_text(json.dumps(status))
+
+
+DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
+    ("run.json", empty),
+    ("run.json", cut),
+    ("run.json", lambda path: change(path, memory={"peak_bytes": 5})),
+    ("run.json", lambda path: path.unlink()),
+    ("status.json", empty),
+    ("status.json", cut),
+    ("status.json", without_attempts),
+    ("status.json", lambda path: change(path, attempts=[])),
+    ("status.json", lambda path: change(path, attempts=[{"seconds": "x"}])),
+    ("status.json", lambda path: change(path, settings=3)),
+    ("status.json", lambda path: path.write_bytes(b"[" * 100_000)),
+    ("status.json", lambda path: path.write_bytes(b'{"schema":1,"id":"\xff"}')),
+]
+
+
+def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp_path, monkeypatch, capsys):
+    pages, out = make_pages(tmp_path / "in", *["ok"] * (len(DAMAGE) + 2)), tmp_path / "out"
+    all_jobs = jobs(pages)
+    assert measure(pages, out).done == len(all_jobs)
+    for job, (name, damage) in zip(all_jobs, DAMAGE, strict=False):
+        damage(out / job.folder / name)
+    lines = (out / LISTING).read_text().splitlines()
+    lines[-1] = "[1]"
+    (out / LISTING).write_text("\n".join(lines))
+
+    monkeypatch.setattr("ocr_phases.batch.pool.LocalPool", Renderer)
+    assert main(["batch", "--render", "only", "--out", str(out)]) == 1
+    said = capsys.readouterr()
+    assert "1 reports: 1 rendered, 0 failed" in said.out
+    for job in all_jobs[: len(DAMAGE)]:
+        assert f"{job.name!r}: " in said.err
+    assert said.err.count("the batch's command measures the page again") == len(DAMAGE)
+    assert f"'{LISTING}, line {len(all_jobs)}': This line" in said.err
+    index = build_index(out).pages
+    assert index["status"].tolist() == ["failed"] * len(DAMAGE) + ["done", "failed"]
+    assert (out / "index.html").exists()
+
+    counts = measure(pages, out)
+    assert (counts.kept, counts.done, counts.failed) == (2, len(DAMAGE), 0)
+    assert {status["state"] for status in statuses(out).values()} == {"done"}
+
+
+def test_a_listing_never_leads_out_of_the_batch(tmp_path):
+    for folder in ("..", "/etc", "pages/ab/..", "pages/ab/x/y", "pages/ab/x\n"):
+        (tmp_path / LISTING).write_text(json.dumps({"id": "a", "page": "a.png", "folder": folder}))
+        assert [entry["id"] for entry in read_listing(tmp_path)] == [""]
+
+
+def test_a_status_of_an_older_version_has_no_hash_and_its_record_decides(tmp_path):
+    pages, out = make_pages(tmp_path / "in", "ok", "ok"), tmp_path / "out"
+    measure(pages, out)
+    for job in jobs(pages):
+        path = out / job.folder / "status.json"
+        status = json.loads(path.read_text())
+        del status["record"], status["problem"]
+        path.write_text(json.dumps(status))
+    cut(out / jobs(pages)[1].folder / "run.json")
+    counts = measure(pages, out)
+    assert (counts.kept, counts.done) == (1, 1)
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r"])
+def test_no_cell_of_the_pages_is_a_formula(first, tmp_path):
+    name = f"{first}cmd|' /C calc'!A0.png"
+    job = Job(name, f"/in/{name}", "ab", {"model": name, "preset": None}, {}, None)
+    with Listing(tmp_path) as listing:
+        listing.add(job)
+    attempt = {"seconds": -1.5, "failure": "page"}
+    status = {**job.as_dict(), "state": "failed", "failure": name, "reason": "-1", "attempts": [attempt]}
+    write_status(tmp_path / job.folder, {**status, "report": None})
+    assert build_index(tmp_path).pages.loc[0, "page"] == name
+    (row,) = pd.read_csv(tmp_path / "pages.csv").to_dict("records")
+    assert (row["page"], row["model"], row["reason"]) == (f"'{name}", f"'{name}", f"'{name}: -1")
+    assert row["seconds"] == -1.5  # a number stays one
+
+
+# -- a driver that is stopped, and answers that come late -------------------------------------------
+
+
+def test_several_workers_listen_nowhere_and_ctrl_c_is_one_line_and_an_index(tmp_path):
+    pages, out = make_pages(tmp_path / "in", "ok", "wait", "sleep", *["ok"] * 5), tmp_path / "out"
+    program = (
+        "import functools, json, sys\n"
+        "from ocr_phases.batch import pool\n"
+        "from ocr_phases.cli import main\n"
+        "pool.cores = lambda: 2\n"
+        "pool.LocalPool = functools.partial(pool.LocalPool, command=json.loads(sys.argv[1]))\n"
+        "sys.exit(main(sys.argv[2:]))"
+    )
+    command = ["batch", str(pages), "--out", str(out), "--device", "cpu", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, json.dumps(STUB), *command], stderr=subprocess.PIPE, text=True
+    )
+    with watched_sockets(process.pid) as found:
+        wait_for((pages / "page-1.began").exists)
+        wait_for(lambda: any("batch_stub" in one for one in list(found)))
+    assert len(children(process.pid)) == 2
+    assert not any(found.values())
+    workers = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    progress, stopped = said.splitlines()
+    assert progress.startswith("Measuring: ") and stopped == "ocr-phases: stopped."
+    assert "stopped early" in (out / "index.html").read_text()
+    assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_an_answer_to_an_earlier_request_is_dropped():
+    program = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    number = json.loads(line)['id']\n"
+        "    for answer in ({'id': number - 1, 'reason': 'stale'}, {'id': number, 'ready': True},\n"
+        "                   {'id': number - 1, 'reason': 'stale'}, {'id': number, 'reason': str(number)}):\n"
+        "        print(json.dumps(answer), flush=True)"
+    )
+    child = Child(command=[sys.executable, "-c", program])
+    try:
+        first, second = (child.run({}, 30.0).reason for _ in range(2))
+    finally:
+        child.stop()
+    assert int(second) == int(first) + 1
+
+
+def test_a_kernel_without_unix_sockets_is_on_loopback_and_has_a_key():
+    from jupyter_client.manager import AsyncKernelManager
+
+    from ocr_phases.report.jupyter_kernels import _manager_options
+
+    manager = AsyncKernelManager(kernel_name="python3", **_manager_options("/none/" + "x" * 100))
+    assert (manager.transport, ipaddress.ip_address(manager.ip).is_loopback) == ("tcp", True)
+    assert len(manager.session.key) >= 32

@@ -1,0 +1,314 @@
+"""Noise is called noise: by the findings, the checks, the headline and every place that shows figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import GOLDEN, PAGES
+from example_run import make_run
+from test_checks import check_of, with_steps
+from test_report import Elements
+from test_summary import SHAPES
+from test_sweep import TINY, failures
+
+from ocr_phases import PhaseRun
+from ocr_phases.analyse.checks import checks_verdict, failed, run_checks, worst_verdict
+from ocr_phases.analyse.compare import compare_runs, compare_verdict
+from ocr_phases.analyse.noise import (
+    CONDITION_COLUMNS,
+    busy_host,
+    ceilings_apart,
+    conditions_table,
+    impossible_values,
+    is_noisy,
+    noise_warning,
+    repeat_spread,
+)
+from ocr_phases.analyse.summary import headline, verdict
+from ocr_phases.analyse.sweep import sweep_table, sweep_verdict
+from ocr_phases.measure import conditions
+from ocr_phases.show import html
+
+RUNS = PAGES.parent / "runs"
+QUIET = {"waited_s": 0.01, "others": 0.01, "steal": 0.0, "load_start": 1.1, "load_end": 1.3}
+
+
+def paced(*factors: float) -> PhaseRun:
+    """A record whose repeats took so many times as long."""
+    run = make_run(repeats=len(factors))
+    spans = run.spans.copy()
+    pace = spans["repeat"].map(dict(enumerate(factors)))
+    for column in (name for name in spans.columns if name.endswith("_ms")):
+        spans[column] *= pace
+    return dataclasses.replace(run, spans=spans)
+
+
+def on_device(run: PhaseRun, **facts: Any) -> PhaseRun:
+    return dataclasses.replace(run, device={**run.device, **facts})
+
+
+def met(run: PhaseRun, gpu: dict[str, Any] | None = None, **host: Any) -> PhaseRun:
+    """The record with what the machine did: quiet, but for ``host`` and ``gpu``."""
+    rows = [{"repeat": number, "wall_s": 4.0, "cpu_s": 4.0, **QUIET, **host} for number in run.repeats]
+    return on_device(run, threads=2, host_cores=2, conditions={"repeats": rows, "gpu": gpu})
+
+
+def with_ceilings(bandwidth: float, flops: float, taken: dict[str, Any] | None = None) -> PhaseRun:
+    run = make_run()
+    run = dataclasses.replace(run, model={**run.model, "config": TINY})
+    ceilings = {"bandwidth_bytes_per_s": bandwidth, "matmul_flops_per_s": flops, "matmul_dtype": "float32"}
+    return on_device(run, ceilings={**ceilings, "launch_us": 5.0, "taken": taken or {}}, cache_bytes=1_000)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_quiet_machine_has_nothing_said_about_it(shape: str) -> None:
+    run = met(make_run(**SHAPES[shape]))
+    checks = run_checks(run)
+    assert noise_warning(run) == ""
+    assert worst_verdict(checks) == "pass"
+    assert check_of(run, "busy_host").verdict == "pass"
+    said = f"{headline(run)} {verdict(run)} {checks_verdict(checks)}"
+    assert "trust" not in said
+    assert "No check failed" in said
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(RUNS.glob("h200-dummy-*.json")), GOLDEN / "run.json"],
+    ids=lambda path: path.stem,
+)
+def test_records_from_before_have_sensible_checks(path: Path) -> None:
+    run = PhaseRun.load(path)
+    assert (repeat_spread(run).verdict, busy_host(run).verdict) == ("pass", "n/a")
+    assert impossible_values(run).verdict in ("pass", "n/a")
+    assert noise_warning(run) == ""
+    assert conditions_table(run).empty
+    assert tuple(conditions_table(run).columns) == CONDITION_COLUMNS
+
+
+def test_repeats_far_apart_are_the_first_thing_that_is_said() -> None:
+    run = paced(1.0, 10.9, 8.6)
+    checks = run_checks(run)
+    assert check_of(run, "repeat_spread").verdict == "noisy"
+    assert not failed(checks)
+    for said in (headline(run), verdict(run)):
+        assert said.startswith("These figures are not to be trusted: the decode took 3.")
+        assert (
+            "Close other programs (or pin this one to cores of its own, as taskset does), then measure"
+            in said
+        )
+        assert said.count("not to be trusted") == 1
+    assert checks_verdict(checks).startswith("Noise, so do not trust these figures (repeat spread)")
+    document = html.header_html(run)
+    elements = Elements(document)
+    assert 'op-noisy">noisy<' in document
+    assert elements.said.count("not to be trusted") == 1
+    assert ">pass<" not in document
+
+
+@pytest.mark.parametrize(
+    ("factors", "found"),
+    [((1.0, 1.1, 1.05), "pass"), ((1.0, 1.3, 1.1), "note"), ((1.0, 1.7, 1.1), "noisy"), ((1.0,), "n/a")],
+)
+def test_spread(factors: tuple[float, ...], found: str) -> None:
+    assert repeat_spread(paced(*factors)).verdict == found
+
+
+def test_a_tick_between_two_short_repeats_is_no_spread() -> None:
+    run = make_run(max_tokens=1)
+    spans = run.spans.copy()
+    decode = spans["phase"] == "decode"
+    spans.loc[decode, "device_ms"] = 0.1 + spans.loc[decode, "repeat"]
+    assert repeat_spread(dataclasses.replace(run, spans=spans)).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("host", "found", "told"),
+    [
+        ({"waited_s": 2.0}, "noisy", "waited for a core for 33 % of the CPU time it wanted"),
+        ({"waited_s": 0.2}, "note", "waited for a core for 4.8 %"),
+        ({"steal": 0.2}, "noisy", "the hypervisor took 20 % of the cores' time"),
+        ({"others": 0.6}, "note", "other programs took 60 % of all cores"),
+        ({"others": 0.6, "waited_s": None}, "noisy", "other programs took 60 % of all cores"),
+        ({"cpu_s": 2.0, "waited_s": None}, "noisy", "computed for 50 % of the time only"),
+        (dict.fromkeys(("waited_s", *QUIET)), "n/a", "does not tell"),
+    ],
+)
+def test_a_busy_host(host: dict[str, Any], found: str, told: str) -> None:
+    run = met(make_run(), **host)
+    check = check_of(run, "busy_host")
+    assert (check.verdict, told in check.measured) == (found, True)
+    assert is_noisy(run) == bool(noise_warning(run)) == (found == "noisy")
+    assert not failed(run_checks(run))
+
+
+def test_cores_that_stay_free_are_not_missed() -> None:
+    run = on_device(met(make_run(), others=0.5, waited_s=None), host_cores=64)
+    assert busy_host(run).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("after", "found", "told"),
+    [
+        ({"throttle_reasons": 0x0}, "pass", "clock was 1,980 of 1,980 MHz"),
+        ({"throttle_reasons": 0x24}, "noisy", "slowed down (heat)"),
+        ({"throttle_reasons": 0x4}, "note", "at its power limit"),
+        ({"sm_mhz": 1_000}, "note", "clock was 1,000 of 1,980 MHz"),
+        ({"other_processes": 1}, "note", "1 other program held the GPU"),
+        (None, "pass", "waited"),
+    ],
+)
+def test_a_busy_gpu(after: dict[str, Any] | None, found: str, told: str) -> None:
+    state = {
+        "sm_mhz": 1_980,
+        "max_sm_mhz": 1_980,
+        "throttle_reasons": 0,
+        "utilization": 0,
+        "other_processes": 0,
+    }
+    gpu = {"before": state, "after": after and {**state, **after}}
+    finding = busy_host(met(make_run(cuda=True), gpu))
+    assert (finding.verdict, told in finding.measured) == (found, True)
+    busy = {"before": {**state, "other_processes": 2, "utilization": 90}, "after": None}
+    assert "held the GPU, at work 90 % of the time. Leave the GPU" in noise_warning(
+        met(make_run(cuda=True), busy)
+    )
+
+
+def test_what_cannot_be_is_noise() -> None:
+    assert impossible_values(make_run()).verdict == "n/a"
+    assert impossible_values(with_ceilings(1e12, 1e13)).verdict == "pass"
+    slow = with_ceilings(1e6, 1e13)
+    assert impossible_values(slow).verdict == "noisy"
+    assert "MBU, which cannot be" in headline(slow)
+    assert "MFU" in impossible_values(with_ceilings(1e12, 1e6)).measured
+    # The weights of a small model stay in a large cache: faster than memory, and no wonder.
+    cached = on_device(slow, cache_bytes=1_000_000_000)
+    assert impossible_values(cached).verdict == "note"
+    assert "may stay in the processor's cache" in impossible_values(cached).measured
+    uneven = with_ceilings(1e12, 1e13, {"copy_ms": [4.0, 9.0, 8.8], "matmul_ms": [5.0, 5.1]})
+    assert (
+        impossible_values(uneven).measured == "copying the same bytes took 2.2 times its best in the median"
+    )
+    gpu = make_run(cuda=True)
+    gpu = dataclasses.replace(gpu, model={**gpu.model, "config": TINY})
+    kept = {"bandwidth_bytes_per_s": 4.3e11, "matmul_flops_per_s": 7e14, "matmul_dtype": "bfloat16"}
+    assert (
+        "the measured bandwidth is 9.0 % of the" in impossible_values(on_device(gpu, ceilings=kept)).measured
+    )
+
+
+def test_ceilings_that_moved_between_two_records_are_said() -> None:
+    then, now = with_ceilings(12.7e9, 1e11), with_ceilings(68e9, 1.1e11)
+    assert "(12.7 GB/s and 68 GB/s)" in ceilings_apart(then, now)
+    assert ceilings_apart(then, on_device(then, created="later")) == ""
+    assert ceilings_apart(then, on_device(now, name="another")) == ""
+    runs, labels = [then, now], ["then", "now"]
+    assert "ceilings measured for this one device disagree" in compare_verdict(
+        compare_runs(runs), runs, labels
+    )
+
+
+def growing(run: PhaseRun, slow: float, repeats: tuple[int, ...]) -> PhaseRun:
+    rng = np.random.default_rng(1)
+    run = with_steps(run, lambda step, repeat: 10.0 + rng.normal(0, 0.05) + slow * step * (repeat in repeats))
+    return on_device(run, ceilings={"bandwidth_bytes_per_s": 1e12})
+
+
+def test_a_neighbour_is_not_called_a_broken_model() -> None:
+    broken = growing(make_run(), 0.2, (0, 1, 2))
+    assert check_of(broken, "decode_trend").verdict == "fail"
+    busy = check_of(met(broken, waited_s=2.0), "decode_trend")
+    assert busy.verdict == "n/a"
+    assert "too busy to tell" in busy.measured
+    some = check_of(growing(make_run(), 0.2, (0, 1)), "decode_trend")
+    assert (some.verdict, some.measured.endswith("; in 2 of 3 repeats")) == ("note", True)
+    assert check_of(growing(make_run(repeats=1), 0.2, (0,)), "decode_trend").verdict == "note"
+
+
+def test_comparisons_and_sweeps_say_it_too() -> None:
+    quiet, loud = make_run(), paced(1.0, 4.0, 5.0)
+    said = compare_verdict(compare_runs([quiet, loud], ["a", "b"]), [quiet, loud], ["a", "b"])
+    assert said.startswith("b: These figures are not to be trusted")
+    table = sweep_table({"a": quiet, "b": loud})
+    assert "Not to be trusted for noise (repeat spread): b." in sweep_verdict(table, failures())
+    assert "trust" not in sweep_verdict(sweep_table({"a": quiet}), failures())
+
+
+def test_the_report_says_what_the_machine_did() -> None:
+    run = met(make_run(), waited_s=2.0)
+    elements = Elements(html.measured_html(run))
+    assert "waited for a core" in elements.said
+    assert "conditions" not in elements.said
+    assert not elements.open
+
+
+# -- measuring ----------------------------------------------------------------------------------------
+
+
+def test_a_measurement_keeps_what_the_machine_did(tiny_session: Any, tmp_path: Path) -> None:
+    run = tiny_session.run_inference(
+        PAGES / "slide.png", preset="tiny", max_new_tokens=2, repeats=2, warmup=1, ceilings=False
+    )
+    run = PhaseRun.load(run.save(tmp_path / "run.json"))
+    kept = run.device["conditions"]
+    assert [row["repeat"] for row in kept["repeats"]] == run.repeats == [0, 1]
+    assert kept["gpu"] is None
+    for row in kept["repeats"]:
+        assert tuple(row) == CONDITION_COLUMNS
+        assert row["wall_s"] > 0
+        assert row["cpu_s"] > 0
+    assert run.device["threads"] == torch.get_num_threads()
+    assert run.device["host_cores"] == run.device["cores"] >= 1
+    assert busy_host(run).verdict in ("pass", "note", "noisy")
+
+
+def test_a_system_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "_ticks", lambda: None)
+    monkeypatch.setattr(conditions, "_waited_s", lambda: None)
+    kept = conditions.Conditions("cpu")
+    with kept.of(-1):
+        pass
+    with kept.of(0):
+        pass
+    with pytest.raises(ValueError, match="stopped"), kept.of(1):
+        raise ValueError("stopped")
+    (row,) = kept.described()["repeats"]
+    assert row["waited_s"] is row["others"] is row["steal"] is None
+
+
+def test_shares_of_the_cores_are_of_what_others_had() -> None:
+    before = conditions._Moment(0.0, 0.0, 0.5, 1.0, (1_000, 400, 0))
+    ticks = conditions.os.sysconf("SC_CLK_TCK")
+    after = conditions._Moment(2.0, 60 / ticks, 1.5, 2.0, (1_400, 500, 40))
+    found = conditions._between(before, after)
+    assert (found["wall_s"], found["waited_s"]) == (2.0, 1.0)
+    # 400 ticks: 100 idle, 40 stolen, 60 of our own.
+    assert (found["others"], found["steal"]) == (0.5, 0.1)
+
+
+def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        '#!/bin/sh\ncase "$1" in\n*compute-apps*) printf "11\\n12\\n";;\n'
+        '*) echo "1755, 1980, 0x0000000000000024, [N/A]";;\nesac\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: object())
+    device = torch.device("cuda", 0)
+    assert conditions.gpu_state(device) == {
+        "sm_mhz": 1755,
+        "max_sm_mhz": 1980,
+        "throttle_reasons": 0x24,
+        "utilization": None,
+        "other_processes": 1,
+    }
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert conditions.gpu_state(device) is None
+    assert conditions.gpu_state(torch.device("cpu")) is None
