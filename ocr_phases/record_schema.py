@@ -16,8 +16,8 @@ from msgspec import Meta
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.plain_json import AtLeastOne, Count, Plain, conform
 
-#: A record of a whole book is below a tenth of it.
-MOST_BYTES = 2 << 30
+#: A record of 8,000 tokens and 5 repeats has 17 MB.
+MOST_BYTES = 1 << 30
 
 # Up to 2^33 ms, 99 days: sums of times in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
 _Ms = Annotated[float, Meta(ge=0, le=2**33)]
@@ -99,6 +99,8 @@ class _Model(TypedDict):
     source: NotRequired[str]
     revision: NotRequired[str]
     implementation: NotRequired[str]
+    attention: NotRequired[str | None]
+    cuda_calls: NotRequired[str | None]
     least_type_px: NotRequired[_TypePx | None]
     strategy: NotRequired[str | None]
     strategy_setup: NotRequired[_Setup | None]
@@ -275,6 +277,7 @@ class _Kernels(TypedDict):
     syncs: _Syncs
 
 
+_Columns = dict[str, list[None | bool | int | float | str]]
 _KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "syncs")
 
 
@@ -289,8 +292,12 @@ def check_record(record: dict[str, Any]) -> None:
         if name != "spans":  # whatever else is not named is shown and saved, too
             conform({"value": part}, Plain, name)
     view = record.get("kernels")
-    if view is not None:
-        conform(view, _FailedKernels if "error" in view else _Kernels, "kernels")
+    if view is not None and "error" in view:
+        conform(view, _FailedKernels, "kernels")
+    elif view is not None:
+        conform(view, _Kernels, "kernels")
+        for name in _KERNEL_TABLES:
+            conform(view[name], _Columns, f"kernels.{name}")
     for what, agrees in _agreements(record):
         if not agrees:
             raise OcrPhasesError(what)

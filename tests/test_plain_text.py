@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -160,6 +161,13 @@ def test_notebooks_run_in_folders_of_any_name(tmp_path: Path, monkeypatch: pytes
     finally:
         kernel.stop()
     assert not list((tmp_path / "tmp{}").iterdir())
+
+
+def test_a_name_that_is_no_unicode_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Path(shutil.copy(RECORD, tmp_path / os.fsdecode(b"caf\xe9.json")))
+    assert main(["report", "--record", str(record), "--out", str(tmp_path / "out")]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert r"caf\udce9.json" in sentence and "rename" in sentence
 
 
 @pytest.fixture

@@ -110,19 +110,56 @@ def test_pages_are_embedded_small_or_left_out():
     [
         (lambda r: r.update(schema=99), "schema 99"),
         (lambda r: r.pop("schema"), "no schema number"),
-        (lambda r: r.pop("spans"), "misses spans"),
-        (lambda r: r["spans"].pop("stage"), "span table is damaged"),
-        (lambda r: r["spans"].update(stage=["prefill"]), "span table is damaged"),
-        (lambda r: r["spans"]["device_ms"].__setitem__(3, None), "holds no times, or impossible ones"),
-        (lambda r: r["spans"]["device_ms"].__setitem__(3, -5.0), "holds no times, or impossible ones"),
-        (lambda r: [column.clear() for column in r["spans"].values()], "holds no times, or impossible ones"),
         (lambda r: r.update(schema="1"), "schema '1'"),
-        (lambda r: r.update(request={}), "request is damaged: prompt is missing"),
-        (lambda r: r["results"][0].pop("ids"), "results is damaged: ids is missing"),
-        (lambda r: r.update(results=None), "results is damaged"),
-        (lambda r: r.update(pages=[]), "pages is damaged"),
-        (lambda r: r.update(model="tiny"), "model is damaged"),
-        (lambda r: r["spans"].update(host_ms=["x"] * len(r["spans"]["host_ms"])), "span table is damaged"),
+        (lambda r: r.pop("spans"), "spans: it is missing"),
+        (lambda r: r["spans"].pop("stage"), "spans.stage: it is missing"),
+        (lambda r: r["spans"].update(stage=["prefill"]), "spans: its columns have different lengths"),
+        (
+            lambda r: r["spans"].update(phase=["x"] * len(r["spans"]["phase"])),
+            r"spans.phase\[0\]: invalid enum",
+        ),
+        (
+            lambda r: r["spans"]["device_ms"].__setitem__(3, None),
+            r"spans.device_ms\[3\]: expected float, got null",
+        ),
+        (
+            lambda r: r["spans"]["device_ms"].__setitem__(3, -5.0),
+            r"spans.device_ms\[3\]: expected float >= 0.0",
+        ),
+        (lambda r: r["spans"]["host_ms"].__setitem__(3, 10**400), r"spans.host_ms\[3\]: number out of range"),
+        (
+            lambda r: r["spans"]["step"].__setitem__(r["spans"]["stage"].index("decode_step"), 7),
+            "steps of a repeat are not 0, 1, 2",
+        ),
+        (
+            lambda r: r["spans"].update(stage=["x"] * len(r["spans"]["stage"])),
+            "not every repeat has the time",
+        ),
+        (
+            lambda r: [column.clear() for column in r["spans"].values()],
+            "spans.repeat: expected array of length",
+        ),
+        (lambda r: r.update(request={}), "request.prompt: it is missing"),
+        (lambda r: r["request"].update(prompts=[]), "request.prompts: results has another number of rows"),
+        (
+            lambda r: r["request"]["infer"].update(temperature=0),
+            "request.infer.temperature: expected float > 0",
+        ),
+        (lambda r: r["results"][0].pop("ids"), r"results\[0\].ids: it is missing"),
+        (lambda r: r["results"][0]["ids"].pop(), "ids and token_texts have different lengths"),
+        (lambda r: r["results"][0].update(text="another"), "its tokens make another one"),
+        (lambda r: r.update(results=None), "results: expected array, got null"),
+        (lambda r: r.update(pages=[]), "pages: expected array of length >= 1"),
+        (lambda r: r["pages"][0].update(row=1), "pages: they name other rows than results has"),
+        (lambda r: r["pages"][0].pop("grid"), r"pages\[0\].grid: it is missing"),
+        (lambda r: r.update(model="tiny"), "model: expected object, got str"),
+        (lambda r: r.update(checks=5), "checks: expected array, got int"),
+        (lambda r: r["memory"].update(peak_bytes={"prefill": 5}), "peak_bytes.*: expected array, got int"),
+        (lambda r: r["memory"]["peak_bytes"]["prefill"].clear(), "memory.peak_bytes.prefill: there are"),
+        (lambda r: r["cache"].update(lengths=[2**64]), r"cache.lengths\[0\]: expected int <= "),
+        (lambda r: r.update(kernels=[]), "kernels: expected object, got array"),
+        (lambda r: r["versions"].update(deep=json.loads("[" * 50 + "]" * 50)), "versions.*: expected "),
+        (lambda r: r["versions"].update(new=2**64), "versions.*: expected int <= "),
     ],
 )
 def test_other_records_are_refused(change, message, tmp_path):
@@ -135,14 +172,49 @@ def test_other_records_are_refused(change, message, tmp_path):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '"x"', "\x00"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[1]",
+        '"x"',
+        "\x00",
+        "[" * 200_000,
+        '{"schema": NaN}',
+        '{"schema": 1e999}',
+        r'{"x": "\ud800"}',
+    ],
+    ids=str.__len__,
+)
 def test_files_that_are_no_record(content, tmp_path):
     path = tmp_path / "run.json"
     path.write_text(content)
-    with pytest.raises(OcrPhasesError):
+    with pytest.raises(OcrPhasesError, match="is not an ocr_phases record") as caught:
         PhaseRun.load(path)
+    assert "\n" not in str(caught.value)
     with pytest.raises(OcrPhasesError, match="cannot be read"):
         PhaseRun.load(tmp_path / "none.json")
+
+
+def test_files_that_are_never_read_to_their_end(tmp_path, monkeypatch):
+    with pytest.raises(OcrPhasesError, match="name a regular file"):
+        PhaseRun.load("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OcrPhasesError, match="name a regular file"):
+        PhaseRun.load(tmp_path / "pipe")
+    monkeypatch.setattr("ocr_phases.record.MOST_BYTES", 1000)
+    with pytest.raises(OcrPhasesError, match="give a file of at most"):
+        PhaseRun.load(EXAMPLE)
+
+
+def test_what_a_later_version_adds_is_kept():
+    content = json.loads(EXAMPLE.read_text())
+    content["pages"][0]["new"] = {"deep": [1, {"deeper": None}]}
+    content["model"]["strategy_setup"] = {"new_ms": "text"}
+    again = PhaseRun.from_dict(content).to_dict()
+    assert again["pages"][0]["new"] == content["pages"][0]["new"]
+    assert again["model"] == content["model"]
 
 
 def test_a_failed_save_keeps_the_old_file(run, tmp_path, monkeypatch):

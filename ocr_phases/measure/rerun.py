@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.images import load_page
-from ocr_phases.measure.request import Page
+from ocr_phases.measure.request import Page, Request
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.presets import PROMPTS
 from ocr_phases.record import PhaseRun, describe_page
+
+#: What a record may ask for: settings of a measurement, none of the files and callbacks beside them.
+SETTINGS = {item.name for item in fields(Request)} & set(
+    inspect.signature(DeepSeekOCRSession.run_inference).parameters
+) - {"prompt"}
 
 
 def repeat_run(
@@ -34,8 +39,7 @@ def repeat_run(
     """
     pages = recorded_pages(record, page)
     session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
-    accepted = set(inspect.signature(session.run_inference).parameters) - {"page", "prompt"}
-    settings = {name: value for name, value in record.request.items() if name in accepted}
+    settings = {name: value for name, value in record.request.items() if name in SETTINGS}
     prompts = record.request["prompts"]
     if record.request["prompt"] in PROMPTS:
         settings.pop("grounding", None)  # records of early versions say False of presets that ask for boxes
@@ -77,14 +81,17 @@ def load_recorded(
 ) -> DeepSeekOCRSession:
     """Load the record's model, or ``model`` in its place; `OcrPhasesError` where its revision differs."""
     known = record.model
-    revision = str(known["revision"])
+    missing = [name for name in ("source", "revision", "implementation") if name not in known]
+    if missing:
+        raise OcrPhasesError(f"The record does not say which model to repeat it with (no {missing[0]}).")
+    revision = known["revision"]
     # A folder is known by its content, a hub id by its commit, and what is built in by its name.
     local = revision.startswith("sha256:") and known["source"] != "built-in"
     pinned = None if revision.startswith(("sha256:", "seed:")) else revision
     options: dict[str, Any] = {"device": device, "dtype": known["dtype"], "revision": pinned}
     if known["implementation"] != "native":
         options |= {"implementation": known["implementation"], "trust_remote_code": trust_remote_code}
-        options |= {"attention": known["attention"], "cuda_calls": known.get("cuda_calls") or "refuse"}
+        options |= {"attention": known.get("attention"), "cuda_calls": known.get("cuda_calls") or "refuse"}
     session = DeepSeekOCRSession.load(model or (known["source"] if local else known["name"]), **options)
     if session.checkpoint.revision != revision:
         raise OcrPhasesError(

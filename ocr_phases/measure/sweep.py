@@ -210,11 +210,11 @@ def _answered(run: PhaseRun) -> dict[str, Any]:
         "model": run.model["name"],
         "dtype": run.model["dtype"],
         "device": run.device["name"],
-        "revision": run.model["revision"],
+        "revision": run.model.get("revision"),
         "versions": _deciding(run.versions),
         "prompt": request["prompts"][0],
-        **{name: request[name] for name in ("repeats", "warmup", "seed")},
-        **{name: request[name] for name in ("preset", "strategy", "batch", "max_new_tokens")},
+        **{name: request.get(name) for name in ("repeats", "warmup", "seed")},
+        **{name: request.get(name) for name in ("preset", "strategy", "batch", "max_new_tokens")},
         "vision": request.get("vision", "eager"),
     }
 

@@ -208,6 +208,13 @@ def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
         raise OcrPhasesError(
             f"{notebook.stem} has no parameter {', '.join(unknown)}: it takes {', '.join(known)}."
         )
+    try:
+        json.dumps(dict(parameters), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        name = error.object[max(0, error.start - 40) : error.end + 40]
+        raise OcrPhasesError(
+            f"A notebook holds Unicode text alone, and {name!r} is none: rename the file or folder."
+        ) from error
 
 
 def _contents(notebook: Any) -> list[tuple[str, str]]:

@@ -134,9 +134,7 @@ def make_report(run: PhaseRun, folder: Path) -> Path:
 def read_record(data: bytes, name: str) -> PhaseRun:
     """A record from a file's bytes; `OcrPhasesError`, naming the file, for anything else."""
     try:
-        return PhaseRun.from_dict(json.loads(data))
-    except ValueError as error:
-        raise OcrPhasesError(f"{name} is not a record: it is no JSON ({error}).") from error
+        return PhaseRun.from_json(data)
     except OcrPhasesError as error:
         raise OcrPhasesError(f"{name}: {error}") from error
 

@@ -1,0 +1,259 @@
+"""Damaged records: what loads, every reader can read, and what cannot be read is refused in one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+from example_run import make_run
+from kernel_example import example_view
+from mutants import mutants
+
+from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.analyse import checks, compare, floors, summary, sweep
+from ocr_phases.analyse.kernels import has_kernels
+from ocr_phases.assets import asset
+from ocr_phases.batch import store, tables
+from ocr_phases.batch.index import build_index
+from ocr_phases.batch.job import Job
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.cli import main
+from ocr_phases.report.artifacts import result_markdown
+from ocr_phases.show import compare as compare_show
+from ocr_phases.show import html, kernels_html, plots, regions
+from ocr_phases.show import kernels as kernel_plots
+from ocr_phases.show import sweep as sweep_show
+from ocr_phases.show.floors_html import floors_html
+from ocr_phases.show.roofline import plot_roofline
+
+TEXT = "A title <|ref|>text<|/ref|><|det|>[[60, 40, 620, 90]]<|/det|>\nOne line of it."
+
+
+STATE = {"sm_mhz": 1980, "max_sm_mhz": 1980, "throttle_reasons": 0, "utilization": 3.0, "other_processes": 0}
+REPEAT = {
+    "wall_s": 2.0,
+    "cpu_s": 1.9,
+    "waited_s": 0.01,
+    "others": 0.02,
+    "steal": 0.0,
+    "load_start": 1.0,
+    "load_end": 1.1,
+}
+CONDITIONS = {
+    "repeats": [{"repeat": number, **REPEAT} for number in range(3)],
+    "gpu": {"before": STATE, "after": STATE},
+}
+
+
+def with_floors(run: PhaseRun) -> PhaseRun:
+    """The record with a model whose cost is known and a device whose ceilings are."""
+    measured = json.loads(asset("data", "runs", "h200-dummy-gundam.json").read_bytes())
+    device = measured["device"] | {"conditions": CONDITIONS, "host_cores": 16, "threads": 8}
+    return replace(run, device=device, model=run.model | measured["model"])
+
+
+BASES = [
+    with_floors(make_run(text=TEXT, cuda=True, embed=False)),
+    replace(with_floors(make_run(text=TEXT, repeats=5, embed=False)), kernels=example_view()),
+    make_run(text=TEXT, rows=2, first_token="redecode", repeats=2),
+    make_run(text=TEXT, generate=True, repeats=2, embed=False),
+]
+
+
+def as_file(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode()
+
+
+def same_again(run: PhaseRun, base: PhaseRun) -> None:
+    assert PhaseRun.from_dict(run.to_dict()).to_dict() == run.to_dict()
+
+
+def headlines(run: PhaseRun, base: PhaseRun) -> None:
+    repr(run), run.summary(), summary.headline(run), summary.verdict(run)
+
+
+def token_tables(run: PhaseRun, base: PhaseRun) -> None:
+    for row, result in enumerate(run.results):
+        run.tokens_of(row)
+        if result["text"] is not None:
+            result_markdown(result["text"])
+    tables.page_spans(run, "id", "page"), tables.page_tokens(run, "id", "page")
+    regions.region_tables_html(run)
+
+
+def verified(run: PhaseRun, base: PhaseRun) -> None:
+    found = checks.run_checks(run)
+    checks.checks_verdict(found), html.checks_html(found)
+
+
+def compared(run: PhaseRun, base: PhaseRun) -> None:
+    table = compare.compare_runs([base, run])
+    compare_show.compare_html(compare.figures(table))
+    compare.compare_verdict(table, [base, run], compare.run_labels([base, run]))
+
+
+def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
+    table = compare.compare_runs([run, base])
+    compare.few_repeats([run, base], ["a", "b"])
+    compare_show.compare_html(table[table["stage"] != ""])
+    compare_show.environment_html(compare.environment_table([run, base]))
+
+
+def floor_tables(run: PhaseRun, base: PhaseRun) -> None:
+    floors.decode_floor(run), floors_html(run)
+
+
+def kernel_tables(run: PhaseRun, base: PhaseRun) -> None:
+    kernels_html.kernels_html(run, floors.floor_table(run)), kernels_html.kernel_details_html(run)
+
+
+def swept(run: PhaseRun, base: PhaseRun) -> None:
+    cells = sweep.sweep_table({"base": base, "run": run})
+    sweep.sweep_verdict(cells, pd.DataFrame()), sweep_show.sweep_html(cells)
+    sweep.decode_curves({"base": base, "run": run})
+
+
+def fragments(run: PhaseRun, base: PhaseRun) -> None:
+    for fragment in (
+        html.cards_html,
+        html.stages_html,
+        html.repeats_html,
+        html.compression_html,
+        html.measured_html,
+    ):
+        fragment(run)
+
+
+READERS = (
+    same_again, headlines, token_tables, verified, compared, compared_as_base, floor_tables, kernel_tables,
+    swept, fragments,
+)  # fmt: skip
+
+
+def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
+    ratios = compare.figures(compare.compare_runs([base, run]))
+    floor = floors.decode_floor(run)["floor_ms"]
+    figures = [
+        *(plot(run) for plot in (plots.plot_vision_stages, plots.plot_phase_timeline, plots.plot_memory)),
+        *(
+            plot([base, run], ["a", "b"])
+            for plot in (compare_show.plot_prefill_stages, compare_show.plot_decode)
+        ),
+        plots.plot_token_latency(run, floor),
+        plot_roofline(run),
+        compare_show.plot_ratios(ratios),
+    ]
+    if has_kernels(run):
+        figures += [kernel_plots.plot_busy(run, floors.floor_table(run)), kernel_plots.plot_idle_gaps(run)]
+    for figure in figures:
+        figure.savefig(io.BytesIO(), dpi=20)
+    try:
+        html.header_html(run), regions.page_html(run)
+    except OcrPhasesError as error:  # the embedded page is read when it is shown
+        assert run.page["file"] in str(error) or "image" in str(error)
+
+
+def plain(run: PhaseRun) -> dict[str, Any]:
+    return json.loads(as_file(run.to_dict()))
+
+
+def loaded_mutants(base: PhaseRun, count: int, seed: int) -> Iterator[tuple[str, PhaseRun]]:
+    """The damaged copies of a record that load, with what was done to each; the others are refused."""
+    for told, damaged in mutants(plain(base), count, seed):
+        try:
+            run = PhaseRun.from_json(as_file(damaged))
+            PhaseRun.from_dict(damaged)
+        except OcrPhasesError as error:
+            assert "\n" not in str(error)
+        else:
+            yield told, run
+
+
+@pytest.mark.parametrize("number", range(len(BASES)))
+def test_what_loads_can_be_read(number, tmp_path):
+    """Every damaged record meets two of the readers, and one in fifty all the pictures."""
+    base, rng = BASES[number], random.Random(number)
+    loaded = 0
+    for told, run in loaded_mutants(base, 250, seed=number):
+        readers = rng.sample(READERS, 2) + ([draw_everything] if loaded % 50 == 7 else [])
+        loaded += 1
+        for reader in readers:
+            try:
+                reader(run, base)
+            except Exception as error:
+                raise AssertionError(f"{reader.__name__} after {told}") from error
+    assert 20 < loaded < 200
+
+
+def test_every_reader_reads_the_undamaged(tmp_path):
+    for base in BASES:
+        for reader in READERS:
+            reader(PhaseRun.from_dict(plain(base)), base)
+
+
+def test_no_verb_ends_in_a_traceback(tmp_path, capsys):
+    """The real command line: what loads is shown or refused, what does not is refused, in one sentence."""
+    base = BASES[0].save(tmp_path / "base.json")
+    path = tmp_path / "run.json"
+    for number, (_, damaged) in enumerate(mutants(plain(BASES[0]), 36, seed=77)):
+        path.write_bytes(as_file(damaged))
+        verb = (
+            ["verify", "--record", str(path)],
+            ["compare", str(base), str(path)],
+            ["artifacts", str(path), "--out", str(tmp_path / "out")],
+        )[number % 3]
+        code = main(verb)
+        told = capsys.readouterr()
+        assert code in (0, 1) or told.err.startswith("ocr-phases: "), told.err
+        assert told.err.count("\n") == (code == 2)
+
+
+def test_a_batch_with_damaged_records_has_its_index(tmp_path):
+    base = BASES[3]
+    settings = {"model": "tiny", "preset": "base"}
+    with store.Listing(tmp_path) as listing:
+        for number, (_, damaged) in enumerate(mutants(plain(base), 60, seed=5)):
+            job = Job(f"{number}.png", f"/{number}.png", f"{number}", settings, {}, None)
+            listing.add(job)
+            folder = tmp_path / job.folder
+            attempts = [Outcome(seconds=1.0).as_dict()]
+            state = {"state": "done", "failure": None, "reason": "", "attempts": attempts, "report": None}
+            store.write_status(folder, {**job.as_dict(), **state})
+            (folder / "run.json").write_bytes(as_file(damaged))
+    pages = build_index(tmp_path).pages
+    assert len(pages) == 60
+    assert {"done", "failed"} == set(pages["status"])
+    assert pages.loc[pages["status"] == "failed", "reason"].str.contains("record").all()
+
+
+def test_a_record_asks_for_settings_and_nothing_else(monkeypatch, tmp_path):
+    from ocr_phases.measure import repeat
+
+    base = BASES[0]
+    asked = {
+        "kernels": True, "kernel_trace": str(tmp_path / "out"), "kernel_steps": 9, "ceilings": False,
+        "on_tokens": "x", "progress": "x", "page": "/etc/passwd", "self": "x", "new": "x",
+    }  # fmt: skip
+    record = PhaseRun.from_dict(plain(replace(base, request=base.request | asked)))
+    seen: dict[str, Any] = {}
+
+    class Session:
+        def run_inference(self, page, prompt, **settings):
+            seen.update(settings)
+            return base
+
+    monkeypatch.setattr(repeat, "load_recorded", lambda *args, **options: Session())
+    monkeypatch.setattr(repeat, "recorded_pages", lambda *args: [b"page"])
+    repeat.repeat_run(record)
+    assert not set(asked) & set(seen)
+    assert {"repeats", "warmup", "seed", "max_new_tokens", "preset"} <= set(seen)
+    monkeypatch.undo()
+    lost = {name: value for name, value in base.model.items() if name != "revision"}
+    with pytest.raises(OcrPhasesError, match="does not say which model"):
+        repeat.load_recorded(replace(base, model=lost))
