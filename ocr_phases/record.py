@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,8 +64,17 @@ _OPTIONAL = ("kernels",)
 
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
-# Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
-_SUMMABLE = 2.0**20
+
+
+#: What a record shows of itself and does not hold: found in a later room on first use, the only way up.
+_ELSEWHERE = {
+    "tokens_of": "ocr_phases.analyse.tokens",
+    "page_image": "ocr_phases.measure.inputs.images",
+}
+
+
+def _elsewhere(name: str) -> Callable[..., Any]:
+    return getattr(importlib.import_module(_ELSEWHERE[name]), name)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,45 +223,11 @@ class PhaseRun:
         grounding region the token belongs to, -1 before the first. In a batch a step's time is the whole
         batch's.
         """
-        from ocr_phases.analyse.grounding import parse_grounding, token_regions
-
-        result = self.results[row]
-        ids, texts = result["ids"], result["token_texts"]
-        redecode = self.request.get("first_token") == "redecode"
-        index = np.arange(len(ids))
-        step = pd.array(index if redecode else index - 1, dtype="Int64")
-        if not redecode:
-            step[:1] = pd.NA
-        # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a lone
-        # surrogate, which pyarrow refuses.
-        table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object)})
-        table["source"] = np.where(step.isna(), "prefill", "decode")
-        table["step"] = step
-        lengths = self.cache.get("lengths", [])
-        # After the prefill the cache holds lengths[0]; step s leaves lengths[s + 1].
-        after = [0 if number is pd.NA else int(number) + 1 for number in step]
-        table["cache_len"] = pd.array(
-            [lengths[number] if number < len(lengths) else pd.NA for number in after], dtype="Int64"
-        )
-        table["region"] = token_regions(parse_grounding("".join(texts)), texts)
-        spans = self.spans[self.spans["stage"] == "decode_step"]
-        grouped = spans.groupby("step")
-        for column, values in {
-            "device_ms": grouped["device_ms"].median(),
-            "device_ms_p10": grouped["device_ms"].quantile(0.1),
-            "device_ms_p90": grouped["device_ms"].quantile(0.9),
-            "host_ms": grouped["host_ms"].median(),
-        }.items():
-            times = table["step"].map(values).astype("float64")
-            table[column] = (times * _SUMMABLE).round() / _SUMMABLE
-        return table[list(TOKEN_COLUMNS)]
+        return _elsewhere("tokens_of")(self, row)
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None where it was left out of the record."""
-        from ocr_phases.measure.inputs.images import load_page
-
-        data = self.page_data(number)
-        return None if data is None else load_page(data)[0]
+        return _elsewhere("page_image")(self.page_data(number))
 
     def page_data(self, number: int = 0) -> bytes | None:
         """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where damaged."""

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ocr_phases.presets import Preset, crop_grid, get_preset
-
-if TYPE_CHECKING:
-    from ocr_phases.record import PhaseRun
 
 LEAST_TYPE_PX: dict[str, float] = {"tiny": 20.0}
 """The smallest type that a model reads, in pixels of the view, where that was measured."""
@@ -71,22 +67,3 @@ def small_type(preset: str, sizes: Sequence[Size], types: Sequence[Type], least:
         f"Type is about {shown:.0f} px high in the view of {preset}; "
         f"the model reads {least:.0f} px and more: {advice}."
     )
-
-
-def recorded_type(run: PhaseRun) -> Type:
-    """The type in the views of a record's pages, pixels; None where there is none, or nobody looked."""
-    return type_shown(run.request["preset"], _sizes(run), _types(run)) if _types(run) else None
-
-
-def small_type_in(run: PhaseRun) -> str:
-    """`small_type` of a record; empty where it is large enough, or nothing is known about it."""
-    least = run.model.get("least_type_px")
-    return small_type(run.request["preset"], _sizes(run), _types(run), least) if least and _types(run) else ""
-
-
-def _sizes(run: PhaseRun) -> list[Size]:
-    return [(page["width"], page["height"]) for page in run.pages]
-
-
-def _types(run: PhaseRun) -> Sequence[Type]:
-    return run.request.get("type_px") or ()

@@ -408,7 +408,7 @@ def test_the_first_difference_is_judged_by_its_margin(
 
 
 def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: DeepSeekOCRSession) -> None:
-    from ocr_phases.measure.request import Request
+    from ocr_phases.measure.inputs.request import Request
 
     run = tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)
     fields = {field.name for field in dataclasses.fields(Request)}

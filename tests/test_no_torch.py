@@ -15,7 +15,7 @@ ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phas
 
 
 def modules() -> list[str]:
-    measuring = ("measure.images", "measure.request", "measure.type_size")
+    measuring = ("measure.inputs.images", "measure.inputs.request", "measure.inputs.type_size")
     both = ("presets", "record", "strategies", "type_fit", *measuring)
     names = ["ocr_phases", *(f"ocr_phases.{name}" for name in both), *ROOMS]
     for room in ROOMS:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.request import make_rows
+from ocr_phases.measure.inputs.request import make_rows
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.settings import SamplingSettings, check_settings
 

@@ -21,7 +21,6 @@ from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
 from ocr_phases.measure.inputs.packing import make_views
 from ocr_phases.measure.inputs.type_size import type_height, type_warning
-from ocr_phases.measure.request import choose_preset
 from ocr_phases.presets import PRESETS
 from ocr_phases.settings import check_settings
 from ocr_phases.show import html
@@ -173,7 +172,7 @@ def test_tiny_takes_the_preset_that_fits(tiny_session: DeepSeekOCRSession) -> No
     assert tiny_session.prepare(page).views[0].preset.name == "base"
 
     def chosen(asked: str | None, *pages: Image.Image) -> tuple[str, str]:
-        found = choose_preset(asked, [[page] for page in pages], tiny_session.checkpoint)
+        found = tiny_session._choose_preset(asked, [[page] for page in pages])
         return found["preset"], found["preset_choice"]
 
     assert chosen(None, page) == ("base", "auto")  # however it is spelled

@@ -16,6 +16,7 @@ import pandas as pd
 from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, CheckText
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.noise import FINDINGS, is_noisy
+from ocr_phases.analyse.page_type import recorded_type, small_type_in
 from ocr_phases.analyse.steps import (
     Trend,
     cache_read_slope,
@@ -26,7 +27,6 @@ from ocr_phases.analyse.steps import (
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.analyse.typical import one_repeat, typical_run
 from ocr_phases.record import VISION_STAGES, PhaseRun
-from ocr_phases.type_fit import recorded_type, small_type_in
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")

@@ -8,6 +8,7 @@ from typing import Any
 from ocr_phases.analyse.floors import floor_sentence, floor_table
 from ocr_phases.analyse.kernels import kernel_sentence
 from ocr_phases.analyse.noise import noise_warning
+from ocr_phases.analyse.page_type import small_type_in
 from ocr_phases.analyse.summary import (
     OUTLIER_FACTOR,
     PHASES,
@@ -17,7 +18,6 @@ from ocr_phases.analyse.summary import (
 )
 from ocr_phases.analyse.typical import typical_run, typical_sentence
 from ocr_phases.record import PhaseRun
-from ocr_phases.type_fit import small_type_in
 from ocr_phases.words import count_text, digits_text, ms_text, percent_text
 
 # Clocks that differ by less say nothing about who waits for whom.

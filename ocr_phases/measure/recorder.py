@@ -10,7 +10,7 @@ from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.live_checks import merged
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.packing import valid_image_tokens
-from ocr_phases.measure.request import Request
+from ocr_phases.measure.inputs.request import Request
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import decode_experts
 from ocr_phases.record import PhaseRun

@@ -10,7 +10,7 @@ from typing import Any
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.images import load_page
-from ocr_phases.measure.request import Page, Request
+from ocr_phases.measure.inputs.request import Page, Request
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.presets import PROMPTS
 from ocr_phases.record import PhaseRun, describe_page

@@ -23,13 +23,7 @@ from ocr_phases.measure.collectors.parity import parity_check, parity_result
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs, make_views, pack
-from ocr_phases.measure.models.caches import cache_bytes_per_token
-from ocr_phases.measure.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
-from ocr_phases.measure.models.families import family_of
-from ocr_phases.measure.models.loading import load_checkpoint
-from ocr_phases.measure.models.references import references
-from ocr_phases.measure.recorder import make_record
-from ocr_phases.measure.request import (
+from ocr_phases.measure.inputs.request import (
     Page,
     Request,
     check_length,
@@ -37,6 +31,12 @@ from ocr_phases.measure.request import (
     make_rows,
     memory_errors_explained,
 )
+from ocr_phases.measure.models.caches import cache_bytes_per_token
+from ocr_phases.measure.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
+from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.models.loading import load_checkpoint
+from ocr_phases.measure.models.references import references
+from ocr_phases.measure.recorder import make_record
 from ocr_phases.measure.setup import Setup, Workshop
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import (
@@ -139,7 +139,7 @@ class DeepSeekOCRSession:
         ``preset`` as in `run_inference`. See `ocr_phases.measure.inputs.packing` for the rules and errors.
         """
         rows, prompts = make_rows(page, prompt, grounding)
-        chosen = choose_preset(preset, rows, self.checkpoint)["preset"]
+        chosen = self._choose_preset(preset, rows)["preset"]
         return self._pack(rows, chosen, prompts, NoTimeline())[0]
 
     def run_prefill(
@@ -225,7 +225,7 @@ class DeepSeekOCRSession:
             pages=rows,
             prompt=prompt if isinstance(prompt, str) else prompts[0],
             prompts=prompts,
-            **choose_preset(preset, rows, self.checkpoint),
+            **self._choose_preset(preset, rows),
             max_new_tokens=max_new_tokens,
             infer=settings,
             grounding=any(GROUNDING_TAG in text for text in prompts) if grounding is None else grounding,
@@ -403,6 +403,9 @@ class DeepSeekOCRSession:
         return whole[:, inputs.input_ids.shape[1] :].tolist()
 
     # -- parts ------------------------------------------------------------------------------------
+
+    def _choose_preset(self, asked: str | None, rows: list[list[Page]]) -> dict[str, Any]:
+        return choose_preset(asked, rows, self.checkpoint.default_preset, self.checkpoint.least_type_px)
 
     def _pack(
         self, rows: list[list[Page]], preset_name: str, prompts: list[str], timeline: Timeline

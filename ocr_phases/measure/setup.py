@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ocr_phases.measure.inputs.packing import DeviceInputs
-from ocr_phases.measure.request import Request
+from ocr_phases.measure.inputs.request import Request
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.compiled_vision import CompiledVision
 from ocr_phases.measure.steps.static_step import StaticStep, kept_step, slots_for

@@ -23,7 +23,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TemporaryFolder, output_file, write_atomic
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.collectors.trace import KV_RANGE, Identity, reduce_trace
-from ocr_phases.measure.request import Request
+from ocr_phases.measure.inputs.request import Request
 
 #: Decode steps that are profiled unless asked otherwise: enough for shares, and a trace of a few megabytes.
 KERNEL_STEPS = 32

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ocr_phases.analyse.steps import first_difference
 from ocr_phases.measure.inputs.packing import DeviceInputs
-from ocr_phases.measure.request import Request
+from ocr_phases.measure.inputs.request import Request
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.sampling import Sampler

@@ -102,6 +102,11 @@ def load_page(
     return _decode(data, name), data, name
 
 
+def page_image(data: bytes | None) -> Image.Image | None:
+    """`PhaseRun.page_image`: the page that a record holds as a file's bytes, or None."""
+    return None if data is None else load_page(data)[0]
+
+
 def as_rgb(image: Image.Image) -> Image.Image:
     """The image in mode RGB, uint8; an RGB image comes back as it is.
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import Image
 
@@ -17,9 +17,6 @@ from ocr_phases.presets import AUTO, PRESETS, get_preset, resolve_prompt
 from ocr_phases.settings import SamplingSettings, check_settings, check_text
 from ocr_phases.type_fit import fitting_preset
 from ocr_phases.words import count_text
-
-if TYPE_CHECKING:
-    from ocr_phases.measure.models.checkpoint import Checkpoint
 
 Page = str | Path | bytes | Image.Image
 
@@ -92,14 +89,14 @@ def make_rows(
 
 
 def choose_preset(
-    asked: str | None, rows: Sequence[Sequence[Page]], checkpoint: Checkpoint
+    asked: str | None, rows: Sequence[Sequence[Page]], default: str, least: float | None
 ) -> dict[str, Any]:
     """``preset``, how it was chosen (``preset_choice``: asked, default or auto), and each page's ``type_px``.
 
-    ``asked`` is a preset's name, or None or "auto": then it is the checkpoint's own, or where its smallest
-    type is known the one that fits the pages' (`fitting_preset`). Elsewhere no page is looked at.
+    ``asked`` is a preset's name, or None or "auto": then it is ``default``, the model's own, or where the
+    ``least`` type that it reads is known (pixels) the one that fits the pages' (`fitting_preset`). Elsewhere
+    no page is looked at.
     """
-    least, default = checkpoint.least_type_px, checkpoint.default_preset
     named = None if asked == AUTO else asked
     if least is None:
         return {"preset": named or default, "preset_choice": "asked" if named else "default"}

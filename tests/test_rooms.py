@@ -1,0 +1,94 @@
+"""The package's rooms: imports go one way, from a later room to an earlier one, and never in a circle."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+#: The rooms from the ground up; a module belongs to the longest name that it begins with. Whatever is not
+#: named is the ground: errors, words, files, presets, settings.
+ROOMS = (
+    "ocr_phases.record",
+    "ocr_phases.analyse",
+    "ocr_phases.show",
+    "ocr_phases.report",
+    "ocr_phases.measure.inputs",
+    "ocr_phases.measure.models",
+    "ocr_phases.measure.steps",
+    "ocr_phases.measure.collectors",
+    "ocr_phases.measure",
+    "ocr_phases.show.explorer",
+    "ocr_phases.batch",
+    "ocr_phases.commands",
+    "ocr_phases.cli",
+)
+#: The public names, resolved on first use: the only door from the ground to every room.
+FRONT_DOOR = "ocr_phases"
+
+
+def modules(root: Path) -> dict[str, Path]:
+    found = {}
+    for path in sorted((root / "ocr_phases").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(root: Path) -> dict[str, set[str]]:
+    """The modules of the package that each module imports: in functions and for types as well."""
+    known = modules(root)
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        graph[name] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                wanted = [f"{node.module}.{alias.name}" for alias in node.names]
+                graph[name] |= {full if full in known else node.module for full in wanted} & set(known)
+            elif isinstance(node, ast.Import):
+                graph[name] |= {alias.name for alias in node.names} & set(known)
+        graph[name].discard(name)
+    return graph
+
+
+def room(module: str) -> int:
+    """The number of a module's room, -1 for the ground."""
+    fitting = [name for name in ROOMS if module == name or module.startswith(f"{name}.")]
+    return ROOMS.index(max(fitting, key=len)) if fitting else -1
+
+
+def upward(graph: dict[str, set[str]]) -> list[str]:
+    return [
+        f"{module} imports {other}"
+        for module, others in sorted(graph.items())
+        for other in sorted(others)
+        if module != FRONT_DOOR and room(other) > room(module)
+    ]
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    try:
+        TopologicalSorter(imports(ROOT)).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_import_goes_up() -> None:
+    assert upward(imports(ROOT)) == []
+
+
+def test_circles_and_imports_upward_are_found(tmp_path: Path) -> None:
+    package = tmp_path / "ocr_phases"
+    (package / "analyse").mkdir(parents=True)
+    (package / "record.py").write_text("def f():\n    from ocr_phases.analyse import tables\n")
+    (package / "analyse" / "__init__.py").write_text("")
+    (package / "analyse" / "tables.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ocr_phases.record import PhaseRun\n"
+    )
+    graph = imports(tmp_path)
+    assert upward(graph) == ["ocr_phases.record imports ocr_phases.analyse.tables"]
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph).prepare()
