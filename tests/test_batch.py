@@ -596,7 +596,7 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
     assert all(run.page["data"] is None for run in runs.values())
     # The model was loaded once and stayed.
     workers = {status["attempts"][-1]["worker"] for status in found.values()}
-    assert len(workers) == 1
+    assert len(workers - {""}) == 1  # a PDF that cannot be opened needs none
 
 
 @contextlib.contextmanager
