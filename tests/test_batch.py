@@ -550,10 +550,10 @@ def test_a_worker_stopped_in_the_middle_of_a_page_leaves_nothing_in_its_folder(t
     program = "import pathlib, sys; pathlib.Path(sys.argv[1], 'left').touch(); input(); input()"
     pool = LocalPool(command=[sys.executable, "-c", program])
     page = pool.submit({}, None)
-    wait_for(lambda: list(tmp_path.glob("*/left")))
+    wait_for(lambda: list(tmp_path.glob("*/*/left")))
     pool.close()  # as after Ctrl-C
     assert page.result().failure == "died"
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*/*"))
 
 
 # -- with the real worker and model -----------------------------------------------------------------
@@ -596,7 +596,7 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
     assert all(run.page["data"] is None for run in runs.values())
     # The model was loaded once and stayed.
     workers = {status["attempts"][-1]["worker"] for status in found.values()}
-    assert len(workers) == 1
+    assert len(workers - {""}) == 1  # a PDF that cannot be opened needs none
 
 
 @contextlib.contextmanager
