@@ -20,6 +20,7 @@ from benchmarks.tables import (
     bench_text,
     closure_table,
     failure_table,
+    few_pairs,
     load_bench,
     mark_table,
     prefill_table,
@@ -336,3 +337,13 @@ def test_every_part_on_a_gpu(tmp_path: Path) -> None:
     decode = strategy_table(bench).set_index("strategy")
     assert (decode["busy_ms"] > 0).all()
     assert mark_table(bench)["what"].str.contains("CUDA event").any()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"), [(15, ""), (5, ""), (3, "only 75 % of the time"), (1, "no interval")]
+)
+def test_few_pairs_are_told(pairs: int, told: str) -> None:
+    assert told in few_pairs(pairs)
+    assert bool(few_pairs(pairs)) == bool(told)
+    few = example() | {"settings": example()["settings"] | {"pairs": pairs}}
+    assert bench_text(few).endswith(few_pairs(pairs))

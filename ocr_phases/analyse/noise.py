@@ -71,7 +71,7 @@ _REPEAT = "measure again, with 5 repeats or more"
 
 @dataclass(frozen=True)
 class Finding:
-    """``verdict`` and what was ``measured``, as in a check; of noise ``why`` as a clause, ``what`` to do."""
+    """``verdict`` and what was ``measured``, as in a check; for noise a clause ``why`` and ``what`` to do."""
 
     verdict: str
     measured: str
@@ -270,11 +270,11 @@ def _bad_ceilings(run: PhaseRun) -> list[str]:
             if not low * theirs <= ours <= high * theirs:
                 found.append(f"the measured {name} is {percent_text(ours / theirs)} of the {sheet.name}'s")
     taken = (run.device.get("ceilings") or {}).get("taken") or {}
-    for name, what in (("copy_ms", "copying the same bytes"), ("matmul_ms", "the same matrix product")):
+    for name, what in (("copy_ms", "a copy"), ("matmul_ms", "a matrix product")):
         times = taken.get(name) or [1.0]
         spread = float(np.median(times)) / min(times)
         if measured is not None and spread > _CEILING_SPREAD:
-            found.append(f"{what} took {times_text(spread)} its best in the median")
+            found.append(f"{what} that a ceiling is made of took {times_text(spread)} its best time")
     return found
 
 
