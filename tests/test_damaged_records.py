@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -74,8 +74,12 @@ def same_again(run: PhaseRun, base: PhaseRun) -> None:
     assert PhaseRun.from_dict(run.to_dict()).to_dict() == run.to_dict()
 
 
-def headlines(run: PhaseRun, base: PhaseRun) -> None:
-    repr(run), run.summary(), summary.headline(run), summary.verdict(run)
+def headline_figures(run: PhaseRun, base: PhaseRun) -> None:
+    repr(run), run.summary()
+
+
+def sentences(run: PhaseRun, base: PhaseRun) -> None:
+    summary.headline(run), summary.verdict(run)
 
 
 def token_tables(run: PhaseRun, base: PhaseRun) -> None:
@@ -130,10 +134,9 @@ def fragments(run: PhaseRun, base: PhaseRun) -> None:
         fragment(run)
 
 
-READERS = (
-    same_again, headlines, token_tables, verified, compared, compared_as_base, floor_tables, kernel_tables,
-    swept, fragments,
-)  # fmt: skip
+QUICK = (headline_figures, token_tables, floor_tables, kernel_tables, same_again)
+SLOW = (sentences, verified, compared, compared_as_base, swept, fragments)
+READERS = (*QUICK, *SLOW)
 
 
 def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
@@ -165,10 +168,11 @@ def plain(run: PhaseRun) -> dict[str, Any]:
 
 def loaded_mutants(base: PhaseRun, count: int, seed: int) -> Iterator[tuple[str, PhaseRun]]:
     """The damaged copies of a record that load, with what was done to each; the others are refused."""
-    for told, damaged in mutants(plain(base), count, seed):
+    for number, (told, damaged) in enumerate(mutants(plain(base), count, seed)):
         try:
             run = PhaseRun.from_json(as_file(damaged))
-            PhaseRun.from_dict(damaged)
+            if number % 4 == 0:  # NaN and surrogates come this way alone
+                PhaseRun.from_dict(damaged)
         except OcrPhasesError as error:
             assert "\n" not in str(error)
         else:
@@ -176,18 +180,21 @@ def loaded_mutants(base: PhaseRun, count: int, seed: int) -> Iterator[tuple[str,
 
 
 @pytest.mark.parametrize("number", range(len(BASES)))
-def test_what_loads_can_be_read(number, tmp_path):
-    """Every damaged record meets two of the readers, and one in fifty all the pictures."""
-    base, rng = BASES[number], random.Random(number)
-    loaded = 0
+def test_what_loads_can_be_read(number):
+    """Each damaged record that loads meets a quick reader, one in ten a slow one, one all the pictures."""
+    base = BASES[number]
+    quick, slow = itertools.cycle(QUICK), itertools.cycle(SLOW)
+    loaded, broken = 0, []
     for told, run in loaded_mutants(base, 250, seed=number):
-        readers = rng.sample(READERS, 2) + ([draw_everything] if loaded % 50 == 7 else [])
+        readers = [next(quick)] + ([next(slow)] if loaded % 10 == 0 else [])
+        readers += [draw_everything] if loaded == 7 else []
         loaded += 1
         for reader in readers:
             try:
                 reader(run, base)
-            except Exception as error:
-                raise AssertionError(f"{reader.__name__} after {told}") from error
+            except Exception as error:  # noqa: BLE001  (all of them are told, not the first alone)
+                broken.append(f"{reader.__name__} after {told}: {type(error).__name__} {error}")
+    assert not broken, "\n".join(broken)
     assert 20 < loaded < 200
 
 
@@ -201,7 +208,7 @@ def test_no_verb_ends_in_a_traceback(tmp_path, capsys):
     """The real command line: what loads is shown or refused, what does not is refused, in one sentence."""
     base = BASES[0].save(tmp_path / "base.json")
     path = tmp_path / "run.json"
-    for number, (_, damaged) in enumerate(mutants(plain(BASES[0]), 36, seed=77)):
+    for number, (_, damaged) in enumerate(mutants(plain(BASES[0]), 24, seed=77)):
         path.write_bytes(as_file(damaged))
         verb = (
             ["verify", "--record", str(path)],
