@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from papermill.parameterize import add_builtin_parameters, parameterize_path
 from test_cli import RECORD
 
+from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.cli import main
 from ocr_phases.plain_text import plain, plain_streams
 from ocr_phases.report import render
@@ -69,7 +70,9 @@ def hostile_record(tmp_path: Path) -> Path:
     """A record that says hostile things wherever it has words of its own."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     record["pages"][0]["file"] = record["model"]["name"] = record["device"]["name"] = HOSTILE
-    record["results"][0]["text"] = HOSTILE + record["results"][0]["text"]
+    result = record["results"][0]
+    result["text"] = HOSTILE + result["text"]
+    result["token_texts"][0] = HOSTILE + result["token_texts"][0]
     for check in record["checks"]:
         check["measured"] = check["expected"] = HOSTILE
     path = tmp_path / "run\x1b[31m$x$.json"
@@ -103,8 +106,7 @@ def hostile_figures() -> dict[str, Figure]:
     labelled = make_run(text=f"<|ref|>{HOSTILE}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>\nsome words " * 3)
     ratios = pd.DataFrame({"run": [HOSTILE, "other"], "metric": "ttft_ms", "verdict": "slower"})
     ratios[["ratio", "ratio_low", "ratio_high"]] = np.array([[1.1, 1.0, 1.2], [90.0, 80.0, 99.0]])
-    cells = pd.DataFrame({"preset": [HOSTILE], "batch": [1], "vision": ["eager"], "prefill_len": [912]})
-    cells["vision_share"] = 0.5
+    cells = sweep_table(dict(zip("ab", runs, strict=True))).assign(preset=HOSTILE)
     return {
         "sentence": plots.sentence_figure(HOSTILE),
         "latency": plots.plot_token_latency(runs[0]),
@@ -160,7 +162,7 @@ def test_notebooks_run_in_folders_of_any_name(tmp_path: Path, monkeypatch: pytes
             assert said.split() == [*ascii(page).split(), "../../../escaped"]
     finally:
         kernel.stop()
-    assert not list((tmp_path / "tmp{}").iterdir())
+    assert not list((tmp_path / "tmp{}").glob("*/*"))  # beside this user's own folder
 
 
 def test_a_name_that_is_no_unicode_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

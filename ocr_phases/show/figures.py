@@ -50,6 +50,7 @@ class LiteralFigure(Figure):
     """A figure that draws every text as it stands: dollar signs in a file's name begin no formula."""
 
     def draw(self, renderer: RendererBase) -> None:
+        """Draw it, every text with mathematics off."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
         super().draw(renderer)
