@@ -7,6 +7,7 @@ import random
 from functools import cache
 from pathlib import Path
 
+import ipywidgets as widgets
 import numpy as np
 import pytest
 from conftest import PAGES
@@ -25,6 +26,7 @@ from ocr_phases.presets import PRESETS
 from ocr_phases.settings import check_settings
 from ocr_phases.show import html
 from ocr_phases.show.explorer import panes
+from ocr_phases.show.explorer.form import Form
 from ocr_phases.type_fit import fitting_preset, small_type, type_shown, view_scale
 from synth import PageSettings, degrade, matplotlib_families, random_page
 
@@ -230,6 +232,17 @@ def test_the_command_line_warns_before_it_measures(
     command[command.index(str(page))] = str(PAGES / "receipt.png")
     assert main(command) == 2
     assert "Type" not in capsys.readouterr().err
+
+
+def test_the_explorer_warns_before_run_is_pressed(tmp_path: Path) -> None:
+    page = tmp_path / "small.png"
+    text_page(17.0, (800, 1_000)).save(page)
+    form = Form(page, "tiny", lambda handler: handler, widgets.HTML())
+    assert form.warning.value == ""  # what fits is taken
+    form.preset.value = "small"
+    assert "in the view of small" in form.warning.value
+    form.model.known.value = "dummy"
+    assert form.warning.value == ""
 
 
 def test_both_compression_ratios_are_named() -> None:
