@@ -507,7 +507,7 @@ def test_only_the_documented_formats_are_read() -> None:
     for kind in ("PCX", "TGA", "ICO", "DDS", "SGI", "IM", "PDF"):
         with pytest.raises(OcrPhasesError, match="is not an? .* read"):
             load_page(encoded(blank(16, 16), kind).replace(b"%PDF-1", b"%QDF-1"))
-    for kind in images.FORMATS:
+    for kind in FORMATS:
         if kind in Image.SAVE:
             assert load_page(encoded(blank(16, 16), kind))[0].size == (16, 16)
     phone = encoded(blank(16, 16), "MPO", save_all=True, append_images=[blank(16, 16, "red")])

@@ -18,7 +18,7 @@ from typing import Any
 from ocr_phases.batch.child import Child
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import LARGEST_FILE
-from ocr_phases.measure.inputs.images import PAGE_SUFFIXES
+from ocr_phases.page_formats import PAGE_SUFFIXES
 
 LIST_SUFFIXES = (".csv", ".jsonl")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import itertools
 import os
 import re
 import struct
@@ -20,23 +19,7 @@ from PIL import Image, ImageOps
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
-
-FORMATS = {
-    "PNG": (".png",),
-    "JPEG": (".jpg", ".jpeg"),  # Pillow reads MPO, the pictures of some phones, through it
-    "JPEG2000": (".jp2",),
-    "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-    "BMP": (".bmp",),
-    "GIF": (".gif",),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
-    "AVIF": (".avif",),
-}
-"""Pillow's names of the formats that a page may have, and their suffixes. No other one is tried: some start
-programs (PostScript starts Ghostscript)."""
-
-PAGE_SUFFIXES = frozenset((".pdf", *itertools.chain(*FORMATS.values())))
-"""The suffixes of a page's file, in small letters."""
+from ocr_phases.page_formats import FORMATS
 
 MAX_PIXELS = 2 * 89_478_485
 """Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression bomb."""

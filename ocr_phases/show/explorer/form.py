@@ -11,7 +11,7 @@ import ipywidgets as widgets
 
 from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.inputs.images import PAGE_SUFFIXES
+from ocr_phases.page_formats import PAGE_SUFFIXES
 from ocr_phases.presets import PRESETS, PROMPTS
 from ocr_phases.show.html import image_html, note_html
 from ocr_phases.strategies import STRATEGIES, VISIONS
