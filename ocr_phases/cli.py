@@ -21,7 +21,7 @@ import ocr_phases
 from ocr_phases.batch.command import add_batch_options, run_batch
 from ocr_phases.commands import bench, compare, sweep
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import split_pdf
+from ocr_phases.files import split_page
 from ocr_phases.plain_text import plain_streams
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def report(arguments: argparse.Namespace) -> None:
         if page is None:
             parameters = {"record": str(Path(arguments.record).resolve())}
         else:
-            name, number = split_pdf(page)
+            name, number = split_page(page)
             parameters = {"page": str(Path(name).resolve()) + number, **_measure_parameters(arguments)}
             parameters |= {"kernels": arguments.kernels or arguments.trace, "trace": arguments.trace}
         written = report_page(folder, parameters, show_code=arguments.show_code)
@@ -197,10 +197,12 @@ def artifacts(arguments: argparse.Namespace) -> None:
 
 def _look_at(page: str, arguments: argparse.Namespace) -> None:
     """A page that cannot be read is an `OcrPhasesError`; one whose type is too small is told on stderr."""
-    from ocr_phases.measure.images import load_page
+    from ocr_phases.measure.images import load_page, unnamed_pages
     from ocr_phases.measure.type_size import type_warning
 
     image, _, name = load_page(page)
+    if others := unnamed_pages(page):
+        print(others, file=sys.stderr)
     if warning := type_warning(image, arguments.model, arguments.preset):
         print(f"{name}: {warning}", file=sys.stderr)
 
@@ -337,7 +339,7 @@ def _folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
     """A folder for each page, named like it; a number is added where two pages share a name."""
     folders: dict[str | None, Path] = {}
     for page in pages:
-        name, number = split_pdf(page)
+        name, number = split_page(page)
         stem = Path(name).stem + number.replace("#", "-")
         folder, count = out / stem, 2
         while folder in folders.values():

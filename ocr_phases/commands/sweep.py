@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ def sweep(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
-    from ocr_phases.measure.images import load_page
+    from ocr_phases.measure.images import load_page, unnamed_pages
 
     # A wrong page or a wrong list is told before anything slow starts.
     load_page(arguments.page)
+    if others := unnamed_pages(arguments.page):
+        print(others, file=sys.stderr)
     from ocr_phases.measure.session import DeepSeekOCRSession
     from ocr_phases.measure.sweep import Outcome, make_cells, run_sweep
 
