@@ -32,7 +32,7 @@ LARGEST_FILE = 2**30
 # How opening a folder, a socket or a device without a driver fails.
 _NO_FILE = (errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODEV)
 _PAGE_OF_FILE = re.compile(
-    rf"(?P<file>.+(?:{'|'.join(map(re.escape, PAGED_SUFFIXES))}))(?P<page>#[^/\\]*)", re.IGNORECASE | re.DOTALL
+    rf"(?P<file>.+({'|'.join(map(re.escape, PAGED_SUFFIXES))}))(?P<page>#[^/\\]*)", re.IGNORECASE | re.DOTALL
 )
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 

@@ -360,7 +360,8 @@ def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = 
 
     ``image`` is the upright RGB page, ``data`` the file's bytes where it came from an image file. Embedded
     are an image file's bytes up to 2 MB, else a JPEG of at most 2,000 px; ``embed=False`` leaves both out.
-    One page of several is embedded as that JPEG. The hash is of the whole file, or of the raw pixels where there is no file.
+    One page of several is embedded as that JPEG. The hash is of the whole file, or of the raw pixels where
+    there is none.
     """
     page: dict[str, Any] = {
         "file": name,

@@ -44,6 +44,7 @@ from ocr_phases.measure.page import (
     resolve_prompt,
     valid_image_tokens,
 )
+from ocr_phases.record import describe_page
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "preprocess.json").read_text())

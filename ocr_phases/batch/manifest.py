@@ -1,4 +1,4 @@
-"""Which pages a batch has: files, folders, globs, PDFs and TIFFs page by page, and lists with settings of their own."""
+"""Which pages a batch has: files, folders, globs, PDFs and TIFFs page by page, lists with settings."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Page:
     """One page to measure: its name in the batch, where it is, and settings that only it has.
 
     ``name`` is the path below the folder that was named, or the file's name; a page of a PDF, or of a
-    TIFF with several, ends in ``#3``, also in ``source``, which is absolute. ``problem`` is why it cannot be measured, where that is
-    known without reading it.
+    TIFF with several, ends in ``#3``, also in ``source``, which is absolute. ``problem`` is why it cannot be
+    measured, where that is known without reading it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From whatever the user points at (a path, bytes, a PIL image, a page of a PDF or TIFF) to one upright RGB page."""
+"""From whatever the user points at (path, bytes, PIL image, page of a file) to one upright RGB page."""
 
 from __future__ import annotations
 
