@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ class Watch:
             self.bar = tqdm(total=total * self.tokens_a_run, unit="token", disable=None, leave=False)
         if self.bar.disable and done > self.done:
             took = time.monotonic() - self.began
-            tqdm.write(f"{self._name(done, total)} done in {took:.1f} s", file=self.bar.fp)
+            print(f"{self._name(done, total)} done in {took:.1f} s", file=sys.stderr, flush=True)
         if done > self.done:
             self.began = time.monotonic()
         self.done, self.tokens = done, tokens
