@@ -21,7 +21,7 @@ _REASONS = {
 
 
 def add_json_option(command: argparse.ArgumentParser) -> None:
-    """``--json``: see docs/json.md."""
+    """``--json``: docs/troubleshooting.md has its keys."""
     command.add_argument(
         "--json", action="store_true", help="one JSON object on stdout; all else goes to stderr"
     )
