@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import re
 import signal
@@ -19,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.batch.command import add_batch_options, run_batch
 from ocr_phases.commands import compare, sweep
+from ocr_phases.commands.measure_options import add_kernel_options, add_measure_options, measure_parameters
+from ocr_phases.commands.results import add_json_option, as_json
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import split_pdf
+from ocr_phases.files import split_page
 from ocr_phases.plain_text import plain_streams
 from ocr_phases.version import __version__
 
@@ -46,22 +47,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         arguments = _parser().parse_args(argv)
-        code = arguments.verb(arguments) or 0
+        arguments.stopped, arguments.result = 0, {}
+        if not getattr(arguments, "json", False):
+            code, _ = _outcome(arguments)
+        else:
+            with contextlib.redirect_stdout(sys.stderr):
+                code, reason = _outcome(arguments)
+            print(as_json(arguments, code, reason))
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CUT_OFF
+
+
+def _outcome(arguments: argparse.Namespace) -> tuple[int, str]:
+    """The verb's exit code, and where it did not come to its own end the reason, told on stderr as well."""
+    try:
+        code, reason = arguments.verb(arguments) or 0, ""
+        if arguments.stopped:
+            code, reason = 128 + arguments.stopped, "stopped: this is of the repeats that were finished."
     except OcrPhasesError as error:
-        print(f"ocr-phases: {_with_options(str(error), arguments)}", file=sys.stderr)
-        return 2
+        code, reason = 2, _with_options(str(error), arguments)
     except ModuleNotFoundError as error:
-        print(f"ocr-phases: this needs {error.name}: pip install {error.name}", file=sys.stderr)
-        return 2
+        code, reason = 2, f"this needs {error.name}: pip install {error.name}"
     except KeyboardInterrupt as stop:
+        code, reason = 128 + (stop.args or (signal.SIGINT,))[0], "stopped."
+    if reason:
         with contextlib.suppress(OSError):  # after a hangup there is nobody to tell
-            print("ocr-phases: stopped.", file=sys.stderr)
-        return 128 + (stop.args or (signal.SIGINT,))[0]
+            print(f"ocr-phases: {reason}", file=sys.stderr)
+    return code, reason
 
 
 @contextlib.contextmanager
@@ -95,6 +110,7 @@ def report(arguments: argparse.Namespace) -> None:
     if bool(arguments.record) == bool(arguments.pages):
         raise OcrPhasesError("Name the pages to measure, or one --record to show: one of the two.")
     from ocr_phases.record import PhaseRun
+    from ocr_phases.report.progress import watching
     from ocr_phases.report.render import report_page
 
     # A wrong page or record is told before anything slow starts.
@@ -107,11 +123,15 @@ def report(arguments: argparse.Namespace) -> None:
         if page is None:
             parameters = {"record": str(Path(arguments.record).resolve())}
         else:
-            name, number = split_pdf(page)
-            parameters = {"page": str(Path(name).resolve()) + number, **_measure_parameters(arguments)}
+            name, number = split_page(page)
+            parameters = {"page": str(Path(name).resolve()) + number, **measure_parameters(arguments)}
             parameters |= {"kernels": arguments.kernels or arguments.trace, "trace": arguments.trace}
-        written = report_page(folder, parameters, show_code=arguments.show_code)
-        print(f"Wrote {written['report.html']}")
+        with watching(arguments.warmup, arguments.max_new_tokens) as watch:
+            written = report_page(folder, parameters, show_code=arguments.show_code, watch=watch)
+        print(f"{_summary(PhaseRun.load(written['run.json']))}\nWrote {written['report.html']}")
+        arguments.stopped = watch.asked
+        if arguments.stopped:
+            return
 
 
 def batch(arguments: argparse.Namespace) -> int:
@@ -119,7 +139,7 @@ def batch(arguments: argparse.Namespace) -> int:
 
     The same command goes on where one was stopped.
     """
-    return run_batch(arguments, _measure_parameters(arguments))
+    return run_batch(arguments, measure_parameters(arguments))
 
 
 def profile(arguments: argparse.Namespace) -> None:
@@ -127,23 +147,26 @@ def profile(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.headline import verdict
     from ocr_phases.analyse.kernels import has_kernels
     from ocr_phases.analyse.summary import shown_stages, stage_table
+    from ocr_phases.commands.overwriting import free_name
+    from ocr_phases.commands.results import run_result
+    from ocr_phases.commands.tables import print_kernels, print_then_and_now
     from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
 
-    target = output_file(arguments.save)
+    target = output_file(arguments.save or free_name("run.json"))
     then = _recorded(arguments, target)
+    _check_overwriting(arguments, target, then)
     kernels: dict[str, Any] = {"kernels": arguments.kernels or arguments.trace}
     if arguments.trace:
         kernels["kernel_trace"] = target.with_name(TRACE_NAME)
     run = _measure(arguments, **kernels) if then is None else _repeat(arguments, then, **kernels)
     save_or_rescue(run.save, target)
-    print(verdict(run))
-    print()
     if then is not None:
-        _print_then_and_now(then, run)
+        print_then_and_now(then, run)
     print(shown_stages(stage_table(run)).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     if has_kernels(run):
-        _print_kernels(run)
-    print(f"\nWrote {target}")
+        print_kernels(run)
+    arguments.result = {**run_result(run), "record": str(target)}
+    print(f"\n{verdict(run)}\n{arguments.result['checks']['sentence']}\nWrote {target}")
 
 
 def verify(arguments: argparse.Namespace) -> int:
@@ -151,29 +174,44 @@ def verify(arguments: argparse.Namespace) -> int:
     if bool(arguments.record) == bool(arguments.page):
         raise OcrPhasesError("Name the page to measure, or one --record to check: one of the two.")
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
+    from ocr_phases.analyse.headline import headline
+    from ocr_phases.commands.overwriting import free_name
+    from ocr_phases.commands.results import run_result
     from ocr_phases.files import output_file, output_folder, save_or_rescue
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import verify_report
 
+    recorded = PhaseRun.load(arguments.record) if arguments.record else None
     if arguments.save:
-        output_file(arguments.save)
+        _check_overwriting(arguments, output_file(arguments.save), recorded)
     if arguments.out:
         output_folder(arguments.out)
-    session = None if arguments.record else _session(arguments)
-    run = PhaseRun.load(arguments.record) if session is None else _measure(arguments, session, verify=True)
-    if arguments.save:
-        save_or_rescue(run.save, arguments.save)
+    session = None if recorded is not None else _session(arguments)
+    run = recorded if recorded is not None else _measure(arguments, session, verify=True)
+    saved = arguments.save
+    if arguments.stopped and not saved:  # as much of a measurement as there is
+        saved = str(free_name("run.json"))
+    if saved:
+        save_or_rescue(run.save, saved)
     checks = run_checks(run)
     for check in checks:
         print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
         if check.verdict in ("fail", "noisy"):
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
-    print(f"\n{checks_verdict(checks)}")
-    if arguments.save:
-        print(f"Wrote {arguments.save}")
+    names = ("name", "verdict", "measured", "expected")
+    arguments.result = {
+        **run_result(run),
+        "rows": [{name: getattr(check, name) for name in names} for check in checks],
+        "record": saved or arguments.record,
+        "report": None,
+    }
+    print(f"\n{headline(run)}\n{checks_verdict(checks)}")
+    if saved:
+        print(f"Wrote {saved}")
     if arguments.out:
         references = None if session is None else session.references()
-        print(f"Wrote {verify_report(arguments.out, run, references)}")
+        arguments.result["report"] = str(verify_report(arguments.out, run, references))
+        print(f"Wrote {arguments.result['report']}")
     return 1 if failed(checks) else 0
 
 
@@ -198,10 +236,12 @@ def artifacts(arguments: argparse.Namespace) -> None:
 
 def _look_at(page: str, arguments: argparse.Namespace) -> None:
     """A page that cannot be read is an `OcrPhasesError`; one whose type is too small is told on stderr."""
-    from ocr_phases.measure.inputs.images import load_page
+    from ocr_phases.measure.inputs.images import load_page, unnamed_pages
     from ocr_phases.measure.inputs.type_size import type_warning
 
     image, _, name = load_page(page)
+    if others := unnamed_pages(page):
+        print(others, file=sys.stderr)
     if warning := type_warning(image, arguments.model, arguments.preset):
         print(f"{name}: {warning}", file=sys.stderr)
 
@@ -218,11 +258,37 @@ def _measure(
     arguments: argparse.Namespace, session: DeepSeekOCRSession | None = None, **options: Any
 ) -> PhaseRun:
     session = session or _session(arguments)
-    parameters = _measure_parameters(arguments)
+    parameters = measure_parameters(arguments)
     for name in ("model", "device", "dtype"):  # the session's
         del parameters[name]
-    with _bar(arguments.warmup + arguments.repeats, arguments.max_new_tokens) as callbacks:
+    with _watched(arguments, arguments.warmup, arguments.max_new_tokens) as callbacks:
         return session.run_inference(arguments.page, **parameters, **options, **callbacks)
+
+
+@contextlib.contextmanager
+def _watched(arguments: argparse.Namespace, warmup: int, tokens_a_run: int) -> Iterator[dict[str, Any]]:
+    """The callbacks of a measurement that is shown and can be stopped."""
+    from ocr_phases.report.progress import watching
+
+    with watching(warmup, tokens_a_run) as watch:
+        yield {"progress": watch.progress, "on_tokens": watch.on_tokens}
+    arguments.stopped = watch.asked
+
+
+def _summary(run: PhaseRun) -> str:
+    """The headline and what the checks say."""
+    from ocr_phases.analyse.checks import checks_verdict, run_checks
+    from ocr_phases.analyse.headline import headline
+
+    return f"{headline(run)}\n{checks_verdict(run_checks(run))}"
+
+
+def _check_overwriting(arguments: argparse.Namespace, target: Path, then: PhaseRun | None = None) -> None:
+    """A file that is no record of what is to be measured (``then`` again, or as asked) is left alone."""
+    from ocr_phases.commands.overwriting import what_is_lost
+
+    if not arguments.overwrite and (lost := what_is_lost(arguments, target, then)):
+        raise OcrPhasesError(f"{target} {lost}: name another file (--save), or give --overwrite.")
 
 
 def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
@@ -245,100 +311,17 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     from ocr_phases.measure.rerun import recorded_pages, repeat_run
 
     recorded_pages(then, arguments.page)
-    runs = then.request["warmup"] + then.request["repeats"]
     model = arguments.model if "model" in arguments.asked else None
-    with _bar(runs, then.request["max_new_tokens"]) as callbacks:
+    with _watched(arguments, then.request["warmup"], then.request["max_new_tokens"]) as callbacks:
         options |= {"ceilings": arguments.ceilings, **callbacks}
         return repeat_run(then, page=arguments.page, model=model, device=arguments.device, **options)
-
-
-def _print_kernels(run: PhaseRun) -> None:
-    from ocr_phases.analyse.floors import floor_table
-    from ocr_phases.analyse.kernels import host_syncs, stage_verdict
-    from ocr_phases.analyse.summary import shown_stages
-
-    for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
-        table = shown_stages(table.dropna(axis="columns", how="all"))
-        print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
-
-
-def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
-    from ocr_phases.analyse.compare import (
-        compare_runs,
-        few_repeats,
-        figures,
-        in_units,
-        same_tokens,
-        what_differs,
-    )
-    from ocr_phases.analyse.steps import first_other_token
-
-    table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
-    print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
-    few = few_repeats([then, now], ["then", "now"])
-    if few:
-        print(f"\n{few}")
-    differ = first_other_token(then, now)
-    tokens = "equal" if same_tokens(then, now) else f"different{differ and '; the first is '}{differ}"
-    print(f"\nTokens: {tokens}")
-    for line in what_differs(then, now):
-        print(f"Differs: {line}")
-    print()
-
-
-@contextlib.contextmanager
-def _bar(runs: int, tokens_a_run: int) -> Iterator[dict[str, Any]]:
-    """A progress bar over all tokens of all runs, as the callbacks of a measurement."""
-    from tqdm import tqdm
-
-    with tqdm(total=runs * tokens_a_run, unit="token", disable=None, leave=False) as bar:
-
-        def runs_done(done: int, total: int) -> None:
-            bar.n = done * tokens_a_run
-            bar.set_postfix_str(f"{done} of {total} runs done")
-
-        def tokens(repeat: int, new: list[list[int]]) -> None:
-            bar.update(len(new[0]))
-
-        yield {"progress": runs_done, "on_tokens": tokens}
-
-
-_MEASURE_DEFAULTS: dict[str, Any] = {
-    "model": "tiny",
-    "preset": None,
-    "prompt": "markdown",
-    "max_new_tokens": 512,
-    "repeats": 3,
-    "warmup": 1,
-    "device": "auto",
-    "dtype": None,
-    "seed": 0,
-    "strategy": "eager",
-    "vision": "eager",
-    "eos_check_every": None,
-    "ceilings": True,
-}
-
-
-class _Asked(argparse.Action):
-    """Stores an option's value, and in ``asked`` that it was given: a default may be asked for, too."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
-    ) -> None:
-        setattr(namespace, self.dest, values)
-        namespace.asked = [*namespace.asked, self.dest]
-
-
-def _measure_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in _MEASURE_DEFAULTS}
 
 
 def _folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
     """A folder for each page, named like it; a number is added where two pages share a name."""
     folders: dict[str | None, Path] = {}
     for page in pages:
-        name, number = split_pdf(page)
+        name, number = split_page(page)
         stem = Path(name).stem + number.replace("#", "-")
         folder, count = out / stem, 2
         while folder in folders.values():
@@ -356,34 +339,37 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     command = _verb(verbs, "report", report, "one self-contained HTML report a page")
-    command.add_argument("pages", nargs="*", metavar="PAGE", help="image, or file.pdf#3 for its third page")
+    command.add_argument("pages", nargs="*", metavar="PAGE", help="image, file.pdf#3 or file.tif#3")
     command.add_argument("--record", help="show this run.json instead of measuring")
     command.add_argument(
         "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
     )
     command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
-    _add_measure_options(command)
-    _add_kernel_options(command)
+    add_measure_options(command)
+    add_kernel_options(command)
 
     command = _verb(verbs, "batch", batch, "many pages, several devices, one index; goes on after a stop")
     add_batch_options(command)
-    _add_measure_options(command)
+    add_json_option(command)
+    add_measure_options(command)
 
     command = _verb(verbs, "profile", profile, "measure a page, print a summary, save its record")
-    command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
-    command.add_argument("--save", default="run.json", help="where the record goes (default: %(default)s)")
+    command.add_argument("page", nargs="?", metavar="PAGE", help="image, file.pdf#3 or file.tif#3")
+    command.add_argument("--save", help="where the record goes (default: run.json, or run-2.json and so on)")
+    _add_record_options(command)
     command.add_argument(
         "--from", dest="repeated", metavar="RUN.json", help="repeat this record's measurement and compare"
     )
-    _add_measure_options(command)
-    _add_kernel_options(command)
+    add_measure_options(command)
+    add_kernel_options(command)
 
     command = _verb(verbs, "verify", verify, "check that what is timed is what the model does")
-    command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
+    command.add_argument("page", nargs="?", metavar="PAGE", help="image, file.pdf#3 or file.tif#3")
     command.add_argument("--record", help="check this run.json instead of measuring")
     command.add_argument("--save", help="where the record goes (default: nowhere)")
+    _add_record_options(command)
     command.add_argument("--out", type=Path, help="folder for verify.html as well (default: none)")
-    _add_measure_options(command)
+    add_measure_options(command)
 
     command = _verb(verbs, "artifacts", artifacts, "write text, crops and boxes from a record")
     command.add_argument("record", metavar="RUN.json")
@@ -403,49 +389,9 @@ def _verb(
     return command
 
 
-def _add_measure_options(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("measurement")
-    option = functools.partial(group.add_argument, action=_Asked)
-    option(
-        "--model", help="tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
-    )
-    option("--preset", help="tiny, small, base, large, gundam or auto (default: the model's own)")
-    option("--prompt", help="markdown, ocr, free, ... or your own text")
-    option("--max-new-tokens", type=int, metavar="N", help="default: %(default)s")
-    option("--repeats", type=int, metavar="N", help="default: %(default)s")
-    option("--warmup", type=int, metavar="N", help="default: %(default)s")
-    option("--device", help="auto, cpu, cuda or cuda:N")
-    option("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
-    option("--seed", type=int, help="default: %(default)s")
-    option("--strategy", help="how a decode step runs: eager, cuda_graph or compiled")
-    option("--vision", help="how SAM and CLIP run: eager or compiled")
-    option(
-        "--eos-check-every",
-        type=int,
-        metavar="K",
-        help="look for the end token every K steps (default: 1 in eager, else 16)",
-    )
-    group.add_argument(
-        "--no-ceilings",
-        dest="ceilings",
-        action="store_false",
-        help="do not measure what the device can do at its best",
-    )
-    command.set_defaults(**_MEASURE_DEFAULTS, asked=[])
-
-
-def _add_kernel_options(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("kernel view (CUDA)")
-    group.add_argument(
-        "--kernels",
-        action="store_true",
-        help="one more run under torch.profiler: each stage's kernels, idle gaps, host waits",
-    )
-    group.add_argument(
-        "--trace",
-        action="store_true",
-        help="the same, with its Chrome trace beside the record (trace.json.gz)",
-    )
+def _add_record_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--overwrite", action="store_true", help="also a record of something else")
+    add_json_option(command)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Regular files, read without waiting and written whole or not at all; temporary folders; a PDF's pages."""
+"""Regular files, read without waiting and written whole or not at all; temporary folders; pages of a file."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -22,20 +23,24 @@ except ImportError:  # Windows has no such locks
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
 
+PAGED_SUFFIXES = (".pdf", ".tif", ".tiff")
+"""The suffixes of files that may have several pages, in small letters."""
+
 LARGEST_FILE = 2**30
 """Largest file that is read whole, in bytes."""
 
 # How opening a folder, a socket or a device without a driver fails.
 _NO_FILE = (errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODEV)
+_PAGE_OF_FILE = re.compile(
+    rf"(?P<file>.+({'|'.join(map(re.escape, PAGED_SUFFIXES))}))(?P<page>#[^/\\]*)", re.IGNORECASE | re.DOTALL
+)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-def split_pdf(page: str) -> tuple[str, str]:
-    """``file.pdf#3`` to ``file.pdf`` and ``#3``; any other name stays whole."""
-    name, mark, number = page.rpartition("#")
-    if mark and name.lower().endswith(".pdf") and number.isdigit():
-        return name, mark + number
-    return page, ""
+def split_page(page: str) -> tuple[str, str]:
+    """``file.pdf#3`` to ``file.pdf`` and ``#3``, and so for `PAGED_SUFFIXES`; any other name stays whole."""
+    match = _PAGE_OF_FILE.fullmatch(page)
+    return (match["file"], match["page"]) if match else (page, "")
 
 
 def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:

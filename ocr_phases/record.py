@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import read_regular, write_atomic
+from ocr_phases.files import read_regular, split_page, write_atomic
 from ocr_phases.plain_json import decode
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 
@@ -336,7 +336,8 @@ def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = 
 
     ``image`` is the upright RGB page, ``data`` the file's bytes where it came from an image file. Embedded
     are an image file's bytes up to 2 MB, else a JPEG of at most 2,000 px; ``embed=False`` leaves both out.
-    The hash is of the file, or of the raw pixels where there is no file.
+    One page of several is embedded as that JPEG. The hash is of the whole file, or of the raw pixels where
+    there is none.
     """
     page: dict[str, Any] = {
         "file": name,
@@ -346,7 +347,7 @@ def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = 
         "data": None,
     }
     if embed:
-        if data is None or len(data) > _EMBED_BYTES or data.startswith(b"%PDF"):
+        if data is None or len(data) > _EMBED_BYTES or data.startswith(b"%PDF") or split_page(name)[1]:
             small = image.copy()
             small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
             buffer = io.BytesIO()

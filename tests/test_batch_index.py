@@ -15,8 +15,8 @@ import pytest
 from example_run import make_run
 
 from ocr_phases import PhaseRun
+from ocr_phases.batch import command, tables
 from ocr_phases.batch import index as batch_index
-from ocr_phases.batch import tables
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.outcome import Outcome
@@ -266,6 +266,23 @@ def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, 
     assert (tmp_path / "index.html").exists()
     assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1  # it is tried again
     assert "1 reports: 0 rendered, 1 failed" in capsys.readouterr().out
+
+
+def test_the_first_reasons_of_failures_are_told(tmp_path, monkeypatch, capsys):
+    entries = [{"id": str(number), "page": f"{number}.png", "folder": ""} for number in range(14)]
+    state = {"0": "done", "1": "done"}
+    monkeypatch.setattr("ocr_phases.batch.store.read_listing", lambda out: iter(entries))
+
+    def status(out, entry):
+        drawn = {"state": "failed" if entry["id"] == "1" else "done", "reason": "not drawn"}
+        return {"state": state.get(entry["id"], "failed"), "reason": "is empty", "report": drawn}
+
+    monkeypatch.setattr("ocr_phases.batch.store.page_status", status)
+    result = command._tell_failures(tmp_path)
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["1.png: not drawn", "2.png: is empty"]
+    assert told[10:] == [f"and 3 more: see {tmp_path / 'index.html'}"]
+    assert (len(result["failures"]), result["more_failures"]) == (10, 3)
 
 
 def test_reports_alone_need_a_batch_and_a_batch_needs_pages(tmp_path, capsys):

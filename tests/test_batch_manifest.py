@@ -53,6 +53,23 @@ def test_files_globs_and_pages_of_a_pdf(folder):
     assert names(folder / "notes.txt") == ["notes.txt"]  # named, so taken: its measurement refuses it
 
 
+def test_every_frame_of_a_tiff_is_a_page_and_every_format_is_found(folder):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    for name in ("two.tif", "two.gif"):
+        frames[0].save(folder / name, save_all=True, append_images=frames[1:])
+    frames[0].save(folder / "one.tiff")
+    (folder / "a.avif").write_bytes(b"")
+    found = ["a.avif", "a.png", "one.tiff", "two.gif", "two.tif#1", "two.tif#2", "sub/b.JPG"]
+    assert names(folder)[:7] == found
+    assert names(folder / "two.tif") == ["two.tif#1", "two.tif#2"]
+    pages = list(find_pages([str(folder / "two.tif"), str(folder / "two.tif#2")], KNOWN))
+    jobs = list(make_jobs(pages, {"model": "tiny"}))
+    assert len({job.id for job in jobs}) == 2  # the last one is the second again
+    assert all(job.sha256 for job in jobs)
+    (folder / "bad.tif").write_bytes(b"II*\0")
+    assert "not an image that can be read" in next(find_pages([str(folder / "bad.tif")], KNOWN)).problem
+
+
 def test_a_batch_takes_no_page_from_its_own_results(folder, monkeypatch):
     before = names(folder)
     results = folder / "out" / "pages"

@@ -32,6 +32,59 @@ def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
     assert PhaseRun.load(target)["tokens"] == 6
 
 
+def test_a_record_never_takes_the_place_of_another_one(tiny_session, tmp_path, capsys, monkeypatch):
+    run = PhaseRun.load(RECORD)
+    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_, **options: run)
+    monkeypatch.chdir(tmp_path)
+    page = str(PAGES / "receipt.png")
+    settings = ["--preset", "tiny", "--device", "cpu"]
+    for name in ("run.json", "run-2.json", "run-3.json"):
+        assert main(["profile", page, *settings]) == 0
+        said = capsys.readouterr()
+        assert said.out.splitlines()[-1] == f"Wrote {name}"
+        assert (said.err == "") == (name == "run.json")
+    assert f"run.json is there already, so the record goes into {name}" in said.err
+    assert main(["profile", page, *settings, "--save", "run.json"]) == 0  # the same again
+    Path("notes").write_text("mine")
+    other = str(PAGES / "slide.png")
+    for verb in ("profile", "verify"):
+        for arguments, why in {
+            (other, "run.json"): "another page",
+            (page, "run.json", "--max-new-tokens", "7"): "another max_new_tokens",
+            (page, "run.json", "--model", "dummy"): "another model",
+            (page, "notes"): "no record",
+        }.items():
+            asked = [verb, arguments[0], "--save", *arguments[1:], *settings]
+            assert main(asked) == 2
+            assert why.replace("_", "-").replace("another max", "another --max") in capsys.readouterr().err
+    assert Path("notes").read_text() == "mine"
+    assert main(["profile", other, "--save", "notes", "--overwrite", *settings]) == 0
+
+
+def test_json_is_one_object_and_nothing_else_on_stdout(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_, **options: PhaseRun.load(RECORD))
+    target, out = str(tmp_path / "run.json"), str(tmp_path / "out")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    shutil.copy(RECORD, runs / "a.json")
+    commands = {
+        "profile": ["PAGE", "--save", target],
+        "verify": ["--record", str(RECORD)],
+        "compare": [str(RECORD), str(RECORD), "--out", out, "--fail-above", "5"],
+        "sweep": ["--records", str(runs), "--out", out],
+    }
+    for verb, arguments in commands.items():
+        monkeypatch.setattr("ocr_phases.report.render.execute_notebook", lambda *_, **options: Path("x"))
+        monkeypatch.setattr("ocr_phases.report.render.render_html", lambda _, path, **options: path)
+        code = main([verb, *arguments, "--json"])
+        result = json.loads(capsys.readouterr().out)
+        assert (result["verb"], result["exit_code"]) == (verb, code)
+        assert result["headline"]
+    assert main(["verify", "--record", "none.json", "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"ocr-phases: {json.loads(said.out)['exit_reason']}\n"
+
+
 def test_verify_leaves_a_report_where_it_is_told_to(tiny_session, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "verified"
     monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: tiny_session)

@@ -163,6 +163,7 @@ def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(
         shutil.rmtree(tmp_path / "out")  # the folder goes while the page is measured
         return run
 
+    monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: None)
     monkeypatch.setattr("ocr_phases.cli._measure", measure)
     assert main([verb, "page.png", "--save", str(tmp_path / "out" / "run.json")]) == 2
     said = re.fullmatch(

@@ -467,7 +467,7 @@ def test_the_command_line_prints_the_view(
     out = capsys.readouterr().out
     assert "launch-bound" in out
     assert "aten::item" in out
-    main(["profile", str(PAGE), "--save", str(tmp_path / "run.json")])
+    main(["profile", str(PAGE), "--save", str(tmp_path / "run.json"), "--overwrite"])
     assert asked["kernels"] is False
 
 

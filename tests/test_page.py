@@ -44,6 +44,8 @@ from ocr_phases.measure.inputs.packing import (
     resolve_prompt,
     valid_image_tokens,
 )
+from ocr_phases.page_formats import FORMATS
+from ocr_phases.record import describe_page
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "preprocess.json").read_text())
@@ -360,6 +362,27 @@ def test_pdf_page_too_large(pdf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_page(f"{pdf}#2")
 
 
+def test_frames_of_a_tiff_are_pages(tmp_path: Path) -> None:
+    path = tmp_path / "two.tif"
+    frames = [blank(8, 4, "red"), blank(4, 8, "blue")]
+    path.write_bytes(encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:]))
+    for given_name, name, size in ((path, "two.tif#1", (8, 4)), (f"{path}#2", "two.tif#2", (4, 8))):
+        page, data, found = load_page(given_name)
+        assert (page.size, found) == (size, name)
+        kept = describe_page(page, data, found)
+        assert load_page(base64.b64decode(kept["data"]))[0].size == size  # the record holds this frame
+    assert images.page_count(path) == 2
+    assert "2 pages and page 1 is taken: name another one as two.tif#2" in images.unnamed_pages(path)
+    assert images.unnamed_pages(f"{path}#1") == ""
+    with pytest.raises(OcrPhasesError, match=r"two.tif has no page 3: choose one from 1 to 2\."):
+        load_page(f"{path}#3")
+    (tmp_path / "one.tif").write_bytes(encoded(frames[0], "TIFF"))
+    assert load_page(tmp_path / "one.tif")[2] == "one.tif"
+    moving = encoded(frames[0], "GIF", save_all=True, append_images=frames[:1])
+    (tmp_path / "moving.gif").write_bytes(moving)
+    assert load_page(tmp_path / "moving.gif")[2] == "moving.gif"
+
+
 def test_damaged_pdf(tmp_path: Path) -> None:
     pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7 and nothing more")
@@ -526,7 +549,7 @@ def test_a_page_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
         "zero.pdf": "name a regular file",
         "sparse.png": "give a file of at most 1,024",
     }.items():
-        for read in (load_page, images.pdf_page_count):
+        for read in (load_page, images.page_count):
             with pytest.raises(OcrPhasesError, match=message):
                 read(tmp_path / name)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RENDER = ("after", "during", "none", "only")
 
+_SHOWN_FAILURES = 10
 _LINE_SECONDS = 0.5  # between two states of the line on a terminal
 _LOG_SECONDS = 30.0  # between two lines in a log
 
@@ -82,6 +83,7 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         next(read_listing(arguments.out), None)  # there is a batch
         with only_writer(output_folder(arguments.out)), _indexed(arguments.out):
             not_rendered = _render(arguments.out, arguments)
+        arguments.result = {"reports_failed": not_rendered, **_tell_failures(arguments.out)}
         any_failed = _any_failed(arguments.out)
         return 1 if not_rendered or any_failed else 0
     # What is None is left to the model.
@@ -96,7 +98,34 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         pages = count_text(counts.pages, "page")
         print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
         unrendered = 0 if arguments.render == "none" else _render(out, arguments)
+    figures = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
+    figures |= {"named_twice": counts.again, "reports_failed": unrendered}
+    arguments.result = {**figures, **_tell_failures(out)}
     return 1 if counts.failed or unrendered else 0
+
+
+def _tell_failures(out: Path) -> dict[str, Any]:
+    """Print the first reasons why a page, or its report, failed; these and the index as plain values."""
+    from ocr_phases.batch.store import page_status, read_listing
+
+    shown: list[dict[str, str]] = []
+    more = 0
+    for entry in read_listing(out):
+        try:
+            status = page_status(out, entry)
+        except OcrPhasesError as error:
+            reason = str(error)
+        else:
+            parts = [] if status is None else [status, status["report"]]
+            reason = next((part["reason"] for part in parts if part and part["state"] == "failed"), "")
+        if reason and len(shown) < _SHOWN_FAILURES:
+            shown.append({"page": entry["page"], "reason": reason})
+            print(f"{entry['page']}: {reason}")
+        elif reason:
+            more += 1
+    if more:
+        print(f"and {more:,} more: see {out / 'index.html'}")
+    return {"failures": shown, "more_failures": more, "index": str(out / "index.html")}
 
 
 def _any_failed(out: Path) -> bool:

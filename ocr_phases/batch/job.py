@@ -17,7 +17,7 @@ from ocr_phases.assets import asset
 from ocr_phases.batch.manifest import Page, file_problem
 from ocr_phases.code_hash import code_hash
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import split_pdf
+from ocr_phases.files import split_page
 from ocr_phases.measure.models.folders import folder_hash, hub_commit, local_folder
 from ocr_phases.version import __version__
 
@@ -87,7 +87,7 @@ def make_jobs(
             merged["device"] = auto_device()
         if commit := _hub_commit(merged["model"]):
             merged["revision"] = commit
-        file = Path(split_pdf(page.source)[0])
+        file = Path(split_page(page.source)[0])
         problem = page.problem or file_problem(file)
         sha256 = None if problem else _page_hash(file)
         model_hash = _model_hash(merged["model"])

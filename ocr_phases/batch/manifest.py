@@ -1,4 +1,4 @@
-"""Which pages a batch has: files, folders, globs, PDFs page by page, and lists with settings of their own."""
+"""Which pages a batch has: files, folders, globs, PDFs and TIFFs page by page, lists with settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any
 
 from ocr_phases.batch.child import Child
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import LARGEST_FILE
+from ocr_phases.files import LARGEST_FILE, PAGED_SUFFIXES, split_page
 from ocr_phases.page_formats import PAGE_SUFFIXES
 
 LIST_SUFFIXES = (".csv", ".jsonl")
 
-#: Pages of a PDF, and folders in one another: what is beyond is a page that failed.
-MOST_PDF_PAGES = 10_000
+#: Pages of a file, and folders in one another: what is beyond is a page that failed.
+MOST_FILE_PAGES = 10_000
 DEEPEST = 100
 
-_COUNT_SECONDS = 60.0  # for the pages of one PDF
+_COUNT_SECONDS = 60.0  # for the pages of one file
 
 _Identity = tuple[int, int]  # device and inode
 _PagesOf = Callable[[str, Path, Mapping[str, Any]], Iterator["Page"]]
@@ -40,9 +40,9 @@ _WORDS = {"true": True, "false": False}
 class Page:
     """One page to measure: its name in the batch, where it is, and settings that only it has.
 
-    ``name`` is the path below the folder that was named, or the file's name; a page of a PDF ends in
-    ``#3``, also in ``source``, which is absolute. ``problem`` is why it cannot be measured, where that is
-    known without reading it.
+    ``name`` is the path below the folder that was named, or the file's name; a page of a PDF, or of a
+    TIFF with several, ends in ``#3``, also in ``source``, which is absolute. ``problem`` is why it cannot be
+    measured, where that is known without reading it.
     """
 
     name: str
@@ -62,8 +62,8 @@ def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | N
 
     Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder that was named and
     cannot be read; one below it is a page of its own, whose name ends in ``/``: its measurement says why it
-    fails. That goes too for a page of a list that is not there. A PDF whose pages cannot be counted, or are
-    more than `MOST_PDF_PAGES`, and a folder more than `DEEPEST` folders down are pages with a ``problem``.
+    fails. That goes too for a page of a list that is not there. A file whose pages cannot be counted, or are
+    more than `MOST_FILE_PAGES`, and a folder more than `DEEPEST` folders down are pages with a ``problem``.
     """
     counter = Child()  # pdfium may hang or crash over a file
     try:
@@ -84,7 +84,7 @@ def _find(
         # Path.is_dir and is_file raise where a folder above cannot be entered.
         elif os.path.isdir(path):  # noqa: PTH112
             found = _below(path, path, own, pages_of)
-        elif os.path.isfile(path) or _pdf_page(argument):  # noqa: PTH113
+        elif os.path.isfile(path) or split_page(argument)[1]:  # noqa: PTH113
             found = pages_of(path.name, path, {})
         else:
             found = _globbed(argument, own, pages_of)
@@ -246,18 +246,20 @@ def _setting(where: str, name: str, value: Any) -> Any:
 
 
 def _pages_of(counter: Child, name: str, path: Path, settings: Mapping[str, Any]) -> Iterator[Page]:
-    """One page, or every page of a PDF that names none of its own."""
+    """One page, or every page of a file with several that names none of its own."""
     source = str(path.absolute())
-    if path.suffix.lower() != ".pdf" or file_problem(path):
+    if path.suffix.lower() not in PAGED_SUFFIXES or file_problem(path):
         yield Page(name, source, settings)
         return
     outcome = counter.run({"mode": "count", "source": source}, _COUNT_SECONDS)
     if outcome.failure is not None:
         why = "" if outcome.failure == "page" else f"The pages of {path.name} cannot be counted: "
         yield Page(name, source, settings, why + outcome.reason)
-    elif outcome.pages > MOST_PDF_PAGES:
-        many = f"{path.name} has {outcome.pages:,} pages, more than {MOST_PDF_PAGES:,}"
+    elif outcome.pages > MOST_FILE_PAGES:
+        many = f"{path.name} has {outcome.pages:,} pages, more than {MOST_FILE_PAGES:,}"
         yield Page(name, source, settings, f"{many}: name those you want ({path.name}#3), or split it.")
+    elif outcome.pages == 1 and path.suffix.lower() != ".pdf":  # the usual image: no page has a number
+        yield Page(name, source, settings)
     else:
         for number in range(1, outcome.pages + 1):
             yield Page(f"{name}#{number}", f"{source}#{number}", settings)
@@ -278,8 +280,3 @@ def file_problem(path: Path) -> str:
         size, most = state.st_size / 2**30, LARGEST_FILE / 2**30
         return f"{path} has {size:,.1f} GiB, more than {most:g}: give a smaller file."
     return ""
-
-
-def _pdf_page(argument: str) -> bool:
-    file, mark, _ = argument.rpartition("#")
-    return bool(mark) and file.lower().endswith(".pdf")

@@ -25,7 +25,7 @@ from ocr_phases.batch.job import Job, versions
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
-from ocr_phases.files import TemporaryFolder, split_pdf
+from ocr_phases.files import TemporaryFolder, split_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
 
@@ -103,12 +103,12 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
 
 
 def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
-    """How many pages the PDF ``source`` has."""
-    from ocr_phases.measure.inputs.images import pdf_page_count
+    """How many pages the file ``source`` has."""
+    from ocr_phases.measure.inputs.images import page_count
 
     ready()
     with _failing_as("page"):
-        return Outcome(pages=pdf_page_count(request["source"]))
+        return Outcome(pages=page_count(request["source"]))
 
 
 def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
@@ -242,7 +242,7 @@ def _readable_name(source: str) -> Iterator[str]:
     try:
         source.encode()
     except UnicodeEncodeError:
-        file, number = split_pdf(source)
+        file, number = split_page(source)
         with TemporaryFolder() as folder:
             link = Path(folder, Path(file).name.encode("utf-8", "replace").decode())
             link.symlink_to(file)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ocr_phases.commands.results import add_json_option, rows
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -50,7 +51,15 @@ def compare(arguments: argparse.Namespace) -> int:
     parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
     notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb")
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
-    print(f"\nWrote {render_html(notebook, folder / 'compare.html', title=title)}")
+    written = render_html(notebook, folder / "compare.html", title=title)
+    print(f"\nWrote {written}")
+    arguments.result = {
+        "headline": compare_verdict(table, runs, labels),
+        "rows": rows(table.drop(columns="metric").assign(metric=in_units(table)["metric"])),
+        "judged": None if judged is None else rows(judged[["run", "metric", "outcome"]]),
+        "differs": rows(environment_table(runs, labels)),
+        "report": str(written),
+    }
     return 0 if judged is None else _judged(judged, arguments.fail_above)
 
 
@@ -75,6 +84,7 @@ def add_verb(verbs: Any) -> None:
     command.set_defaults(verb=compare)
     command.add_argument("base", metavar="A.json", help="the record to compare with")
     command.add_argument("records", nargs="+", metavar="B.json", help="one or more others")
+    add_json_option(command)
     command.add_argument(
         "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
+from ocr_phases.commands.results import add_json_option, rows
 from ocr_phases.errors import OcrPhasesError
 
 
@@ -16,6 +18,7 @@ def sweep(arguments: argparse.Namespace) -> int:
     """
     if bool(arguments.records) == bool(arguments.page):
         raise OcrPhasesError("Name the page to measure, or a folder of --records to show: one of the two.")
+    from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.sweep import load_sweep, sweep_table, sweep_verdict
     from ocr_phases.files import output_folder
     from ocr_phases.report.render import execute_notebook, render_html
@@ -26,25 +29,38 @@ def sweep(arguments: argparse.Namespace) -> int:
     found = load_sweep(source)
     folder = output_folder(arguments.out)
     table = sweep_table(found.runs)
-    print(f"\n{sweep_verdict(table, found.failures)}\n")
     columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
     columns += ["page_ms", "pages_per_min"]
     if len(table):
+        print()
         print(table[columns].to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     for _, row in found.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
     notebook = execute_notebook("sweep_report", {"records": str(source.resolve())}, folder / "sweep.ipynb")
-    print(f"\nWrote {render_html(notebook, folder / 'sweep.html', title='Sweep – ocr_phases')}")
+    written = render_html(notebook, folder / "sweep.html", title="Sweep – ocr_phases")
+    headline = sweep_verdict(table, found.failures)
+    checks = {cell: worst_verdict(run_checks(run)) for cell, run in found.runs.items()}
+    doubtful = ", ".join(f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass")
+    print(f"\n{headline}\nChecks: {doubtful or 'no cell fails one, none is noisy'}.\nWrote {written}")
+    arguments.result = {
+        "headline": headline,
+        "cells": rows(table),
+        "checks": checks,
+        "failures": rows(found.failures),
+        "report": str(written),
+    }
     return 1 if table.empty else 0
 
 
 def _measure(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
-    from ocr_phases.measure.inputs.images import load_page
+    from ocr_phases.measure.inputs.images import load_page, unnamed_pages
 
     # A wrong page or a wrong list is told before anything slow starts.
     load_page(arguments.page)
+    if others := unnamed_pages(arguments.page):
+        print(others, file=sys.stderr)
     from ocr_phases.measure.session import DeepSeekOCRSession
     from ocr_phases.measure.sweep import Outcome, make_cells, run_sweep
 
@@ -95,7 +111,7 @@ def add_verb(verbs: Any) -> None:
         "sweep", help="one page over presets, strategies, batch sizes and lengths", description=sweep.__doc__
     )
     command.set_defaults(verb=sweep)
-    command.add_argument("page", nargs="?", metavar="PAGE", help="image, or file.pdf#3 for its third page")
+    command.add_argument("page", nargs="?", metavar="PAGE", help="image, file.pdf#3 or file.tif#3")
     command.add_argument(
         "--records", metavar="DIR", help="show the records of this folder instead of measuring"
     )
@@ -113,6 +129,7 @@ def add_verb(verbs: Any) -> None:
         command.add_argument(
             option, type=kind, default=default, metavar="LIST", help=f"{text} (default: %(default)s)"
         )
+    add_json_option(command)
     command.add_argument("--retry-failed", action="store_true", help="measure again what failed before")
     command.add_argument("--model", default="tiny", help="tiny, dummy, a checkpoint folder or a hub id")
     command.add_argument("--prompt", default="markdown", help="markdown, ocr, free, ... or your own text")

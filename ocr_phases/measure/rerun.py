@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import split_page
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.request import Page, Request
 from ocr_phases.measure.session import DeepSeekOCRSession
@@ -61,7 +62,9 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
                 f"The record has {len(record.pages):,} pages, so no one file stands for them."
             )
         image, data, name = load_page(file)
-        if describe_page(image, data, name, embed=False)["sha256"] != record.page["sha256"]:
+        found = describe_page(image, data, name, embed=False)
+        numbers = {split_page(page["file"])[1] for page in (found, record.page)} - {""}
+        if found["sha256"] != record.page["sha256"] or len(numbers) > 1:
             raise OcrPhasesError(f"{file} is not the page of the record, {record.page['file']}.")
         return [str(file)]
     pages: list[Page] = []

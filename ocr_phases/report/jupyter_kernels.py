@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ _RESET = "get_ipython().reset(new_session=True); __import__('gc').collect()"
 
 
 @contextlib.contextmanager
-def fresh_kernel() -> Iterator[dict[str, Any]]:
+def fresh_kernel(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """How papermill starts a kernel of its own: its options, for the length of a ``with`` block.
 
+    ``variables`` are added to its environment.
     The kernel is killed at the end of its notebook, also where a signal ends the wait for its start.
     """
     from jupyter_client.manager import AsyncKernelManager
@@ -38,7 +39,7 @@ def fresh_kernel() -> Iterator[dict[str, Any]]:
 
     made: list[AsyncKernelManager] = []
     with TemporaryFolder() as folder:
-        environment = _environment(folder)
+        environment = {**_environment(folder), **variables}
 
         class Manager(AsyncKernelManager):
             def __init__(self, **options: Any) -> None:

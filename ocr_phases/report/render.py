@@ -25,11 +25,14 @@ from ocr_phases.files import (
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
+from ocr_phases.report.progress import following
 from ocr_phases.show.figures import FIGURE_MIME
 from ocr_phases.show.html import fragments_css
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ocr_phases.report.progress import Watch
 
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
 NOTEBOOK_ONLY = "notebook-only"
@@ -42,11 +45,12 @@ def report_page(
     *,
     show_code: bool = False,
     kernel: WarmKernel | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Path]:
     """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, ``report.html`` among it.
 
     ``parameters`` are the notebook's; ``output_dir`` among them is set here. ``kernel`` is one to use again
-    in place of a new one. Raises `OcrPhasesError` where
+    in place of a new one; ``watch`` shows how far a new one's measurement is. Raises `OcrPhasesError` where
     the folder cannot be written, another report is being written into it, or the notebook fails;
     ``report.ipynb`` then shows where.
     """
@@ -55,7 +59,9 @@ def report_page(
     page = values.get("page") or values.get("record") or "sample page"
     title = f"{Path(str(page)).name} – ocr_phases"
     with only_writer(folder):
-        notebook = execute_notebook("page_report", values, folder / "report.ipynb", kernel=kernel)
+        notebook = execute_notebook(
+            "page_report", values, folder / "report.ipynb", kernel=kernel, watch=watch
+        )
         render_html(notebook, folder / "report.html", show_code=show_code, title=title)
     names = (
         "run.json",
@@ -93,11 +99,13 @@ def execute_notebook(
     *,
     timeout: float | None = None,
     kernel: WarmKernel | None = None,
+    watch: Watch | None = None,
 ) -> Path:
     """Run the shipped notebook ``name`` with ``parameters`` and keep it, executed, at ``output_path``.
 
     The kernel is this interpreter, in this working directory: a fresh one, or ``kernel`` with what it has
-    imported and nothing else. ``timeout`` is in seconds, for each cell.
+    imported and nothing else. ``timeout`` is in seconds, for each cell. ``watch`` shows how far a measurement
+    in a fresh kernel is, and ends it.
     Raises `OcrPhasesError` for an unknown notebook or parameter, and `NotebookFailed` where a cell fails or
     the kernel dies: the notebook is then kept up to its error, which the message names.
     """
@@ -111,14 +119,17 @@ def execute_notebook(
     with TemporaryFolder(None if kernel is None else kernel.scratch) as folder:
         executed = Path(folder, "executed.ipynb")  # written after every cell
         try:
-            with fresh_kernel() if kernel is None else kernel.lent() as options:
+            with (
+                following(watch, Path(folder)) as environment,
+                fresh_kernel(environment) if kernel is None else kernel.lent() as options,
+            ):
                 papermill.execute_notebook(
                     literal_path(source),
                     literal_path(executed),
                     parameters=dict(parameters),
                     kernel_name="python3",
                     **options,
-                    progress_bar=sys.stderr.isatty(),
+                    progress_bar=watch is None and sys.stderr.isatty(),
                     execution_timeout=timeout,
                 )
         except PapermillExecutionError as error:

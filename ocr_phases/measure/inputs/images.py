@@ -1,4 +1,4 @@
-"""From whatever the user points at (a path, bytes, a PIL image, a page of a PDF) to one upright RGB page."""
+"""From whatever the user points at (path, bytes, PIL image, page of a file) to one upright RGB page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import os
-import re
 import struct
 import warnings
 import zlib
@@ -18,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import read_regular
+from ocr_phases.files import PAGED_SUFFIXES, read_regular, split_page
 from ocr_phases.page_formats import FORMATS
 
 MAX_PIXELS = 2 * 89_478_485
@@ -34,7 +33,6 @@ PDF_DPI = 144
 """Resolution at which a page of a PDF is drawn, in dots per inch."""
 
 _STRIP_PIXELS = 2**20
-_PDF_PAGE = re.compile(r"(?P<file>.+\.pdf)#(?P<number>[^/\\]*)", re.IGNORECASE)
 _DECODER_ERRORS = (
     OSError,  # includes Pillow's UnidentifiedImageError and its "image file is truncated"
     SyntaxError,
@@ -56,15 +54,16 @@ def load_page(
     """Load one page as ``(page, data, name)``.
 
     ``page`` is an upright RGB uint8 image: EXIF orientation applied, first frame of an animation, converted
-    as `as_rgb` says, colour profiles ignored. ``data`` is the file as it was (None for a PIL image; the whole
-    PDF for a page of a PDF). ``name`` is the file's name without its folder; bytes and a PIL image have the
-    one that is given; for a PDF it ends in ``#`` and the page's number.
+    as `as_rgb` says, colour profiles ignored. ``data`` is the whole file as it was (None for a PIL image).
+    ``name`` is the file's name without its folder; bytes and a PIL image have the one that is given; for a
+    PDF and a TIFF of several frames it ends in ``#`` and the page's number.
 
-    ``"file.pdf#3"`` is the third page of a PDF, drawn at 144 dpi; without a number it is the first.
+    ``"file.pdf#3"`` is the third page of a PDF, drawn at 144 dpi, and ``"file.tif#3"`` the third frame of a
+    TIFF; without a number it is the first.
 
     Raises OcrPhasesError for a file that is missing, not a regular one, empty, larger than
     `ocr_phases.files.LARGEST_FILE`, in none of `FORMATS` or damaged; for a page of no pixels, of more than
-    `MAX_PIXELS` or in need of more than `MAX_BYTES`; for one that the PDF does not have, and for a PDF
+    `MAX_PIXELS` or in need of more than `MAX_BYTES`; for one that the file does not have, and for a PDF
     without the ``pdf`` extra.
     """
     if isinstance(source, Image.Image):
@@ -79,10 +78,11 @@ def load_page(
         raise OcrPhasesError(f"A page is a path, bytes or a PIL image, not {type(source).__name__}.")
     if not data:
         raise OcrPhasesError(f"{name} is empty (0 bytes): save or download the page again.")
-    if suffix == ".pdf" or b"%PDF-" in data[:1024]:
+    if _is_pdf(data, suffix):
         number = 1 if number is None else number
         return _draw_pdf_page(data, name, number), data, f"{name}#{number}"
-    return _decode(data, name), data, name
+    page, several = _decode(data, name, 1 if number is None else number)
+    return page, data, f"{name}#{number or 1}" if several or number is not None else name
 
 
 def page_image(data: bytes | None) -> Image.Image | None:
@@ -171,7 +171,32 @@ def _upright(image: Image.Image) -> Image.Image:
     return page
 
 
-def _decode(data: bytes, name: str) -> Image.Image:
+def _decode(data: bytes, name: str, number: int) -> tuple[Image.Image, bool]:
+    """Page ``number`` of an image file, and whether the file has several: only a TIFF's frames are pages."""
+    with _open_image(data, name) as image:
+        several = image.format == "TIFF" and image.is_animated
+        if number != 1:
+            last = _frames(image, name)
+            if not 1 <= number <= last:
+                raise _no_page(name, number, last)
+            with _damage_explained(name):
+                image.seek(number - 1)
+        most = min(MAX_PIXELS, MAX_BYTES // _BYTES_A_PIXEL.get(str(image.format), 14))
+        if image.width * image.height > most:
+            raise _too_large(name, most)
+        with _damage_explained(name):
+            image.load()
+        return _upright(image), several
+
+
+def _frames(image: Any, name: str) -> int:
+    with _damage_explained(name):
+        return image.n_frames if image.format == "TIFF" else 1
+
+
+@contextlib.contextmanager
+def _open_image(data: bytes, name: str) -> Iterator[Any]:
+    """A Pillow image of one of `FORMATS`, its pixels not decoded yet."""
     # Pillow warns from half of MAX_PIXELS on; a large scan is no bomb, and a real one is refused below.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -184,12 +209,7 @@ def _decode(data: bytes, name: str) -> Image.Image:
                 f"{name} is not an image that can be read: give a {', '.join(FORMATS)} or PDF file."
             ) from error
         with image:
-            most = min(MAX_PIXELS, MAX_BYTES // _BYTES_A_PIXEL.get(str(image.format), 14))
-            if image.width * image.height > most:
-                raise _too_large(name, most)
-            with _damage_explained(name):
-                image.load()
-            return _upright(image)
+            yield image
 
 
 @functools.cache
@@ -204,12 +224,12 @@ def _too_large(name: str, most: int = MAX_PIXELS) -> OcrPhasesError:
 
 
 def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
-    """A file's bytes, name, suffix in small letters, and the number behind ``.pdf#`` (None without one)."""
+    """A file's bytes, name, suffix in small letters, and the page's number (None without one)."""
     try:
         path, number = Path(source).expanduser(), None
-        match = _PDF_PAGE.fullmatch(str(path))
-        if match and not path.exists():
-            path, number = Path(match["file"]), _page_number(match["number"])
+        file, page = split_page(str(path))
+        if page and not path.exists():
+            path, number = Path(file), _page_number(page[1:])
         if path.is_dir():
             os.scandir(path).close()  # says why where it cannot be read
             raise OcrPhasesError(f"{source!s} is a folder: give one page's file inside it.")
@@ -226,21 +246,44 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
 
 def _page_number(text: str) -> int:
     if not text.isdecimal():
-        raise OcrPhasesError(f"A page of a PDF is a number from 1, as in file.pdf#3, not {text!r}.")
+        raise OcrPhasesError(f"A page of a file is a number from 1, as in file.pdf#3, not {text!r}.")
     return int(text)
 
 
-def pdf_page_count(path: str | Path) -> int:
-    """How many pages a PDF file has, none of them drawn; `OcrPhasesError` as `load_page` raises it."""
-    data, name, _, _ = _read(path)
-    with _open_pdf(data, name) as document:
-        return len(document)
+def page_count(path: str | Path) -> int:
+    """How many pages a file has, none of them drawn; `OcrPhasesError` as `load_page` raises it.
+
+    Only a PDF's pages and a TIFF's frames are pages: an animation is its first frame.
+    """
+    data, name, suffix, _ = _read(path)
+    if _is_pdf(data, suffix):
+        with _open_pdf(data, name) as document:
+            return len(document)
+    with _open_image(data, name) as image:
+        return _frames(image, name)
+
+
+def unnamed_pages(page: str | Path) -> str:
+    """A sentence where ``page`` is a file of several pages that names none of them; else empty."""
+    path = str(page)
+    if not path.lower().endswith(PAGED_SUFFIXES) or (count := page_count(page)) == 1:
+        return ""
+    name = Path(page).name
+    return f"{name} has {count:,} pages and page 1 is taken: name another one as {name}#2."
+
+
+def _is_pdf(data: bytes, suffix: str) -> bool:
+    return suffix == ".pdf" or b"%PDF-" in data[:1024]
+
+
+def _no_page(name: str, number: int, last: int) -> OcrPhasesError:
+    return OcrPhasesError(f"{name} has no page {number}: choose one from 1 to {last}.")
 
 
 def _draw_pdf_page(data: bytes, name: str, number: int) -> Image.Image:
     with _open_pdf(data, name) as document:
         if not 1 <= number <= len(document):
-            raise OcrPhasesError(f"{name} has no page {number}: choose one from 1 to {len(document)}.")
+            raise _no_page(name, number, len(document))
         document.init_forms()  # without this, what was filled into a form is not drawn
         page = document[number - 1]
         scale = PDF_DPI / 72

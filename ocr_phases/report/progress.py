@@ -1,0 +1,166 @@
+"""How far a measurement is: told on stderr, and ended by Ctrl-C with the repeats that are finished.
+
+The measurement runs in this process, or in a notebook's kernel: then both sides talk through two small files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import Stopped
+
+#: The environment variable by which a kernel knows the folder of both files.
+FOLDER = "OCR_PHASES_PROGRESS"
+_STATE, _STOP = "progress.json", "stop"
+_SECONDS = 0.5  # between two looks at the files
+
+
+class Watch:
+    """Tells the runs and tokens of one measurement: a bar on a terminal, else a line per finished run.
+
+    `progress` and `on_tokens` are `run_inference`'s callbacks. A signal to stop (`watching`) makes them raise
+    `Stopped`; ``asked`` is then its number.
+    """
+
+    def __init__(self, warmup: int, tokens_a_run: int) -> None:
+        self.warmup, self.tokens_a_run = warmup, tokens_a_run
+        self.done = self.tokens = 0
+        self.asked = 0
+        self.began = time.monotonic()
+        self.bar: Any = None
+
+    def progress(self, done: int, total: int) -> None:
+        """``done`` of ``total`` runs, those of warm-up among them, are finished."""
+        self.show(done, total, 0)
+        self._stop_if_asked()
+
+    def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
+        """The run that goes on has ``new`` tokens a row."""
+        self.tokens += len(new[0])
+        if self.bar is not None:
+            self.bar.update(len(new[0]))
+        self._stop_if_asked()
+
+    def show(self, done: int, total: int, tokens: int) -> None:
+        """``done`` of ``total`` runs are finished, and ``tokens`` tokens of the next one."""
+        from tqdm import tqdm
+
+        if self.bar is None:
+            self.bar = tqdm(total=total * self.tokens_a_run, unit="token", disable=None, leave=False)
+        if self.bar.disable and done > self.done:
+            took = time.monotonic() - self.began
+            print(f"{self._name(done, total)} done in {took:.1f} s", file=sys.stderr, flush=True)
+        if done > self.done:
+            self.began = time.monotonic()
+        self.done, self.tokens = done, tokens
+        self.bar.n = done * self.tokens_a_run + tokens
+        self.bar.set_postfix_str(f"{done} of {total} runs done")
+
+    def _name(self, done: int, total: int) -> str:
+        if done <= self.warmup:
+            return f"Warm-up {done} of {self.warmup}"
+        return f"Repeat {done - self.warmup} of {total - self.warmup}"
+
+    def ask(self, number: int, _: object) -> None:
+        """A signal's handler: the first waits for the next token, where a finished repeat is kept."""
+        if self.asked or self.done <= self.warmup:
+            raise KeyboardInterrupt(number)
+        self.asked = number
+
+    def _stop_if_asked(self) -> None:
+        if self.asked:
+            raise Stopped
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+@contextlib.contextmanager
+def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
+    """A `Watch` that Ctrl-C and SIGTERM ask to stop, for the length of a ``with`` block."""
+    watch = Watch(warmup, tokens_a_run)
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # nohup, or not Python's
+                before[number] = signal.signal(number, watch.ask)
+    try:
+        yield watch
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        watch.close()
+
+
+@contextlib.contextmanager
+def following(watch: Watch | None, folder: Path) -> Iterator[dict[str, str]]:
+    """Shows what a kernel's `notebook_callbacks` write into ``folder``; gives the kernel's environment."""
+    if watch is None:
+        yield {}
+        return
+    ended = threading.Event()
+
+    def follow() -> None:
+        while True:
+            last = ended.wait(_SECONDS)
+            with contextlib.suppress(FileNotFoundError):  # the measurement has not begun
+                state = json.loads((folder / _STATE).read_bytes())
+                watch.show(state["done"], state["total"], state["tokens"])
+            if watch.asked:
+                (folder / _STOP).touch()
+            if last:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield {FOLDER: str(folder)}
+    finally:
+        ended.set()
+        thread.join()
+
+
+def notebook_callbacks() -> dict[str, Callable[..., None]]:
+    """`run_inference`'s callbacks in a notebook: they tell the command that runs it, else print."""
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        return {"progress": lambda done, total: print(f"{done} of {total} runs done")}
+    teller = _Teller(Path(folder))
+    return {"progress": teller.progress, "on_tokens": teller.on_tokens}
+
+
+class _Teller:
+    """Writes how far the measurement is, a few times a second at most: it is being timed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = {"done": 0, "total": 0, "tokens": 0}
+        self.told = 0.0
+
+    def progress(self, done: int, total: int) -> None:
+        self.state = {"done": done, "total": total, "tokens": 0}
+        self._tell()
+
+    def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
+        self.state["tokens"] += len(new[0])
+        if time.monotonic() - self.told >= _SECONDS:
+            self._tell()
+
+    def _tell(self) -> None:
+        self.told = time.monotonic()
+        scratch = self.folder / f"{_STATE}.part"
+        scratch.write_text(json.dumps(self.state), encoding="utf-8")
+        scratch.replace(self.folder / _STATE)
+        if (self.folder / _STOP).exists():
+            raise Stopped

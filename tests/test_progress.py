@@ -1,0 +1,121 @@
+"""Progress of a measurement, and Ctrl-C that keeps the repeats that are finished: here and in a kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import PAGES
+
+from ocr_phases import PhaseRun
+from ocr_phases.cli import main
+from ocr_phases.errors import Stopped
+from ocr_phases.report import progress
+from ocr_phases.report.progress import FOLDER, Watch, following, notebook_callbacks, watching
+
+PAGE = str(PAGES / "slide.png")
+
+
+def test_without_a_terminal_each_finished_run_is_a_line(capsys):
+    watch = Watch(1, 8)
+    for done in range(4):
+        watch.progress(done, 3)
+        watch.on_tokens(done - 1, [[1, 2]])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" done in ")[0] for line in lines] == [
+        "Warm-up 1 of 1",
+        "Repeat 1 of 2",
+        "Repeat 2 of 2",
+    ]
+
+
+def test_the_first_signal_waits_only_where_a_repeat_is_finished():
+    before = signal.getsignal(signal.SIGINT)
+    with watching(1, 8) as watch:
+        watch.progress(1, 3)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        watch.progress(2, 3)
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Stopped):
+            watch.on_tokens(1, [[1]])
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert watch.asked == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_kernel_tells_its_progress_and_is_stopped(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+    watch = Watch(0, 8)
+    with following(watch, tmp_path) as environment:
+        monkeypatch.setenv(FOLDER, environment[FOLDER])
+        callbacks = notebook_callbacks()
+        callbacks["progress"](0, 3)
+        callbacks["progress"](1, 3)
+        callbacks["on_tokens"](1, [[1, 2]])
+        wait_for(lambda: (watch.done, watch.tokens) == (1, 2))
+        watch.ask(signal.SIGINT, None)
+        wait_for((tmp_path / "stop").exists)
+        with pytest.raises(Stopped):
+            callbacks["on_tokens"](1, [[3]])
+    assert "Repeat 1 of 3 done" in capsys.readouterr().err
+    monkeypatch.delenv(FOLDER)
+    notebook_callbacks()["progress"](1, 3)
+    assert capsys.readouterr().out == "1 of 3 runs done\n"
+
+
+def wait_for(condition) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("verb", ["profile", "verify"])
+def test_ctrl_c_keeps_the_finished_repeats(verb, tiny_session, tmp_path, monkeypatch, capsys):
+    def on_tokens(watch: Watch, repeat: int, new: list[list[int]]) -> None:
+        if repeat == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        told(watch, repeat, new)
+
+    told = Watch.on_tokens
+    monkeypatch.setattr(Watch, "on_tokens", on_tokens)
+    monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: tiny_session)
+    monkeypatch.chdir(tmp_path)
+    options = ["--max-new-tokens", "4", "--warmup", "0", "--repeats", "3", "--no-ceilings", "--json"]
+    assert main([verb, PAGE, *options]) == 130
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert (result["exit_code"], result["repeats"], result["record"]) == (130, 1, "run.json")
+    assert said.err.splitlines()[-1] == f"ocr-phases: {result['exit_reason']}"
+    assert PhaseRun.load("run.json").request["repeats"] == 1
+
+
+def test_ctrl_c_ends_a_report_with_the_finished_repeats(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "ocr_phases.cli",
+        "report",
+        PAGE,
+        "--out",
+        str(tmp_path),
+        "--no-ceilings",
+    ]
+    command += ["--repeats", "1000", "--warmup", "0", "--max-new-tokens", "8", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if line.startswith("Repeat 1 of 1000 done"):
+                process.send_signal(signal.SIGINT)
+                break
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 130
+    assert "stopped: this is of the repeats" in err
+    assert out.splitlines()[-1] == f"Wrote {tmp_path / 'slide' / 'report.html'}"
+    assert 1 <= PhaseRun.load(tmp_path / "slide" / "run.json").request["repeats"] < 1000
