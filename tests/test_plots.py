@@ -13,6 +13,7 @@ from example_run import make_run
 from matplotlib.figure import Figure
 from test_summary import SHAPES
 
+from ocr_phases.analyse.summary import percent_text, vision_share
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import figure_png
 from ocr_phases.show.plots import (
@@ -106,8 +107,9 @@ def test_tokens_are_drawn_as_they_are_and_not_as_mathematics() -> None:
 
 def test_vision_names_views_shares_and_the_rest() -> None:
     said = words(plot_vision_stages(make_run()))
+    share = percent_text(vision_share(make_run()))
     assert {"SAM local", "SAM global", "CLIP local", "language model", "between stages"} <= set(said)
-    assert any(text.startswith("Vision is 66 %") for text in said)
+    assert any(text.startswith(f"Vision is {share} of a prefill") for text in said)
     assert not any("local" in text for text in words(plot_vision_stages(make_run(crops=False))))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from conftest import PAGES
 from example_run import make_run
 from test_report import Elements
 
+from ocr_phases.analyse.summary import ms_text
 from ocr_phases.analyse.sweep import (
     CURVE_COLUMNS,
     FAILURE_COLUMNS,
@@ -254,13 +256,41 @@ def test_the_table_has_a_row_a_record() -> None:
         # The H200 has a datasheet, the example CPU has not.
         assert (row["step_floor_ms"] < row["inter_token_ms"]) == (row["strategy"] == "cuda_graph")
     said = sweep_verdict(table, failures("a", "b"))
-    assert "gundam, 912 prompt tokens" in said
+    assert "gundam, batch 4, eager decode, 60 tokens, 912 prompt tokens" in said
     assert said.endswith("2 cells could not be measured.")
     whole = (table["ttft_ms"] + table["decode_ms"]).to_numpy()
     assert table["page_ms"].to_numpy() == pytest.approx(whole, rel=0.05)  # of medians, not a median of sums
     assert (table["page_ms"] <= table["page_ms_p90"]).all()
     assert (table["pages_per_min"] * table["page_ms"] / table["batch"]).to_numpy() == pytest.approx(60_000)
     assert "pages/min" in show.end_to_end_html(table)
+
+
+def test_the_prefills_sentence_is_of_two_cells_that_compare() -> None:
+    """Another pace for each strategy, way of vision and length: a figure pooled over them is in no row."""
+    runs = {}
+    for name, run in records().items():
+        for vision in ("eager", "compiled"):
+            pace = 1.0 + 0.3 * (vision == "eager") + 0.01 * run.request["max_new_tokens"]
+            spans = run.spans.assign(device_ms=run.spans["device_ms"] * pace)
+            runs[f"{name}-{vision}"] = with_vision(dataclasses.replace(run, spans=spans), vision)
+    table = sweep_table(runs)
+    sentence = re.search(
+        r"The prefill takes (\S+ m?s) \((.*?)\) to (\S+ m?s) \((.*?)\)\.", sweep_verdict(table, failures())
+    )
+    ends = []
+    for took, named in (sentence.group(1, 2), sentence.group(3, 4)):
+        preset, batch, strategy, vision, tokens, prompt = named.split(", ")
+        mine = table[
+            (table["preset"] == preset)
+            & (table["batch"] == int(batch.removeprefix("batch ")))
+            & (table["strategy"] == strategy.removesuffix(" decode"))
+            & (table["vision"] == vision.removeprefix("vision "))
+            & (table["max_new_tokens"] == int(tokens.removesuffix(" tokens")))
+            & (table["prefill_len"] == int(prompt.removesuffix(" prompt tokens")))
+        ]
+        assert [ms_text(ms) for ms in mine["prefill_ms"]] == [took]
+        ends.append((strategy, vision, tokens))
+    assert ends[0] == ends[1]
 
 
 def test_curves_are_the_longest_outputs_in_few_points() -> None:

@@ -52,7 +52,7 @@ _STEAL_NOISY = 0.05
 _OTHERS_NOTE = 0.10
 # Of the time that a run on a CPU took, it computed for less: where nothing tells why, others did.
 _LITTLE_CPU = 0.80
-_SLOW_CLOCK = 0.75
+_SLOW_CLOCK = 0.70  # a power limit alone turns an H200 down to 0.75
 _FOREIGN_USE = 20.0  # per cent of a GPU's time before the run began
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _POWER_CAP = 0x4

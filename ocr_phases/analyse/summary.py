@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.typical import typical_run
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import VISION_STAGES, PhaseRun
 from ocr_phases.words import stage_key
 
 PHASES = ("prepare", "prefill", "decode", "generate")
@@ -152,8 +152,11 @@ def end_to_end_ms(run: PhaseRun) -> np.ndarray:
 
 def vision_share(run: PhaseRun) -> float | None:
     """SAM, CLIP and projector as a part of the prefill, in the typical repeat; None without a prefill."""
-    figures = typical_run(run).summary()
-    return figures["vision_ms"] / figures["prefill_ms"] if figures["prefill_ms"] else None
+    shown = typical_run(run)
+    whole = float(shown.repeat_ms("prefill", "prefill")[0])
+    return (
+        sum(float(shown.repeat_ms(stage, "prefill")[0]) for stage in VISION_STAGES) / whole if whole else None
+    )
 
 
 def _repeat_sums(run: PhaseRun) -> pd.DataFrame:

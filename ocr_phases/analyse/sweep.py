@@ -209,9 +209,14 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
 
 
 def _one_way(table: pd.DataFrame) -> pd.DataFrame:
-    """The cells that differ in page cut and batch size alone, all else equal: of the largest such group."""
+    """The cells that differ in preset and batch size alone: the largest such group, eager before others."""
     groups = [rows for _, rows in table.groupby(["vision", "strategy", "max_new_tokens"], sort=False)]
-    return max(groups, key=lambda rows: (len(rows), rows["vision"].iloc[0] == "eager"))
+
+    def rank(rows: pd.DataFrame) -> tuple[int, bool, bool, int]:
+        cell = rows.iloc[0]
+        return len(rows), cell["vision"] == "eager", cell["strategy"] == "eager", int(cell["max_new_tokens"])
+
+    return max(groups, key=rank)
 
 
 def _prompt(row: pd.Series, table: pd.DataFrame) -> str:
