@@ -13,7 +13,7 @@ from example_run import make_run
 from matplotlib.figure import Figure
 from test_summary import SHAPES
 
-from ocr_phases.analyse.summary import percent_text, vision_share
+from ocr_phases.analyse.summary import vision_share
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import figure_png
 from ocr_phases.show.plots import (
@@ -24,6 +24,7 @@ from ocr_phases.show.plots import (
     plot_vision_stages,
     time_axis,
 )
+from ocr_phases.words import percent_text
 
 PLOTS = (plot_token_latency, plot_vision_stages, plot_phase_timeline, plot_memory)
 Plot = Callable[[PhaseRun], Figure]

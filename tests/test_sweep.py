@@ -15,7 +15,6 @@ from conftest import PAGES
 from example_run import make_run
 from test_report import Elements
 
-from ocr_phases.analyse.summary import ms_text
 from ocr_phases.analyse.sweep import (
     CURVE_COLUMNS,
     FAILURE_COLUMNS,
@@ -32,6 +31,7 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
 from ocr_phases.show.html import figure_png
+from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"
 TINY = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
@@ -154,7 +154,17 @@ def states(outcomes: list[Outcome]) -> list[str]:
 
 def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path: Path) -> None:
     seen: list[Outcome] = []
-    first = run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK, progress=seen.append)
+    told: list[tuple[str, int, int]] = []
+    first = run_sweep(
+        tiny_session,
+        PAGE,
+        CELLS,
+        tmp_path,
+        **QUICK,
+        progress=seen.append,
+        on_run=lambda cell, done, total: told.append((cell.name, done, total)),
+    )
+    assert [name for name, done, total in told if done == total] == [cell.name for cell in CELLS]
     assert states(first) == ["measured", "measured"]
     assert seen == first
     runs = load_sweep(tmp_path).runs

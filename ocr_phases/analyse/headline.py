@@ -9,13 +9,7 @@ from ocr_phases.analyse.floors import floor_sentence, floor_table
 from ocr_phases.analyse.kernels import kernel_sentence
 from ocr_phases.analyse.noise import noise_warning
 from ocr_phases.analyse.page_type import small_type_in
-from ocr_phases.analyse.summary import (
-    OUTLIER_FACTOR,
-    PHASES,
-    repeat_table,
-    step_table,
-    vision_share,
-)
+from ocr_phases.analyse.summary import OUTLIER_FACTOR, PHASES, repeat_table, step_table, vision_share
 from ocr_phases.analyse.typical import typical_run, typical_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text, digits_text, ms_text, percent_text

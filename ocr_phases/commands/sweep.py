@@ -62,7 +62,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
     from ocr_phases.measure.session import DeepSeekOCRSession
-    from ocr_phases.measure.sweep import Outcome, make_cells, run_sweep
+    from ocr_phases.measure.sweep import Cell, Outcome, make_cells, run_sweep
 
     cells = make_cells(
         arguments.presets,
@@ -73,6 +73,9 @@ def _measure(arguments: argparse.Namespace) -> None:
     )
     session = DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
     with tqdm(total=len(cells), unit="cell", disable=None, leave=False) as bar:
+
+        def on_run(cell: Cell, runs_done: int, runs: int) -> None:
+            bar.set_postfix_str(f"{cell.name}: {runs_done} of {runs} runs done")
 
         def done(outcome: Outcome) -> None:
             bar.update()
@@ -89,6 +92,7 @@ def _measure(arguments: argparse.Namespace) -> None:
             seed=arguments.seed,
             retry_failed=arguments.retry_failed,
             progress=done,
+            on_run=on_run,
         )
 
 

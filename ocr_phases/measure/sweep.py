@@ -11,6 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,15 @@ def run_sweep(
     seed: int = 0,
     retry_failed: bool = False,
     progress: Callable[[Outcome], None] | None = None,
+    on_run: Callable[[Cell, int, int], None] | None = None,
 ) -> list[Outcome]:
     """Measure the cells that ``folder`` lacks, each with the end token ignored, and say what became of all.
 
-    A record is written as soon as its cell is done, ``progress`` is told of every cell. A cell that failed
-    before is left alone unless ``retry_failed`` or something it depends on has changed. Raises
-    `OcrPhasesError` where the folder holds the sweep of another page, model or device, or cells, not
-    asked for now, with another prompt, seed or number of repeats; where it cannot be written, or is being
-    written by another process.
+    A record is written as soon as its cell is done, ``progress`` is told of every cell, and
+    ``on_run(cell, runs done, runs in all)`` of every run within one. A cell that failed before is left
+    alone unless ``retry_failed`` or something it depends on has changed. Raises `OcrPhasesError` where
+    the folder holds the sweep of another page, model or device, or cells, not asked for now, with another
+    prompt, seed or number of repeats; where it cannot be written, or is being written by another process.
     """
     runs = output_folder(Path(folder) / RUNS)
     image, data, name = load_page(page)
@@ -132,7 +134,8 @@ def run_sweep(
             asked = {**asked_of_all, **asdict(cell)}
             outcome = _known(runs, cell, asked, retry_failed)
             if outcome is None:
-                outcome = _measure(session, page, cell, asked, runs, prompt, options)
+                told = {} if on_run is None else {"progress": partial(on_run, cell)}
+                outcome = _measure(session, page, cell, asked, runs, prompt, {**options, **told})
             outcomes.append(outcome)
             if progress is not None:
                 progress(outcome)
