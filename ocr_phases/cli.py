@@ -116,8 +116,7 @@ def report(arguments: argparse.Namespace) -> None:
     # A wrong page or record is told before anything slow starts.
     for page in arguments.pages:
         _look_at(page, arguments)
-    if arguments.record:
-        PhaseRun.load(arguments.record)
+    shown = PhaseRun.load(arguments.record) if arguments.record else None
     jobs = _folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, folder in jobs.items():
         if page is None:
@@ -128,7 +127,8 @@ def report(arguments: argparse.Namespace) -> None:
             parameters |= {"kernels": arguments.kernels or arguments.trace, "trace": arguments.trace}
         with watching(arguments.warmup, arguments.max_new_tokens) as watch:
             written = report_page(folder, parameters, show_code=arguments.show_code, watch=watch)
-        print(f"{_summary(PhaseRun.load(written['run.json']))}\nWrote {written['report.html']}")
+        run = shown or PhaseRun.load(written["run.json"])
+        print(f"{_summary(run)}\nWrote {written['report.html']}")
         arguments.stopped = watch.asked
         if arguments.stopped:
             return

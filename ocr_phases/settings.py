@@ -137,6 +137,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_text(name: str, value: Any) -> None:
+    """Raise `OcrPhasesError` where the setting ``name`` is no text that UTF-8 can hold."""
     if not isinstance(value, str):
         raise OcrPhasesError(f"{name} is {value!r}: give a text.")
     try:

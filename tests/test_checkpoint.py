@@ -13,6 +13,7 @@ from conftest import GOLDEN, SMALL_DUMMY
 from safetensors.torch import load_file, save_file
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError
+from ocr_phases.assets import asset
 from ocr_phases.measure.models import checkpoint
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.models.deepseek_ocr import native_config
@@ -176,7 +177,7 @@ def test_other_models_are_refused_by_name(folder):
     refuse(folder, "'llama' model")
     edit_config(folder, model_type="deepseek_vl_v2", vision_config={"width": {"qwen2-0-5b": {}}})
     refuse(folder, "qwen2-0-5b")
-    shutil.copy(checkpoint.asset("data", "tiny", "config.json"), folder / "config.json")
+    shutil.copy(asset("data", "tiny", "config.json"), folder / "config.json")
     text = {"num_hidden_layers": 2, "max_position_embeddings": 512, "sliding_window": 128}
     edit_config(folder, text_config=text)
     refuse(folder, "reference_sliding_attention")

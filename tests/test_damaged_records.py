@@ -16,7 +16,7 @@ from kernel_example import example_view
 from mutants import mutants
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse import checks, compare, floors, summary, sweep
+from ocr_phases.analyse import checks, compare, floors, headline, sweep
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.assets import asset
 from ocr_phases.batch import store, tables
@@ -79,7 +79,7 @@ def headline_figures(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def sentences(run: PhaseRun, base: PhaseRun) -> None:
-    summary.headline(run), summary.verdict(run)
+    headline.headline(run), headline.verdict(run)
 
 
 def token_tables(run: PhaseRun, base: PhaseRun) -> None:

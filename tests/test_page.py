@@ -391,11 +391,11 @@ def test_damaged_pdf(tmp_path: Path) -> None:
 
 
 def test_a_page_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path) -> bytes:
+    def refused(path: Path, *_: Any) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     (tmp_path / "page.png").touch()
-    monkeypatch.setattr(Path, "read_bytes", refused)
+    monkeypatch.setattr(images, "read_regular", refused)
     with pytest.raises(OcrPhasesError, match=r"Permission denied\): ask for the permission"):
         load_page(tmp_path / "page.png")
 

@@ -179,6 +179,8 @@ def no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(source: str, target: str, *, parameters: dict[str, object], **_: object) -> None:
         values = add_builtin_parameters(parameters)
         shutil.copy(parameterize_path(source, values), parameterize_path(target, values))
+        if "page" in parameters:
+            shutil.copy(RECORD, Path(str(parameters["output_dir"]), "run.json"))
 
     monkeypatch.setattr("papermill.execute_notebook", execute)
 

@@ -304,7 +304,8 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
     ):
         request = asked_for(golden_session.run_inference, RECEIPT, prompt, grounding=asked)
         assert request["grounding"] is recorded
-        assert asked_for(repeat_run, replace(make_run(), request=request)) == request
+        again = asked_for(repeat_run, replace(make_run(), request=request))
+        assert again == {**request, "preset_choice": "asked"}
     early = {**request, "prompt": "markdown", "prompts": [PROMPTS["markdown"]]}  # said False, had boxes
     again = asked_for(repeat_run, replace(make_run(), request=early))
     assert (again["prompts"], again["grounding"]) == ([PROMPTS["markdown"]], True)

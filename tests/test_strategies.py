@@ -291,7 +291,7 @@ def test_the_command_line_hands_strategies_on(capsys):
     assert main(["profile", str(RECEIPT), "--device", "cpu", "--vision", "magic"]) == 2
     assert "Unknown vision" in capsys.readouterr().err
     assert main(["profile", str(RECEIPT), "--device", "cpu", "--eos-check-every", "0"]) == 2
-    assert "eos_check_every is 0" in capsys.readouterr().err
+    assert "--eos-check-every is 0" in capsys.readouterr().err
 
 
 def test_a_tie_needs_both_tokens_near_the_best():

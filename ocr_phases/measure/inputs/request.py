@@ -65,7 +65,7 @@ class Request:
     def described(self) -> dict[str, Any]:
         """The settings as plain JSON values, without the pages."""
         values = {name: value for name, value in vars(self).items() if name != "pages"}
-        return {**values, "infer": asdict(self.infer)}
+        return {**values, "infer": asdict(self.infer), "type_px": list(self.type_px)}
 
 
 def make_rows(
