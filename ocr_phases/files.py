@@ -34,7 +34,7 @@ _NO_FILE = (errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODEV)
 _PAGE_OF_FILE = re.compile(
     rf"(?P<file>.+({'|'.join(map(re.escape, PAGED_SUFFIXES))}))(?P<page>#[^/\\]*)", re.IGNORECASE | re.DOTALL
 )
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def split_page(page: str) -> tuple[str, str]:
@@ -136,41 +136,26 @@ def only_writer(folder: Path) -> Iterator[None]:
     The lock goes with the process, so one that was killed leaves the folder free. A file system that knows
     no locks gives a warning instead: then one writer is for the user to see to.
     """
-    if fcntl is None:
-        yield
-        return
-    path = folder / LOCK_NAME
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        if not _locked(handle, path):
-            raise OcrPhasesError(
-                f"Another report is being written into {folder}: wait for it, or choose another folder."
-            )
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
+    import filelock
 
-
-def _locked(handle: int, path: Path) -> bool:
+    lock = filelock.FileLock(folder / LOCK_NAME, blocking=False)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A file that its last holder removed between the opening and the locking locks nothing.
-        return os.fstat(handle).st_ino == path.stat().st_ino
-    except (BlockingIOError, FileNotFoundError):
-        return False
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise OcrPhasesError(
+            f"Another report is being written into {folder}: wait for it, or choose another folder."
+        ) from error
     except OSError as error:
         if error.errno not in _NO_LOCKS:
-            raise OcrPhasesError(f"{path} cannot be locked ({error.strerror or error}).") from error
+            raise CannotWrite(f"{lock.lock_file} cannot be locked ({_reason(error)}).") from error
         warnings.warn(
-            f"{path.parent} is on a file system without locks: write there once at a time.", stacklevel=2
+            f"{folder} is on a file system without locks: write there once at a time.", stacklevel=2
         )
-        return True
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def write_atomic(path: str | Path, data: bytes) -> Path:
