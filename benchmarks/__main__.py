@@ -13,7 +13,7 @@ from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import bench_text
 from ocr_phases import DeepSeekOCRSession
 from ocr_phases.assets import asset
-from ocr_phases.commands.sweep import names, numbers
+from ocr_phases.cli.sweep import names, numbers
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import output_file
 from ocr_phases.measure.inputs.images import load_page

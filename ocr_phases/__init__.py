@@ -18,6 +18,7 @@ _WHERE = {
     "generate": "ocr_phases.measure.steps.phases",
     "Timeline": "ocr_phases.measure.steps.timeline",
     "PhaseRun": "ocr_phases.record",
+    "Settings": "ocr_phases.settings",
     "OcrPhasesError": "ocr_phases.errors",
 }
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "OcrPhasesError",
     "PageInputs",
     "PhaseRun",
+    "Settings",
     "Timeline",
     "__version__",
     "decode",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from ocr_phases.measure.steps.phases import DecodeState, decode, decode_step, generate, prefill
     from ocr_phases.measure.steps.timeline import Timeline
     from ocr_phases.record import PhaseRun
+    from ocr_phases.settings import Settings
 
 
 def __getattr__(name: str) -> Any:

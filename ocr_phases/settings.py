@@ -1,13 +1,21 @@
-"""What may be asked of a measurement, and what is wrong whatever the page and the model: needs no torch."""
+"""Settings: everything that may be asked of a measurement, once; needs no torch.
+
+From these fields follow the keywords of `DeepSeekOCRSession.load` and ``run_inference``, the command line's
+options, the notebooks' parameters, the explorer's fields, the columns of a list of pages, the record's
+request and docs/settings.md; tests compare them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import AUTO, get_preset, resolve_prompt
+from ocr_phases.presets import AUTO, PRESETS, PROMPTS, get_preset, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
 FIRST_TOKENS = ("prefill", "redecode")
@@ -15,23 +23,18 @@ FIRST_TOKENS = ("prefill", "redecode")
 LARGEST_NUMBER = 2**63 - 1
 """Largest whole number of a setting: what a seed may be, and what every reader of a record can hold."""
 
-_LEAST = {"max_new_tokens": 1, "eos_check_every": 1, "repeats": 1, "warmup": 0, "seed": -LARGEST_NUMBER}
-_SWITCHES = (
-    "grounding",
-    "return_text",
-    "ignore_eos",
-    "exact_mask",
-    "autocast",
-    "embed_page",
-    "generate",
-    "verify",
-    "ceilings",
-)
-_NAMES = {"first_token": FIRST_TOKENS, "strategy": STRATEGIES, "vision": VISIONS}
-
+#: The no-repeat n-gram size of the published ``infer()``, by the name of the setting.
+PUBLISHED = {"published": 20, "published-eval": 35}
 
 # A logit divided by less than this, or by more, is no float32 any more.
 _SMALLEST, _LARGEST = 1e-30, 1e30
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _setting(default: Any, text: str, **rules: Any) -> Any:
+    """A field with its documentation; ``least`` and ``choices`` are checked, ``kept=False`` is no request."""
+    return field(default=default, metadata={"text": text, **rules})
 
 
 @dataclass(frozen=True)
@@ -88,52 +91,226 @@ class SamplingSettings:
         return arguments
 
 
-#: The no-repeat n-gram size of the published ``infer()``, by the name of the setting.
-PUBLISHED = {"published": 20, "published-eval": 35}
+def resolve_infer(
+    infer: SamplingSettings | Mapping[str, Any] | str | None, autocast: bool | None
+) -> tuple[SamplingSettings, bool]:
+    """The sampling settings and autocast of a run.
 
-
-def resolve_infer(infer: dict[str, Any] | str | None, autocast: bool | None) -> tuple[SamplingSettings, bool]:
-    """The sampling settings and autocast of a run, where ``infer`` is a mapping or a name of `PUBLISHED`.
-
-    A name stands for what the published ``infer()`` does: greedy, its n-gram size (``published-eval``: with
-    its ``eval_mode``), under bfloat16 autocast. Raises `OcrPhasesError` for another name, for a name with
+    ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name of `PUBLISHED`. A name
+    stands for what the published ``infer()`` does: greedy, its n-gram size (``published-eval``: with its
+    ``eval_mode``), under bfloat16 autocast. Raises `OcrPhasesError` for another name, for a name with
     ``autocast=False``, and as `SamplingSettings.from_infer` does.
     """
+    if isinstance(infer, SamplingSettings):
+        return infer, bool(autocast)
     if not isinstance(infer, str):
         return SamplingSettings.from_infer(infer), bool(autocast)
+    if "=" in infer:
+        return SamplingSettings.from_infer(_infer_mapping(infer)), bool(autocast)
     if infer not in PUBLISHED:
-        raise OcrPhasesError(f"There is no infer {infer!r}: use {' or '.join(PUBLISHED)}, or a mapping.")
+        raise OcrPhasesError(
+            f"There is no infer {infer!r}: use {' or '.join(PUBLISHED)}, or values such as temperature=0.7."
+        )
     if autocast is False:
         raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
     return SamplingSettings(no_repeat_ngram_size=PUBLISHED[infer]), True
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise `OcrPhasesError` for the first setting of a request that is wrong whatever page and model it has.
+def _infer_mapping(text: str) -> dict[str, Any]:
+    """``temperature=0.7,top_k=5`` as a mapping; values as JSON writes them."""
+    values = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        try:
+            values[name] = json.loads(value.lower())
+        except ValueError as error:
+            raise OcrPhasesError(
+                f"infer's {name} is {value!r}: write name=number, such as temperature=0.7,top_p=0.9."
+            ) from error
+    return values
 
-    A setting that is left out is not looked at. Needs no torch, so that a batch's driver can ask too.
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which model is measured, and where: the keywords of `DeepSeekOCRSession.load`."""
+
+    model: str = _setting(
+        "tiny", "tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
+    )
+    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
+    dtype: str | None = _setting(
+        None,
+        "float32, bfloat16 or float16; by default the device's own",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    revision: str | None = _setting(None, "of a hub id: a commit, a tag or a branch; by default its main one")
+    implementation: str = _setting(
+        "native",
+        "native (transformers' class) or vendor (the checkpoint's own Python files)",
+        choices=("native", "vendor"),
+    )
+    trust_remote_code: bool = _setting(False, "run those Python files; vendor needs it")
+    attention: str | None = _setting(
+        None, "vendor: eager, sdpa or flash_attention_2; by default the class's own"
+    )
+    cuda_calls: str = _setting(
+        "refuse",
+        "vendor on a CPU, where the code calls .cuda(): refuse or ignore",
+        choices=("refuse", "ignore"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What a run does: the keywords of `DeepSeekOCRSession.run_inference`.
+
+    Raises `OcrPhasesError` for the first setting that is wrong whatever page and model it has.
     """
-    if "prompt" in settings:
-        check_text("prompt", settings["prompt"])
-        resolve_prompt(settings["prompt"])
-    if settings.get("preset", AUTO) != AUTO:
-        check_text("preset", settings["preset"])
-        get_preset(settings["preset"])
-    for name, least in _LEAST.items():
-        value = settings.get(name, least)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
-        if value < least:
-            raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
-        if value > LARGEST_NUMBER:
-            raise OcrPhasesError(f"{name} is larger than {LARGEST_NUMBER}: give a smaller number.")
-    for name in _SWITCHES:
-        if not isinstance(settings.get(name, False), bool):
-            raise OcrPhasesError(f"{name} is {settings[name]!r}: it must be True or False.")
-    for name, known in _NAMES.items():
-        value = settings.get(name, known[0])
-        if value not in known:
-            raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(known)}.")
+
+    prompt: str | Sequence[str] = _setting("markdown", f"{', '.join(PROMPTS)}:words, or your own text")
+    preset: str | None = _setting(
+        None, f"{', '.join(PRESETS)} or auto (tiny: fits the type); by default the model's own"
+    )
+    max_new_tokens: int = _setting(512, "most tokens to generate, the prefill's counted", least=1)
+    infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
+        None,
+        "published, published-eval, or values of temperature, top_p, top_k, no_repeat_ngram_size",
+    )
+    grounding: bool | None = _setting(
+        None, "ask for boxes in a prompt of your own (<|grounding|>); by default yes"
+    )
+    return_text: bool = _setting(True, "keep the text in the record")
+    ignore_eos: bool | None = _setting(
+        None, "go on after the end token; by default only where the model is dummy"
+    )
+    eos_check_every: int | None = _setting(
+        None, "look for the end token every so many steps; by default 1 in eager, else 16", least=1
+    )
+    first_token: str = _setting(
+        "prefill",
+        "source of token 1: prefill, or redecode (decodes the last prompt token again)",
+        choices=FIRST_TOKENS,
+    )
+    repeats: int = _setting(3, "measured runs", least=1)
+    warmup: int = _setting(1, "runs before them that are not recorded", least=0)
+    seed: int = _setting(0, "seed of the sampling", least=-LARGEST_NUMBER)
+    strategy: str = _setting("eager", "how a decode step runs", choices=STRATEGIES)
+    vision: str = _setting("eager", "how SAM and CLIP run", choices=VISIONS)
+    exact_mask: bool = _setting(False, "hand the model the 2-D mask in place of ready ones")
+    autocast: bool | None = _setting(None, "run under bfloat16 autocast; by default no")
+    embed_page: bool = _setting(True, "keep the page itself in the record")
+    generate: bool = _setting(False, "time model.generate() in place of prefill and decode")
+    verify: bool = _setting(False, "compare the tokens with model.generate() at the end")
+    ceilings: bool = _setting(True, "measure what the device can do at its best, at the end", kept=False)
+    kernels: bool = _setting(
+        False, "CUDA: one more run under torch.profiler, for each stage's kernels and host syncs", kept=False
+    )
+    kernel_steps: int = _setting(32, "most decode steps of that run", least=1, kept=False)
+    kernel_trace: str | Path | None = _setting(None, "file for its Chrome trace (.json.gz)", kept=False)
+
+    def __post_init__(self) -> None:
+        for prompt in _as_list(self.prompt):
+            check_text("prompt", prompt)
+            resolve_prompt(prompt)
+        if self.preset is not None and self.preset != AUTO:
+            check_text("preset", self.preset)
+            get_preset(self.preset)
+        resolve_infer(self.infer, self.autocast)
+        for setting in fields(RunSettings):
+            _check(setting, getattr(self, setting.name))
+        if self.generate and self.first_token == "redecode":
+            raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
+        if self.generate and self.strategy != "eager":
+            raise OcrPhasesError(
+                f"generate() decodes in its own way: drop it, or strategy={self.strategy!r}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings, ModelSettings):
+    """Everything that may be asked of a measurement; docs/settings.md is the table of it.
+
+    ``DeepSeekOCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())`` do it.
+    """
+
+    @classmethod
+    def among(cls, values: Mapping[str, Any]) -> Settings:
+        """Those that ``values`` names, such as a notebook's ``globals()``; the others by default."""
+        return cls(**{name: values[name] for name in names(cls) if name in values})
+
+    def of_model(self) -> dict[str, Any]:
+        """The keywords of ``load``."""
+        return {name: getattr(self, name) for name in names(ModelSettings)}
+
+    def of_run(self) -> dict[str, Any]:
+        """The keywords of ``run_inference``."""
+        return {name: getattr(self, name) for name in names(RunSettings)}
+
+
+#: What of a run a record keeps in its request.
+REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.metadata.get("kept", True)]
+
+
+def names(settings: type) -> list[str]:
+    """The names of a class of settings, in their order."""
+    return [setting.name for setting in fields(settings)]
+
+
+def kind(setting: Field[Any]) -> str:
+    """The type of a setting's value, as text: int, bool, str or another; None apart."""
+    return str(setting.type).removesuffix(" | None")
+
+
+def setting_from_text(name: str, text: str) -> Any:
+    """A setting's value as a list of pages writes it: ``false``, ``3``; `OcrPhasesError` for another type."""
+    wanted = kind(next(setting for setting in fields(Settings) if setting.name == name))
+    if wanted == "int":
+        try:
+            return int(text)
+        except ValueError as error:
+            raise OcrPhasesError(f"{name} is {text!r}, it must be a whole number.") from error
+    if wanted == "bool":
+        if text.lower() not in ("true", "false"):
+            raise OcrPhasesError(f"{name} is {text!r}, it must be true or false.")
+        return text.lower() == "true"
+    return text
+
+
+def help_text(setting: Field[Any]) -> str:
+    """A setting's documentation in a line, with its choices."""
+    text = str(setting.metadata["text"])
+    choices = setting.metadata.get("choices")
+    return f"{text}: {', '.join(choices)}" if choices and choices[0] not in text else text
+
+
+def parameter_lines(wanted: Iterable[str]) -> list[str]:
+    """The lines of a notebook's parameters cell for the settings ``wanted``."""
+    known = {setting.name: setting for setting in fields(Settings)}
+    return [f"{name} = {_literal(known[name].default)}  # {help_text(known[name])}" for name in wanted]
+
+
+def keywords_of(settings: type) -> Callable[[_Function], _Function]:
+    """Decorator: the function's signature names the settings that its ``**`` argument takes."""
+
+    def named(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
+        positional = [item for item in own if item.kind is not inspect.Parameter.KEYWORD_ONLY]
+        keywords = [item for item in own if item.kind is inspect.Parameter.KEYWORD_ONLY]
+        taken = {item.name for item in own}
+        added = [
+            inspect.Parameter(
+                item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=item.type
+            )
+            for item in fields(settings)
+            if item.name not in taken
+        ]
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*positional, *added, *keywords]
+        )
+        return function
+
+    return named
 
 
 def check_text(name: str, value: Any) -> None:
@@ -144,3 +321,29 @@ def check_text(name: str, value: Any) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise OcrPhasesError(f"{name} is {value!a}, which is not valid Unicode: type it again.") from error
+
+
+def _check(setting: Field[Any], value: Any) -> None:
+    """Raise `OcrPhasesError` for a wrong type, and for a value out of range or of no choice."""
+    name, least, choices = setting.name, setting.metadata.get("least"), setting.metadata.get("choices")
+    if value is None and setting.default is None:
+        return
+    if least is not None:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
+        if value < least:
+            raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
+        if value > LARGEST_NUMBER:
+            raise OcrPhasesError(f"{name} is larger than {LARGEST_NUMBER}: give a smaller number.")
+    if kind(setting) == "bool" and not isinstance(value, bool):
+        raise OcrPhasesError(f"{name} is {value!r}: it must be True or False.")
+    if choices is not None and value not in choices:
+        raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(choices)}.")
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -28,7 +28,6 @@ from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.cluster import DaskPool
-from ocr_phases.batch.command import Progress
 from ocr_phases.batch.driver import Counts, measure_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job, make_jobs
@@ -37,6 +36,7 @@ from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.pool import LocalPool, worker_environments
 from ocr_phases.batch.store import LISTING, finished, read_listing, read_status, take_attempt
 from ocr_phases.cli import main
+from ocr_phases.cli.batch import Progress
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer
 
@@ -671,16 +671,16 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
 
     loaded: list[tuple[str | None, ...]] = []
 
-    def load(model: str, *, device: str, dtype: str | None, revision: str | None) -> object:
-        loaded.append((model, device, dtype, revision))
+    def load(**settings: str | None) -> object:
+        loaded.append(tuple(settings[name] for name in ("model", "device", "dtype", "revision")))
         return object()
 
     monkeypatch.setattr(warm.DeepSeekOCRSession, "load", load)
     monkeypatch.setattr(warm, "_kept", {})
-    first = warm.warm_session("tiny", device="cpu")
-    assert warm.warm_session("tiny", device="cpu") is first
-    assert warm.warm_session("tiny", device="cpu", dtype="bfloat16") is not first
-    assert warm.warm_session("tiny", device="cpu", dtype="bfloat16", revision="a") is not first
+    first = warm.warm_session(model="tiny", device="cpu")
+    assert warm.warm_session(model="tiny", device="cpu") is first
+    assert warm.warm_session(model="tiny", device="cpu", dtype="bfloat16") is not first
+    assert warm.warm_session(model="tiny", device="cpu", dtype="bfloat16", revision="a") is not first
     assert len(warm._kept) == 1
     assert loaded == [
         ("tiny", "cpu", None, None),
@@ -691,7 +691,7 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
 
 def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
     clock = iter((-20.0, 0.0, 60.0, 90.0))
-    monkeypatch.setattr("ocr_phases.batch.command.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("ocr_phases.cli.batch.time.monotonic", lambda: next(clock))
     progress = Progress("Measuring", 1000)
     progress.show(pages=300, failed=0, worked=0, note=", waiting for a worker")  # the clock starts after it
     progress.show(pages=400, failed=3, worked=97)  # 300 of them were there

@@ -16,7 +16,8 @@ from conftest import GOLDEN, PAGES
 from PIL import Image
 
 from ocr_phases import PhaseRun
-from ocr_phases.cli import _folders, main
+from ocr_phases.cli import main
+from ocr_phases.cli.report import folders
 
 RECORD = GOLDEN / "run.json"
 QUICK = ["--max-new-tokens", "6", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
@@ -34,7 +35,7 @@ def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
 
 def test_a_record_never_takes_the_place_of_another_one(tiny_session, tmp_path, capsys, monkeypatch):
     run = PhaseRun.load(RECORD)
-    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_, **options: run)
+    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **options: run)
     monkeypatch.chdir(tmp_path)
     page = str(PAGES / "receipt.png")
     settings = ["--preset", "tiny", "--device", "cpu"]
@@ -62,7 +63,7 @@ def test_a_record_never_takes_the_place_of_another_one(tiny_session, tmp_path, c
 
 
 def test_json_is_one_object_and_nothing_else_on_stdout(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_, **options: PhaseRun.load(RECORD))
+    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **options: PhaseRun.load(RECORD))
     target, out = str(tmp_path / "run.json"), str(tmp_path / "out")
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -87,8 +88,8 @@ def test_json_is_one_object_and_nothing_else_on_stdout(tmp_path, capsys, monkeyp
 
 def test_verify_leaves_a_report_where_it_is_told_to(tiny_session, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "verified"
-    monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: tiny_session)
-    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_, **options: PhaseRun.load(RECORD))
+    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
+    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **options: PhaseRun.load(RECORD))
     assert main(["verify", str(PAGES / "receipt.png"), "--out", str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"Wrote {folder / 'verify.html'}"
     document = (folder / "verify.html").read_text(encoding="utf-8")
@@ -246,7 +247,7 @@ def test_cuda_where_there_is_none(capsys):
 
 def test_folders_are_named_like_pages():
     out = Path("out")
-    assert _folders(["a/x.png", "b/x.png", "doc.pdf#3"], out) == {
+    assert folders(["a/x.png", "b/x.png", "doc.pdf#3"], out) == {
         "a/x.png": out / "x",
         "b/x.png": out / "x-2",
         "doc.pdf#3": out / "doc-3",

@@ -32,6 +32,7 @@ from ocr_phases.analyse.summary import step_table
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
+from ocr_phases.settings import Settings
 from ocr_phases.show.explorer import Explorer
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
@@ -87,18 +88,23 @@ def explorer(run: PhaseRun) -> Explorer:
 def test_an_empty_panel_offers_a_sample_and_no_record():
     explorer = Explorer()
     assert explorer.run is None
-    assert explorer.form.settings().page == str(PAGES / "receipt.png")
+    assert explorer.form.asked().page == str(PAGES / "receipt.png")
     assert (explorer.run_button.disabled, explorer.stop_button.disabled) == (False, True)
     open_all(explorer)
 
 
 def test_settings_are_what_the_widgets_say():
     explorer = Explorer(PAGES / "form.png", "models/DeepSeek-OCR")
-    explorer.form.prompt.known.value, explorer.form.prompt.own.value = "", " locate:Total "
-    explorer.form.preset.value = "gundam"
-    explorer.form.tokens.value = 77
-    settings = explorer.form.settings()
-    assert settings.page == str(PAGES / "form.png")
+    fields = explorer.form.fields
+    fields["prompt"].known.value, fields["prompt"].own.value = "", " locate:Total "
+    fields["preset"].value = "gundam"
+    fields["max_new_tokens"].value = 77
+    fields["infer"].value = "temperature=0.7"
+    fields["grounding"].value = False
+    asked = explorer.form.asked()
+    settings = asked.settings
+    assert asked.page == str(PAGES / "form.png")
+    assert (settings.infer, settings.grounding, settings.autocast) == ("temperature=0.7", False, None)
     assert (settings.model, settings.prompt, settings.preset) == (
         "models/DeepSeek-OCR",
         "locate:Total",
@@ -111,15 +117,15 @@ def test_a_folder_offers_its_pages_and_an_upload_its_bytes():
     explorer = Explorer(PAGES)
     chooser = explorer.form.page
     assert [name for name, _ in chooser.file.options] == sorted(path.name for path in PAGES.glob("*.png"))
-    assert explorer.form.settings().page == str(PAGES / "dense.png")
+    assert explorer.form.asked().page == str(PAGES / "dense.png")
     chooser.file.value = str(PAGES / "slide.png")
-    assert explorer.form.settings().page == str(PAGES / "slide.png")
+    assert explorer.form.asked().page == str(PAGES / "slide.png")
     assert "<img" in chooser.thumbnail.value
     data = (PAGES / "paper.png").read_bytes()
     chooser.source.value = "Upload"
     chooser.upload.value = upload("mine.png", data)
-    settings = explorer.form.settings()
-    assert (settings.page, settings.page_name) == (data, "mine.png")
+    asked = explorer.form.asked()
+    assert (asked.page, asked.page_name) == (data, "mine.png")
 
 
 def test_a_record_is_shown_where_torch_cannot_be_imported(run: PhaseRun, tmp_path: Path):
@@ -408,8 +414,9 @@ def test_two_records_are_compared(run: PhaseRun):
 def quick(tiny_session) -> Explorer:
     """A panel that already holds the model, and asks for little."""
     explorer = Explorer(PAGES / "receipt.png")
-    explorer._measurer._session, explorer._measurer._loaded = tiny_session, ("tiny", "auto")
-    explorer.form.tokens.value, explorer.form.repeats.value, explorer.form.warmup.value = 12, 2, 0
+    explorer._measurer._session, explorer._measurer._loaded = tiny_session, Settings().of_model()
+    for name, value in {"max_new_tokens": 12, "repeats": 2, "warmup": 0}.items():
+        explorer.form.fields[name].value = value
     return explorer
 
 
@@ -445,7 +452,7 @@ def test_a_run_is_measured_in_its_thread_watched_and_shown(quick: Explorer, tiny
 
 @pytest.mark.parametrize(("in_repeat", "kept"), [(0, 0), (1, 1)])
 def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept: int):
-    quick.form.tokens.value = 60
+    quick.form.fields["max_new_tokens"].value = 60
     calls = []
     on_tokens = quick.live.on_tokens
 
@@ -473,7 +480,7 @@ def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept
 def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     quick: Explorer, tiny_session, monkeypatch: pytest.MonkeyPatch, stop: bool
 ):
-    quick.form.strategy.value, quick.form.repeats.value = "compiled", 1
+    quick.form.fields["strategy"].value, quick.form.fields["repeats"].value = "compiled", 1
     named, tokens, statuses = threading.Event(), [], []
 
     def set_up(_):  # nothing is compiled here: the steps run as in eager
@@ -506,7 +513,7 @@ def test_an_upload_keeps_its_name(quick: Explorer):
     chooser = quick.form.page
     chooser.source.value = "Upload"
     chooser.upload.value = upload("mine.png", data)
-    quick.form.tokens.value, quick.form.repeats.value = 2, 1
+    quick.form.fields["max_new_tokens"].value, quick.form.fields["repeats"].value = 2, 1
     asyncio.run(quick.measure())
     assert quick.run.page["file"] == "mine.png"
 
@@ -526,9 +533,9 @@ def test_an_upload_keeps_its_name(quick: Explorer):
 def test_what_cannot_be_run_is_said_in_a_sentence(quick: Explorer, run: PhaseRun, change: dict, says: str):
     quick.add(run)
     if "prompt" in change:
-        quick.form.prompt.known.value, quick.form.prompt.own.value = "", change["prompt"]
+        quick.form.fields["prompt"].known.value, quick.form.fields["prompt"].own.value = "", change["prompt"]
     elif "tokens" in change:
-        quick.form.tokens.value = change["tokens"]
+        quick.form.fields["max_new_tokens"].value = change["tokens"]
     else:
         name, value = next(iter(change.items()))
         getattr(quick.form.page, name).value = value
@@ -541,7 +548,7 @@ def test_what_cannot_be_run_is_said_in_a_sentence(quick: Explorer, run: PhaseRun
 
 
 def test_an_unknown_model_is_said_and_the_next_run_works(quick: Explorer):
-    quick.form.model.known.value, quick.form.model.own.value = "", "no/such folder"
+    quick.form.fields["model"].known.value, quick.form.fields["model"].own.value = "", "no/such folder"
     asyncio.run(quick.measure())
     assert "no/such folder" in quick.messages.value.partition("<details>")[0]
     assert quick.runs == []

@@ -126,7 +126,7 @@ def test_a_long_name_is_written(length: int, tmp_path: Path) -> None:
 def test_a_name_that_the_file_system_refuses_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ocr_phases.cli._measure", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_: pytest.fail("it was measured"))
     (tmp_path / "ring").symlink_to("ring")
     for name in ("a" * 256, "ring", "ring/run.json"):
         for verb in ("profile", "verify"):
@@ -163,8 +163,8 @@ def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(
         shutil.rmtree(tmp_path / "out")  # the folder goes while the page is measured
         return run
 
-    monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: None)
-    monkeypatch.setattr("ocr_phases.cli._measure", measure)
+    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: None)
+    monkeypatch.setattr("ocr_phases.cli.measuring.measure", measure)
     assert main([verb, "page.png", "--save", str(tmp_path / "out" / "run.json")]) == 2
     said = re.fullmatch(
         r"ocr-phases: The record is saved as (\S+): \S+/out/run.json cannot be written \(No such file or "

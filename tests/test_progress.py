@@ -86,7 +86,7 @@ def test_ctrl_c_keeps_the_finished_repeats(verb, tiny_session, tmp_path, monkeyp
 
     told = Watch.on_tokens
     monkeypatch.setattr(Watch, "on_tokens", on_tokens)
-    monkeypatch.setattr("ocr_phases.cli._session", lambda arguments: tiny_session)
+    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
     monkeypatch.chdir(tmp_path)
     options = ["--max-new-tokens", "4", "--warmup", "0", "--repeats", "3", "--no-ceilings", "--json"]
     assert main([verb, PAGE, *options]) == 130

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.request import make_rows
 from ocr_phases.measure.steps.sampling import Sampler
-from ocr_phases.settings import SamplingSettings, check_settings
+from ocr_phases.settings import RunSettings, SamplingSettings
 
 NUMBERS = st.one_of(
     st.floats(),
@@ -45,7 +45,7 @@ SETTINGS = (
 @given(st.dictionaries(st.sampled_from(SETTINGS), VALUES, max_size=3))
 def test_a_setting_that_is_accepted_can_be_saved(settings: dict[str, Any]) -> None:
     try:
-        check_settings(settings)
+        RunSettings(**settings)
     except OcrPhasesError as error:
         assert str(error).count("\n") == 0
     else:

@@ -23,7 +23,6 @@ ROOMS = (
     "ocr_phases.measure",
     "ocr_phases.show.explorer",
     "ocr_phases.batch",
-    "ocr_phases.commands",
     "ocr_phases.cli",
 )
 #: The public names, resolved on first use: the only door from the ground to every room.

@@ -23,7 +23,7 @@ from ocr_phases.cli import main
 from ocr_phases.measure.inputs.packing import make_views
 from ocr_phases.measure.inputs.type_size import type_height, type_warning
 from ocr_phases.presets import PRESETS
-from ocr_phases.settings import check_settings
+from ocr_phases.settings import RunSettings
 from ocr_phases.show import html
 from ocr_phases.show.explorer import panes
 from ocr_phases.show.explorer.form import Form
@@ -181,7 +181,7 @@ def test_tiny_takes_the_preset_that_fits(tiny_session: DeepSeekOCRSession) -> No
     assert chosen(None, page, text_page(17.0, (800, 1_000))) == ("large", "auto")  # one preset for a batch
     assert chosen("tiny", page) == ("tiny", "asked")
     assert chosen(None, Image.new("RGB", (300, 300), "white")) == ("small", "default")
-    check_settings({"preset": "auto"})
+    RunSettings(preset="auto")
     with pytest.raises(OcrPhasesError, match="huge"):
         tiny_session.run_inference(page, preset="huge", **QUICK)
 
@@ -239,9 +239,9 @@ def test_the_explorer_warns_before_run_is_pressed(tmp_path: Path) -> None:
     text_page(17.0, (800, 1_000)).save(page)
     form = Form(page, "tiny", lambda handler: handler, widgets.HTML())
     assert form.warning.value == ""  # what fits is taken
-    form.preset.value = "small"
+    form.fields["preset"].value = "small"
     assert "in the view of small" in form.warning.value
-    form.model.known.value = "dummy"
+    form.fields["model"].known.value = "dummy"
     assert form.warning.value == ""
 
 

@@ -281,7 +281,7 @@ def test_the_published_infer_by_name(session):
         assert run.result["ids"] == whole.result["ids"]
         assert (run.request["autocast"], run.request["infer"]) == (True, whole.request["infer"])
     for wrong, message in (
-        ({"infer": "vendor"}, "no infer 'vendor': use published or published-eval, or a mapping"),
+        ({"infer": "vendor"}, "no infer 'vendor': use published or published-eval"),
         ({"infer": "published", "autocast": False}, "drop autocast=False, or the name"),
         ({"infer": "published", "strategy": "compiled"}, "runs only eagerly"),
     ):

@@ -11,10 +11,12 @@ import torch
 import transformers
 from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError
+from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases.cli import main
 from ocr_phases.measure.models.folders import transformers_version
 from ocr_phases.measure.models.remote import choose_attention
 
+PAGE = Path(__file__).parents[1] / "data" / "pages" / "slide.png"
 pytestmark = pytest.mark.usefixtures("remote_code")
 
 
@@ -216,3 +218,17 @@ def test_weights_that_do_not_fit_are_refused(standin, tmp_path):
 @pytest.mark.skipif(transformers_version() >= (5, 20), reason="here the native class is there")
 def test_native_is_refused_in_a_sentence_with_old_transformers():
     refuse("native model needs transformers >= 5.20, here is 4.46.3: upgrade", "tiny")
+
+
+def test_the_command_line_measures_the_vendor_s_class_and_warns_once(standin, tmp_path, capsys):
+    page, quick = str(PAGE), ["--max-new-tokens", "3", "--warmup", "0", "--no-ceilings", "--device", "cpu"]
+    command = ["verify", page, "--model", str(standin), "--implementation", "vendor", *quick]
+    assert main(command) == 2
+    assert "--trust-remote-code" in capsys.readouterr().err
+    target = tmp_path / "run.json"
+    assert main([*command, "--trust-remote-code", "--save", str(target)]) in (0, 1)
+    assert capsys.readouterr().err.count("Warning: this runs the Python files of") == 1
+    assert PhaseRun.load(target).model["implementation"] == "vendor"
+    again = ["profile", "--from", str(target), "--save", str(tmp_path / "again.json"), "--no-ceilings"]
+    assert main(again) == 2
+    assert main([*again, "--trust-remote-code"]) == 0

@@ -19,6 +19,7 @@ from ocr_phases.batch.child import Child
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import LARGEST_FILE, PAGED_SUFFIXES, split_page
 from ocr_phases.page_formats import PAGE_SUFFIXES
+from ocr_phases.settings import setting_from_text
 
 LIST_SUFFIXES = (".csv", ".jsonl")
 
@@ -30,10 +31,6 @@ _COUNT_SECONDS = 60.0  # for the pages of one file
 
 _Identity = tuple[int, int]  # device and inode
 _PagesOf = Callable[[str, Path, Mapping[str, Any]], Iterator["Page"]]
-
-_INTEGERS = ("max_new_tokens", "repeats", "warmup", "seed", "eos_check_every")
-_SWITCHES = ("embed_page", "ceilings")
-_WORDS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -232,17 +229,12 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _setting(where: str, name: str, value: Any) -> Any:
     """A value of a list in the setting's own type."""
-    text = str(value).strip()
-    if name in _INTEGERS:
-        try:
-            return int(text)
-        except ValueError as error:
-            raise OcrPhasesError(f"{where}: {name} is {text!r}, it must be a whole number.") from error
-    if name in _SWITCHES:
-        if text.lower() not in _WORDS:
-            raise OcrPhasesError(f"{where}: {name} is {text!r}, it must be true or false.")
-        return _WORDS[text.lower()]
-    return text
+    if isinstance(value, dict):  # infer, in JSON
+        return value
+    try:
+        return setting_from_text(name, str(value).strip())
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"{where}: {error}") from error
 
 
 def _pages_of(counter: Child, name: str, path: Path, settings: Mapping[str, Any]) -> Iterator[Page]:

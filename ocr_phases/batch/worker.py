@@ -28,6 +28,7 @@ from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOf
 from ocr_phases.files import TemporaryFolder, split_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
+from ocr_phases.settings import ModelSettings, names
 
 Request = Mapping[str, Any]
 Handler = Callable[[Request, Callable[[], None]], Outcome]
@@ -81,19 +82,14 @@ def serve(handler: Handler) -> None:
 def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     """Measure one page with the warm model and save its record."""
     job, folder = _job_and_folder(request)
-    settings = dict(job.settings)
     with _failing_as("model"):
         from ocr_phases.measure.kept_session import warm_session
 
-        session = warm_session(
-            settings.pop("model"),
-            device=settings.pop("device"),
-            dtype=settings.pop("dtype"),
-            revision=settings.pop("revision", None),
-        )
+        session = warm_session(**_of_model(job))
     ready()
+    run_settings = {name: value for name, value in job.settings.items() if name not in names(ModelSettings)}
     try:
-        run = session.run_inference(job.source, **settings)
+        run = session.run_inference(job.source, **run_settings)
     except OcrPhasesError as error:
         raise _refused(job, error) from error
     _check_unchanged(job, run)
@@ -132,11 +128,10 @@ class Notebooks:
         from ocr_phases.report.render import report_page
 
         job, folder = _job_and_folder(request)
-        options = {name: job.settings.get(name) for name in ("device", "dtype", "revision")}
         try:
             self.measuring.run(
                 "from ocr_phases.measure.kept_session import warm_session\n"
-                f"warm_session({job.settings['model']!r}, **{options!r})"
+                f"warm_session(**{_of_model(job)!r})"
             )
         except KernelLost as error:
             raise Refused("died", str(error)) from error
@@ -206,6 +201,10 @@ def _job_and_folder(request: Request) -> tuple[Job, Path]:
         )
         raise Refused("versions", f"This worker has {different}: start it in the driver's environment.")
     return job, Path(request["folder"])
+
+
+def _of_model(job: Job) -> dict[str, Any]:
+    return {name: value for name, value in job.settings.items() if name in names(ModelSettings)}
 
 
 @contextlib.contextmanager

@@ -6,20 +6,19 @@ import gc
 from typing import Any
 
 from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.settings import ModelSettings
 
-_kept: dict[tuple[Any, ...], DeepSeekOCRSession] = {}
+_kept: dict[ModelSettings, DeepSeekOCRSession] = {}
 
 
-def warm_session(
-    model: str = "tiny", *, device: str = "auto", dtype: str | None = None, revision: str | None = None
-) -> DeepSeekOCRSession:
-    """The session that was last loaded with these very options, else a new one in its place.
+def warm_session(**settings: Any) -> DeepSeekOCRSession:
+    """The session last loaded with these very ``settings`` (`ModelSettings`), else a new one.
 
     One is kept, so that a device never holds two models. Raises as `DeepSeekOCRSession.load` does.
     """
-    key = (model, device, dtype, revision)
+    key = ModelSettings(**settings)
     if key not in _kept:
         _kept.clear()
         gc.collect()  # a model has cycles, and the next one may need its memory
-        _kept[key] = DeepSeekOCRSession.load(model, device=device, dtype=dtype, revision=revision)
+        _kept[key] = DeepSeekOCRSession.load(**vars(key))
     return _kept[key]

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 from ocr_phases.measure.inputs.images import load_page
-from ocr_phases.measure.inputs.request import Page, Request
+from ocr_phases.measure.inputs.request import Page
 from ocr_phases.measure.session import DeepSeekOCRSession
 from ocr_phases.presets import PROMPTS
 from ocr_phases.record import PhaseRun, describe_page
-
-#: What a record may ask for: settings of a measurement, none of the files and callbacks beside them.
-SETTINGS = {item.name for item in fields(Request)} & set(
-    inspect.signature(DeepSeekOCRSession.run_inference).parameters
-) - {"prompt"}
+from ocr_phases.settings import REQUEST_SETTINGS
 
 
 def repeat_run(
@@ -40,7 +35,8 @@ def repeat_run(
     """
     pages = recorded_pages(record, page)
     session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
-    settings = {name: value for name, value in record.request.items() if name in SETTINGS}
+    asked = record.request
+    settings = {name: asked[name] for name in REQUEST_SETTINGS if name in asked and name != "prompt"}
     prompts = record.request["prompts"]
     if record.request["prompt"] in PROMPTS:
         settings.pop("grounding", None)  # records of early versions say False of presets that ask for boxes

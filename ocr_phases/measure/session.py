@@ -17,7 +17,7 @@ from torch import Tensor
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.measure.collectors.conditions import Conditions
-from ocr_phases.measure.collectors.kernel_profile import KERNEL_STEPS, check_kernels, kernel_view
+from ocr_phases.measure.collectors.kernel_profile import check_kernels, kernel_view
 from ocr_phases.measure.collectors.live_checks import Witness, input_verdicts
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
 from ocr_phases.measure.collectors.run import Run
@@ -50,7 +50,7 @@ from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline
 from ocr_phases.presets import GROUNDING_TAG, get_preset
 from ocr_phases.record import PhaseRun
-from ocr_phases.settings import resolve_infer
+from ocr_phases.settings import ModelSettings, RunSettings, keywords_of, resolve_infer
 
 
 class DeepSeekOCRSession:
@@ -72,57 +72,28 @@ class DeepSeekOCRSession:
     # -- loading ----------------------------------------------------------------------------------
 
     @classmethod
-    def load(
-        cls,
-        model: str = "tiny",
-        *,
-        device: str = "auto",
-        dtype: str | torch.dtype | None = None,
-        revision: str | None = None,
-        implementation: str = "native",
-        trust_remote_code: bool = False,
-        attention: str | None = None,
-        cuda_calls: str = "refuse",
-    ) -> DeepSeekOCRSession:
+    @keywords_of(ModelSettings)
+    def load(cls, model: str = "tiny", **settings: Any) -> DeepSeekOCRSession:
         """Load ``tiny``, ``dummy`` (random full-size weights), a checkpoint folder or a hub id.
 
-        ``device`` is auto, cpu or cuda; ``dtype`` float32, bfloat16 or float16, by default bfloat16 on CUDA
-        and float32 on the CPU. ``revision`` pins a hub id. ``implementation="vendor"`` runs
-        the class in the checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a
-        full commit hash as ``revision``; for it alone, ``attention`` is eager, sdpa (where the class has it)
-        or flash_attention_2, and ``cuda_calls="ignore"`` runs on a CPU code that calls ``.cuda()`` in its
-        forward (docs/vendor.md). Raises `OcrPhasesError` for what cannot be had.
+        ``settings`` are those of `ModelSettings`; ``dtype`` may be a ``torch.dtype``, and is by default
+        bfloat16 on CUDA and float32 on the CPU. ``implementation="vendor"`` runs the class in the
+        checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a full commit hash
+        as ``revision`` (docs/vendor.md). Raises `OcrPhasesError` for what cannot be had.
         """
-        return cls._load(
-            model,
-            device,
-            dtype,
-            revision=revision,
-            implementation=implementation,
-            trust_remote_code=trust_remote_code,
-            attention=attention,
-            cuda_calls=cuda_calls,
-        )
+        return cls._load(ModelSettings(model=model, **settings))
 
     @classmethod
-    def from_local(
-        cls,
-        folder: str | Path,
-        *,
-        device: str = "auto",
-        dtype: str | torch.dtype | None = None,
-        **options: Any,
-    ) -> DeepSeekOCRSession:
-        """Load a checkpoint folder, and nothing but a folder; the options are those of `load`."""
-        return cls._load(str(folder), device, dtype, local_only=True, **options)
+    def from_local(cls, folder: str | Path, **settings: Any) -> DeepSeekOCRSession:
+        """Load a checkpoint folder, and nothing but a folder; ``settings`` as in `load`."""
+        return cls._load(ModelSettings(model=str(folder), **settings), local_only=True)
 
     @classmethod
-    def _load(
-        cls, model: str, device: str, dtype: str | torch.dtype | None, **options: Any
-    ) -> DeepSeekOCRSession:
-        device = resolve_device(device)
-        torch_dtype = resolve_dtype(dtype, device)
-        return cls(load_checkpoint(model, device=device, dtype=torch_dtype, **options), device, torch_dtype)
+    def _load(cls, asked: ModelSettings, **options: Any) -> DeepSeekOCRSession:
+        device = resolve_device(asked.device)
+        dtype = resolve_dtype(asked.dtype, device)
+        options |= {**vars(asked), "device": device, "dtype": dtype}
+        return cls(load_checkpoint(options.pop("model"), **options), device, dtype)
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -162,90 +133,36 @@ class DeepSeekOCRSession:
 
     # -- the measurement --------------------------------------------------------------------------
 
+    @keywords_of(RunSettings)
     def run_inference(
         self,
         page: Page | Sequence[Page],
         prompt: str | Sequence[str] = "markdown",
         *,
-        preset: str | None = None,
-        max_new_tokens: int = 512,
-        infer: dict[str, Any] | str | None = None,
-        grounding: bool | None = None,
-        return_text: bool = True,
-        ignore_eos: bool | None = None,
-        eos_check_every: int | None = None,
-        first_token: str = "prefill",
-        repeats: int = 3,
-        warmup: int = 1,
-        seed: int = 0,
-        strategy: str = "eager",
-        vision: str = "eager",
-        exact_mask: bool = False,
-        autocast: bool | None = None,
-        embed_page: bool = True,
-        generate: bool = False,
-        verify: bool = False,
-        ceilings: bool = True,
-        kernels: bool = False,
-        kernel_steps: int = KERNEL_STEPS,
-        kernel_trace: str | Path | None = None,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
     ) -> PhaseRun:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
 
-        Each run prepares the page, prefills and decodes up to ``max_new_tokens`` (the prefill's token
-        counted) from the same inputs and seed. ``preset`` None or "auto" is the model's own, for ``tiny`` the
-        one that fits the page's type. ``infer`` sets sampling (`SamplingSettings`; temperature 0 is
-        greedy, and is the default); ``infer="published"`` and ``"published-eval"`` decode as the published
-        ``infer()`` does, under ``autocast`` (`resolve_infer`). ``grounding`` says whether ``<|grounding|>``
-        goes before a prompt of your own (it does by default). ``generate=True`` times ``model.generate()`` in
-        place of the two phases.
-        ``strategy`` is how a decode step runs: eager, cuda_graph (captured over a static cache) or compiled;
-        ``vision="compiled"`` compiles SAM and CLIP. What making them ready takes is recorded apart, and kept
-        for later runs of the same shapes. The end token is looked for every ``eos_check_every`` steps (by
-        default every step in eager, every 16th else) and the surplus is cut.
-        ``ignore_eos`` defaults to the model's own (True for dummy). ``embed_page=False`` keeps the page out
-        of the record, ``return_text=False`` the text. ``verify=True`` runs ``model.generate()`` once at the
-        end and compares the tokens (the ``parity`` check). ``ceilings=False`` leaves out what the device can
-        do at its best (`hardware_ceilings`), taken after a session's first measurement. ``kernels=True``
-        (CUDA) runs the request once more, after everything timed, under torch.profiler with at most
-        ``kernel_steps`` decode steps: what the kernels of each stage did (`ocr_phases.analyse.kernels`);
-        ``kernel_trace`` is a file for its Chrome trace (.json.gz). ``on_tokens(repeat, new ids a row)`` is
-        called after the prefill and while decoding (repeat -1 is warm-up), ``progress(runs done, runs in
-        all)`` before the first run, when all is set up, and after each. Either may raise `Stopped`: the
-        record is then of the repeats finished by then.
+        ``settings`` are those of `RunSettings`. Each run prepares the page, prefills and decodes up to
+        ``max_new_tokens`` (the prefill's token counted) from the same inputs and seed. Preparing a strategy
+        is timed separately, and kept for later runs of the same shapes. The end token is looked for every
+        ``eos_check_every`` steps and the surplus is cut. ``verify``, ``ceilings`` (`hardware_ceilings`) and
+        ``kernels`` (`ocr_phases.analyse.kernels`) run after everything that is timed.
+        ``on_tokens(repeat, new ids a row)`` is called after the prefill and while decoding (repeat -1 is
+        warm-up), ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
+        each. Either may raise `Stopped`: the record is then of the repeats finished by then.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, and
         `Stopped` where that came before the end of the first repeat.
         """
-        rows, prompts = make_rows(page, prompt, grounding)
-        settings, autocast = resolve_infer(infer, autocast)
-        request = Request(
-            pages=rows,
-            prompt=prompt if isinstance(prompt, str) else prompts[0],
-            prompts=prompts,
-            **self._choose_preset(preset, rows),
-            max_new_tokens=max_new_tokens,
-            infer=settings,
-            grounding=any(GROUNDING_TAG in text for text in prompts) if grounding is None else grounding,
-            return_text=return_text,
-            ignore_eos=self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
-            eos_check_every=eos_interval(strategy) if eos_check_every is None else eos_check_every,
-            first_token=first_token,
-            repeats=repeats,
-            warmup=warmup,
-            seed=seed,
-            strategy=strategy,
-            vision=vision,
-            exact_mask=exact_mask,
-            autocast=autocast,
-            embed_page=embed_page,
-            generate=generate,
-            verify=verify,
-        )
-        if kernels:
-            check_kernels(self.device, steps=kernel_steps, generate=generate, trace=kernel_trace)
+        asked = RunSettings(prompt=prompt, **settings)
+        request = self._request(page, asked)
+        strategy, vision, generate = request.strategy, request.vision, request.generate
+        warmup, repeats, autocast = request.warmup, request.repeats, request.autocast
+        if request.kernels:
+            check_kernels(self.device, generate=generate, trace=request.kernel_trace)
         check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
         runs: list[Run] = []
         parity = view = None
@@ -263,9 +180,9 @@ class DeepSeekOCRSession:
                         runs.append(run)
                     if progress is not None:
                         progress(number + warmup + 1, warmup + repeats)
-                if verify and not generate:
+                if request.verify and not generate:
                     parity = self._compare_with_generate(request, runs[0].ids)
-                if kernels:
+                if request.kernels:
                     once = partial(
                         self._run_once,
                         setup=setup,
@@ -273,16 +190,33 @@ class DeepSeekOCRSession:
                         memory=PeakMemory(self.device),
                         on_tokens=None,
                     )
-                    view = kernel_view(once, request, self.device, steps=kernel_steps, trace=kernel_trace)
+                    view = kernel_view(once, request, self.device)
             except Stopped:
                 if not runs:
                     raise
                 request = replace(request, repeats=len(runs))
         record = make_record(self, request, runs, memory.source, parity, setup.described(), view)
         record.device["conditions"] = conditions.described()
-        if ceilings:
+        if request.ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
         return record
+
+    def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> Request:
+        """What was asked for with every default filled in."""
+        rows, prompts = make_rows(page, asked.prompt, asked.grounding)
+        infer, autocast = resolve_infer(asked.infer, asked.autocast)
+        every, ignore_eos, grounding = asked.eos_check_every, asked.ignore_eos, asked.grounding
+        resolved = {
+            **vars(asked),
+            "prompt": asked.prompt if isinstance(asked.prompt, str) else prompts[0],
+            "infer": infer,
+            "autocast": autocast,
+            "grounding": any(GROUNDING_TAG in text for text in prompts) if grounding is None else grounding,
+            "ignore_eos": self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
+            "eos_check_every": eos_interval(asked.strategy) if every is None else every,
+            **self._choose_preset(asked.preset, rows),
+        }
+        return Request(pages=rows, prompts=prompts, **resolved)
 
     def _set_up(self, request: Request) -> Setup:
         """What the request's strategies need, made before anything is measured."""

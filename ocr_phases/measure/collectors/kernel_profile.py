@@ -25,42 +25,31 @@ from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.collectors.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.measure.inputs.request import Request
 
-#: Decode steps that are profiled unless asked otherwise: enough for shares, and a trace of a few megabytes.
-KERNEL_STEPS = 32
 
-
-def check_kernels(device: str, *, steps: int, generate: bool, trace: str | Path | None) -> None:
+def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> None:
     """Whether a kernel view can be taken and its trace be kept; `OcrPhasesError` where not."""
     if torch.device(device).type != "cuda":
         raise OcrPhasesError(
             f"The kernel view shows the kernels of a CUDA device, and this runs on {device}: "
-            "leave kernels (--kernels) out here, or measure with device='cuda' (--device cuda)."
+            "drop kernels=True, or measure with device='cuda'."
         )
     if generate:
         raise OcrPhasesError("The kernel view needs the two phases: drop generate=True or kernels=True.")
-    if steps < 1:
-        raise OcrPhasesError(f"kernel_steps is {steps}: it must be at least 1.")
     if trace is not None:
         output_file(trace)
 
 
-def kernel_view(
-    run_once: Callable[[Request], Run],
-    request: Request,
-    device: str,
-    *,
-    steps: int = KERNEL_STEPS,
-    trace: str | Path | None = None,
-) -> dict[str, Any]:
-    """Run ``request`` once more under the profiler, with at most ``steps`` steps: the record's ``kernels``.
+def kernel_view(run_once: Callable[[Request], Run], request: Request, device: str) -> dict[str, Any]:
+    """Run ``request`` once more under the profiler: the record's ``kernels``.
 
-    The tables of `reduce_trace` and the profiler's name. ``trace`` is a file for the Chrome trace
-    (``.json.gz``, for https://ui.perfetto.dev). What goes wrong here is kept as a sentence under ``error``:
-    it must not cost what has been measured before.
+    The tables of `reduce_trace` and the profiler's name. At most ``kernel_steps`` decode steps run, which is
+    enough for shares; ``kernel_trace`` is the file for the Chrome trace (``.json.gz``, for
+    https://ui.perfetto.dev). What goes wrong here is kept as a sentence under ``error``: it must not cost
+    what has been measured before.
     """
     tool = {"tool": f"torch.profiler {torch.__version__}"}
     try:
-        profiler, spans = profiled_run(run_once, request, device, steps)
+        profiler, spans = profiled_run(run_once, request, device)
         chrome = chrome_trace(profiler)
         tables = reduce_trace(chrome, spans)
         if device.startswith("cuda") and not any(tables["stages"]["kernels"]):
@@ -68,20 +57,21 @@ def kernel_view(
                 "The profiler saw no kernel: another profiler may hold the device, or this user may not read "
                 "its counters."
             )
-        if trace is not None:
-            write_atomic(trace, gzip.compress(json.dumps(chrome).encode(), compresslevel=6))
+        if request.kernel_trace is not None:
+            write_atomic(request.kernel_trace, gzip.compress(json.dumps(chrome).encode(), compresslevel=6))
     except (OcrPhasesError, RuntimeError) as error:  # RuntimeError: the profiler's, or out of memory
         return {**tool, "error": str(error).splitlines()[0]}
     return {**tool, **tables}
 
 
 def profiled_run(
-    run_once: Callable[[Request], Run], request: Request, device: str, steps: int
+    run_once: Callable[[Request], Run], request: Request, device: str
 ) -> tuple[profile, list[Identity]]:
-    """One run of ``request`` with at most ``steps`` decode steps: the profiler and the run's spans by start.
+    """One run of at most ``kernel_steps`` decode steps: the profiler and the run's spans by start.
 
     A run of the same shapes goes before it without the profiler, as before every timed one.
     """
+    steps = request.kernel_steps
     tokens = steps if request.first_token == "redecode" else steps + 1
     short = replace(request, max_new_tokens=min(request.max_new_tokens, tokens))
     activities = [ProfilerActivity.CPU]

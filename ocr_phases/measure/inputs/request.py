@@ -14,16 +14,16 @@ from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.type_size import type_height
 from ocr_phases.presets import AUTO, PRESETS, get_preset, resolve_prompt
-from ocr_phases.settings import SamplingSettings, check_settings, check_text
+from ocr_phases.settings import REQUEST_SETTINGS, RunSettings, SamplingSettings, check_text
 from ocr_phases.type_fit import fitting_preset
 from ocr_phases.words import count_text
 
 Page = str | Path | bytes | Image.Image
 
 
-@dataclass(frozen=True)
-class Request:
-    """What `DeepSeekOCRSession.run_inference` was asked to do; its docstring says what each setting means.
+@dataclass(frozen=True, kw_only=True)
+class Request(RunSettings):
+    """What `DeepSeekOCRSession.run_inference` was asked to do, with every default filled in.
 
     ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row, ``type_px`` the estimated
     size of each page's type in its own pixels (none where nobody asked).
@@ -33,39 +33,24 @@ class Request:
     prompt: str
     prompts: list[str]
     preset: str
-    max_new_tokens: int
+    preset_choice: str
+    type_px: tuple[float | None, ...] = ()
     infer: SamplingSettings
     grounding: bool
-    return_text: bool
     ignore_eos: bool
     eos_check_every: int
-    first_token: str
-    repeats: int
-    warmup: int
-    seed: int
-    strategy: str
-    exact_mask: bool
     autocast: bool
-    embed_page: bool
-    generate: bool
-    verify: bool = False
-    vision: str = "eager"
-    preset_choice: str = "asked"
-    type_px: tuple[float | None, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_settings(vars(self))
-        if self.generate and self.first_token == "redecode":
-            raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
-        if self.generate and self.strategy != "eager":
-            raise OcrPhasesError(
-                f"generate() decodes in its own way: drop it, or strategy={self.strategy!r}."
-            )
 
     def described(self) -> dict[str, Any]:
         """The settings as plain JSON values, without the pages."""
-        values = {name: value for name, value in vars(self).items() if name != "pages"}
-        return {**values, "infer": asdict(self.infer), "type_px": list(self.type_px)}
+        asked = {name: getattr(self, name) for name in REQUEST_SETTINGS}
+        return {
+            **asked,
+            "infer": asdict(self.infer),
+            "prompts": self.prompts,
+            "preset_choice": self.preset_choice,
+            "type_px": list(self.type_px),
+        }
 
 
 def make_rows(

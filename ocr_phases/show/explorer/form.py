@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.page_formats import PAGE_SUFFIXES
 from ocr_phases.presets import PRESETS, PROMPTS
+from ocr_phases.settings import Settings, help_text, kind
 from ocr_phases.show.html import image_html, note_html
-from ocr_phases.strategies import STRATEGIES, VISIONS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,21 +24,28 @@ _OTHER = ""  # of no known name; a value of None would leave the list blank
 _MOST = 1_000_000
 
 
+#: Settings with no field: the panel looks for the end token after every step, a record without phases or text
+#: has little to show, remote code is asked for by name in code, and a trace is a file.
+LEFT_OUT = (
+    *("eos_check_every", "generate", "return_text", "kernel_trace", "kernel_steps"),
+    *("implementation", "trust_remote_code", "attention", "cuda_calls"),
+)
+#: Fields that are always in sight; the others are under "More settings".
+_IN_SIGHT = (
+    *("model", "preset", "prompt", "device", "strategy", "vision"),
+    *("max_new_tokens", "repeats", "warmup"),
+)
+_LABELS = {"strategy": "Decode strategy", "vision": "Vision strategy", "warmup": "Warm-up runs"}
+_LABELS |= {"infer": "Sampling (infer)", "ignore_eos": "Ignore end token", "dtype": "Data type"}
+
+
 @dataclass(frozen=True)
-class Settings:
-    """One measurement as asked for; ``page`` as `run_inference` takes it, ``page_name`` of an upload."""
+class Asked:
+    """A page as `run_inference` takes it, the name of an upload, and how to measure it."""
 
     page: str | bytes
     page_name: str | None
-    model: str
-    device: str
-    preset: str | None
-    prompt: str
-    max_new_tokens: int
-    repeats: int
-    warmup: int
-    strategy: str
-    vision: str
+    settings: Settings
 
 
 class Choice(widgets.VBox):
@@ -158,7 +165,7 @@ class PageChooser(widgets.VBox):
 
 
 class Form(widgets.HBox):
-    """All settings, with the widget ``below`` under them; `settings` reads them as they stand."""
+    """All settings, with the widget ``below`` under them; `asked` reads them as they stand."""
 
     def __init__(
         self,
@@ -170,47 +177,23 @@ class Form(widgets.HBox):
         self.page = PageChooser(page, guarded)
         self.warning = widgets.HTML()
         self.warning.add_class("opx-type")
-        self.model = Choice(
-            "Model",
-            {"tiny": "tiny (built in)", "dummy": "dummy (full size, random weights)"},
-            model,
-            "a checkpoint folder or hub id",
-        )
-        self.device = Choice(
-            "Device", {"auto": "auto", "cpu": "cpu", "cuda": "cuda"}, "auto", "cuda:1, for example"
-        )
-        self.preset = widgets.Dropdown(
-            description="Preset", options=[("the model's own", ""), *((name, name) for name in PRESETS)]
-        )
-        self.prompt = Choice(
-            "Prompt",
-            {name: name for name in PROMPTS if name != "locate"},  # which wants words of the user's own
-            "markdown",
-            "your words, or locate:words",
-        )
-        self.strategy = widgets.Dropdown(description="Decode strategy", options=STRATEGIES)
-        self.vision = widgets.Dropdown(description="Vision strategy", options=VISIONS)
-        self.tokens = self._number("Max new tokens", 1, 512)
-        self.repeats = self._number("Repeats", 1, 3)
-        self.warmup = self._number("Warm-up runs", 0, 1)
-        fields = [
-            self.model,
-            self.preset,
-            self.prompt,
-            self.device,
-            self.strategy,
-            self.vision,
-            self.tokens,
-            self.repeats,
-            self.warmup,
-        ]
-        grid = widgets.Box(fields)
-        grid.add_class("opx-fields")
-        right = widgets.VBox([grid, self.warning, below])
+        self.fields: dict[str, Any] = {
+            setting.name: _field(setting, model)
+            for setting in fields(Settings)
+            if setting.name not in LEFT_OUT
+        }
+        grid = widgets.Box([self.fields[name] for name in _IN_SIGHT])
+        more = widgets.Box([field for name, field in self.fields.items() if name not in _IN_SIGHT])
+        for box in (grid, more):
+            box.add_class("opx-fields")
+        others = widgets.Accordion([more], titles=("More settings",))
+        others.add_class("opx-more")
+        right = widgets.VBox([grid, others, self.warning, below])
         right.add_class("opx-settings")
         super().__init__([self.page, right])
         self.add_class("opx-form")
-        for widget in (self.page.thumbnail, self.model.known, self.model.own, self.preset):
+        model_field = self.fields["model"]
+        for widget in (self.page.thumbnail, model_field.known, model_field.own, self.fields["preset"]):
             widget.observe(self._look_at_type, "value")
         self._look_at_type()
 
@@ -219,30 +202,51 @@ class Form(widgets.HBox):
         from ocr_phases.measure.inputs.type_size import type_warning  # of the measuring half: only now
 
         image = self.page.image
-        warning = "" if image is None else type_warning(image, self.model.value, self.preset.value or None)
+        warning = (
+            ""
+            if image is None
+            else type_warning(image, self.fields["model"].value, self.fields["preset"].value or None)
+        )
         self.warning.value = note_html(warning) if warning else ""
 
-    def settings(self) -> Settings:
-        """What is set; `OcrPhasesError` where something is missing."""
+    def asked(self) -> Asked:
+        """What is set; `OcrPhasesError` where something is missing or wrong."""
         page, name = self.page.page()
-        for what, value in (("model", self.model.value), ("device", self.device.value)):
-            if not value:
+        for what in ("model", "device"):
+            if not self.fields[what].value:
                 raise OcrPhasesError(f"No {what} was named: type one, or choose one of the list.")
-        return Settings(
-            page=page,
-            page_name=name,
-            model=self.model.value,
-            device=self.device.value,
-            preset=self.preset.value or None,
-            prompt=self.prompt.value,
-            max_new_tokens=self.tokens.value,
-            repeats=self.repeats.value,
-            warmup=self.warmup.value,
-            strategy=self.strategy.value,
-            vision=self.vision.value,
-        )
+        defaults = vars(Settings())
+        values = {name: field.value for name, field in self.fields.items()}
+        # An empty field is a setting left to the model or the device.
+        given = {name: value for name, value in values.items() if value != "" or defaults[name] is not None}
+        return Asked(page, name, Settings(**given))
 
-    def _number(self, description: str, least: int, value: int) -> widgets.BoundedIntText:
-        field = widgets.BoundedIntText(value=value, min=least, max=_MOST, description=description)
-        field.add_class(f"opx-{description.split()[-1].lower()}")
+
+def _field(setting: Field[Any], model: str) -> widgets.Widget:
+    """The widget of one setting, from its type and choices."""
+    label = _LABELS.get(setting.name, setting.name.replace("_", " ").capitalize())
+    common = {"description": label, "tooltip": help_text(setting)}
+    if setting.name == "model":
+        known = {"tiny": "tiny (built in)", "dummy": "dummy (full size, random weights)"}
+        return Choice(label, known, model, "a checkpoint folder or hub id")
+    if setting.name == "device":
+        return Choice(label, {name: name for name in ("auto", "cpu", "cuda")}, "auto", "cuda:1, for example")
+    if setting.name == "prompt":
+        known = {name: name for name in PROMPTS if name != "locate"}  # which wants words of the user's own
+        return Choice(label, known, "markdown", "your words, or locate:words")
+    choices = [(name, name) for name in setting.metadata.get("choices", ())]
+    if setting.name == "preset":
+        choices = [(name, name) for name in PRESETS]
+    if kind(setting) == "bool" and setting.default is None:
+        choices = [("yes", True), ("no", False)]
+    if choices:
+        own = [("the model's own", "")] if setting.default is None else []
+        return widgets.Dropdown(options=[*own, *choices], **common)
+    if kind(setting) == "bool":
+        return widgets.Checkbox(value=setting.default, indent=False, **common)
+    if kind(setting) == "int":
+        least = max(setting.metadata["least"], -_MOST)
+        field = widgets.BoundedIntText(value=setting.default, min=least, max=_MOST, **common)
+        field.add_class(f"opx-{label.split()[-1].lower()}")
         return field
+    return widgets.Text(placeholder=str(setting.metadata["text"]), **common)

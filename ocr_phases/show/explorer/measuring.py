@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.explorer.form import Settings
+from ocr_phases.settings import Settings
+from ocr_phases.show.explorer.form import Asked
 from ocr_phases.show.explorer.live import Live
 
 if TYPE_CHECKING:
@@ -23,51 +24,39 @@ class Measurer:
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ocr_phases")
         self._session: DeepSeekOCRSession | None = None
-        self._loaded: tuple[str, str] | None = None
+        self._loaded: dict[str, Any] | None = None
 
-    def start(self, settings: Settings, live: Live) -> Future[PhaseRun]:
+    def start(self, asked: Asked, live: Live) -> Future[PhaseRun]:
         """Measure in the thread; the future raises what `run_inference` and loading raise, `Stopped` too."""
-        return self._worker.submit(self._measure, settings, live)
+        return self._worker.submit(self._measure, asked, live)
 
-    def _measure(self, settings: Settings, live: Live) -> PhaseRun:
-        session = self._session_for(settings, live)
+    def _measure(self, asked: Asked, live: Live) -> PhaseRun:
+        session = self._session_for(asked.settings, live)
         from ocr_phases.measure.recorder import TokenReader
 
         def progress(done: int, total: int) -> None:
             live.reader(TokenReader(session.tokenizer).read)  # no half character of the run before
             live.progress(done, total)
 
-        live.doing(set_up_text(settings))
-        run = session.run_inference(
-            settings.page,
-            settings.prompt,
-            preset=settings.preset,
-            max_new_tokens=settings.max_new_tokens,
-            repeats=settings.repeats,
-            warmup=settings.warmup,
-            strategy=settings.strategy,
-            vision=settings.vision,
-            eos_check_every=1,  # every token is shown, and Stop heard, as it is written
-            on_tokens=live.on_tokens,
-            progress=progress,
-        )
-        if settings.page_name is None:
+        live.doing(set_up_text(asked.settings))
+        # Every token is shown, and Stop heard, as it is written.
+        options = {**asked.settings.of_run(), "eos_check_every": 1}
+        run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=progress)
+        if asked.page_name is None:
             return run
         # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its number).
-        pages = [
-            {**page, "file": settings.page_name + page["file"].removeprefix("image")} for page in run.pages
-        ]
+        pages = [{**page, "file": asked.page_name + page["file"].removeprefix("image")} for page in run.pages]
         return replace(run, pages=pages)
 
     def _session_for(self, settings: Settings, live: Live) -> DeepSeekOCRSession:
-        wanted = settings.model, settings.device
+        wanted = settings.of_model()
         if self._session is not None and self._loaded == wanted:
             return self._session
         live.doing(f"loading {settings.model}")
         from ocr_phases.measure.session import DeepSeekOCRSession
 
         self._session = self._loaded = None  # makes room for the next one
-        self._session = DeepSeekOCRSession.load(settings.model, device=settings.device)
+        self._session = DeepSeekOCRSession.load(**wanted)
         self._loaded = wanted
         return self._session
 

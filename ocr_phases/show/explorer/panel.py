@@ -15,7 +15,7 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.show import html
 from ocr_phases.show.explorer import panes
 from ocr_phases.show.explorer.compare_tab import ComparePane
-from ocr_phases.show.explorer.form import Form, Settings
+from ocr_phases.show.explorer.form import Asked, Form
 from ocr_phases.show.explorer.live import REFRESH_S, Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.messages import Messages
@@ -118,20 +118,21 @@ class Explorer(widgets.VBox):
         self._set_busy(True)
         try:
             with self.messages:
-                settings = self.form.settings()
-                run = await self._watched(settings)
+                asked = self.form.asked()
+                run = await self._watched(asked)
                 self.add(run)
-                if len(run.repeats) < settings.repeats:
-                    kept = f"{len(run.repeats)} of {settings.repeats}"
+                if len(run.repeats) < asked.settings.repeats:
+                    kept = f"{len(run.repeats)} of {asked.settings.repeats}"
                     self.messages.say(f"Stopped: the record holds the {kept} repeats that were finished.")
         finally:
             self.live.clear()
             self._set_busy(False)
 
-    async def _watched(self, settings: Settings) -> PhaseRun:
+    async def _watched(self, asked: Asked) -> PhaseRun:
         """Measure, drawing what comes in between; raises what the measurement raises."""
+        settings = asked.settings
         self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup)
-        future = asyncio.wrap_future(self._measurer.start(settings, self.live))
+        future = asyncio.wrap_future(self._measurer.start(asked, self.live))
         while not future.done():
             await asyncio.wait({future}, timeout=REFRESH_S)
             self.live.refresh()

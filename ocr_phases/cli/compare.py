@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ocr_phases.commands.results import add_json_option, rows
+from ocr_phases.cli.options import add_out
+from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
     import pandas as pd
 
+SUMMARY = "compare records, for CI too"
+USAGE = "[options] A.json B.json ..."
 #: The exit code where these repeats cannot tell on which side of --fail-above a record is.
 UNDECIDED = 3
 
 
-def compare(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Compare records with the first one; with --fail-above exit code 1 for a slowdown, 3 for undecided."""
     from ocr_phases.analyse.compare import (
         against_limit,
@@ -78,16 +81,12 @@ def _judged(judged: pd.DataFrame, percent: float) -> int:
     return 1 if "worse" in outcomes else UNDECIDED if "undecided" in outcomes else 0
 
 
-def add_verb(verbs: Any) -> None:
-    """Add ``compare`` to the verbs of the command line."""
-    command = verbs.add_parser("compare", help="compare records, for CI too", description=compare.__doc__)
-    command.set_defaults(verb=compare)
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``compare``."""
     command.add_argument("base", metavar="A.json", help="the record to compare with")
     command.add_argument("records", nargs="+", metavar="B.json", help="one or more others")
-    add_json_option(command)
-    command.add_argument(
-        "--out", type=Path, default=Path("ocr_phases_out"), help="output folder (default: %(default)s)"
-    )
+    add_json(command)
+    add_out(command)
     command.add_argument(
         "--fail-above",
         type=float,

@@ -7,11 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.commands.results import add_json_option, rows
+from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings
+from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.settings import Settings
+
+SUMMARY = "one page over presets, strategies, batch sizes and lengths"
+USAGE = "[options] PAGE | --records DIR"
+#: What every cell shares; the lists say the rest.
+SHARED = ("model", "device", "dtype", "revision", *VENDOR, "prompt", "repeats", "warmup", "seed")
 
 
-def sweep(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Measure what is missing of a sweep, a record a cell, and show all of it as one HTML file.
 
     The exit code is 1 where no cell could be measured.
@@ -57,7 +64,8 @@ def _measure(arguments: argparse.Namespace) -> None:
 
     from ocr_phases.measure.inputs.images import load_page, unnamed_pages
 
-    # A wrong page or a wrong list is told before anything slow starts.
+    # A wrong page, setting or list is refused before anything slow starts.
+    settings = Settings.among({name: getattr(arguments, name) for name in SHARED})
     load_page(arguments.page)
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
@@ -71,7 +79,7 @@ def _measure(arguments: argparse.Namespace) -> None:
         arguments.max_new_tokens,
         arguments.visions,
     )
-    session = DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
+    session = DeepSeekOCRSession.load(**settings.of_model())
     with tqdm(total=len(cells), unit="cell", disable=None, leave=False) as bar:
 
         def on_run(cell: Cell, runs_done: int, runs: int) -> None:
@@ -109,22 +117,16 @@ def numbers(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, such as 1,4,16") from error
 
 
-def add_verb(verbs: Any) -> None:
-    """Add ``sweep`` to the verbs of the command line."""
-    command = verbs.add_parser(
-        "sweep", help="one page over presets, strategies, batch sizes and lengths", description=sweep.__doc__
-    )
-    command.set_defaults(verb=sweep)
-    command.add_argument("page", nargs="?", metavar="PAGE", help="image, file.pdf#3 or file.tif#3")
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``sweep``."""
+    add_page(command)
     command.add_argument(
         "--records", metavar="DIR", help="show the records of this folder instead of measuring"
     )
-    command.add_argument(
-        "--out", type=Path, default=Path("ocr_phases_sweep"), help="output folder (default: %(default)s)"
-    )
+    add_out(command, "ocr_phases_sweep")
     lists: list[tuple[str, Any, str, str]] = [
         ("--presets", names, "tiny,base", "tiny, small, base, large or gundam"),
-        ("--strategies", names, "eager", "how a decode step is executed: eager, cuda_graph, compiled"),
+        ("--strategies", names, "eager", "how a decode step runs: eager, cuda_graph, compiled"),
         ("--visions", names, "eager", "how SAM and CLIP run: eager, compiled"),
         ("--batch", numbers, "1,2", "copies of the page side by side"),
         ("--max-new-tokens", numbers, "32,128", "output lengths; the end token is ignored"),
@@ -133,12 +135,6 @@ def add_verb(verbs: Any) -> None:
         command.add_argument(
             option, type=kind, default=default, metavar="LIST", help=f"{text} (default: %(default)s)"
         )
-    add_json_option(command)
+    add_json(command)
     command.add_argument("--retry-failed", action="store_true", help="measure again what failed before")
-    command.add_argument("--model", default="tiny", help="tiny, dummy, a checkpoint folder or a hub id")
-    command.add_argument("--prompt", default="markdown", help="markdown, ocr, free, ... or your own text")
-    command.add_argument("--repeats", type=int, default=3, metavar="N", help="default: %(default)s")
-    command.add_argument("--warmup", type=int, default=1, metavar="N", help="default: %(default)s")
-    command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    command.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
+    add_settings(command, SHARED)

@@ -6,13 +6,29 @@ import argparse
 import itertools
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ocr_phases.cli.options import settings_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
-from ocr_phases.record import PhaseRun, describe_page
+from ocr_phases.presets import AUTO
+from ocr_phases.settings import REQUEST_SETTINGS, resolve_infer
 
-_SETTINGS = ("prompt", "preset", "max_new_tokens", "seed", "strategy", "vision")
+if TYPE_CHECKING:
+    from ocr_phases.record import PhaseRun
+
+#: Settings that may differ between two records of one measurement.
+_FREE = ("repeats", "warmup", "return_text", "embed_page", "verify", "ignore_eos", "eos_check_every")
+_SETTINGS = [name for name in REQUEST_SETTINGS if name not in _FREE]
+
+
+def add_overwrite(command: argparse.ArgumentParser) -> None:
+    """``--overwrite``."""
+    command.add_argument(
+        "--overwrite", action="store_true", help="--save may replace a record of something else"
+    )
 
 
 def free_name(name: str) -> Path:
@@ -31,6 +47,8 @@ def free_name(name: str) -> Path:
 
 def what_is_lost(arguments: argparse.Namespace, target: Path, then: PhaseRun | None) -> str:
     """What ``target`` holds that is no earlier measurement of the same; empty where nothing is lost."""
+    from ocr_phases.record import PhaseRun
+
     if not target.exists() or not target.stat().st_size:
         return ""
     try:
@@ -44,6 +62,7 @@ def what_is_lost(arguments: argparse.Namespace, target: Path, then: PhaseRun | N
 def _differs_from_asked(there: PhaseRun, arguments: argparse.Namespace) -> str:
     from ocr_phases.measure.inputs.images import load_page
     from ocr_phases.measure.models.checkpoint import resolve_device
+    from ocr_phases.record import describe_page
 
     page = describe_page(*load_page(arguments.page), embed=False)
     if page["sha256"] != there.page["sha256"] or _number(page["file"]) != _number(there.page["file"]):
@@ -54,12 +73,13 @@ def _differs_from_asked(there: PhaseRun, arguments: argparse.Namespace) -> str:
         return "device"
     if arguments.dtype not in (None, there.model["dtype"]):
         return "dtype"
-    for name in _SETTINGS:
-        asked = getattr(arguments, name)
-        left_open = name == "preset" and asked in (None, "auto")
-        if not left_open and asked != there.request.get(name, "eager"):  # early records have no vision
-            return name
-    return ""
+    asked = settings_of(arguments)
+    infer, autocast = resolve_infer(asked.infer, asked.autocast)
+    # None is left open, but for what it stands for whatever the page.
+    wanted = {**vars(asked), "infer": asdict(infer), "autocast": autocast}
+    wanted["preset"] = None if asked.preset == AUTO else asked.preset
+    known = there.request
+    return next((name for name in _SETTINGS if wanted[name] not in (None, known.get(name, wanted[name]))), "")
 
 
 def _differs(there: PhaseRun, then: PhaseRun) -> str:
@@ -67,7 +87,8 @@ def _differs(there: PhaseRun, then: PhaseRun) -> str:
         return "page"
     if there.model["name"] != then.model["name"]:
         return "model"
-    return next((name for name in _SETTINGS if there.request.get(name) != then.request.get(name)), "")
+    known, wanted = there.request, then.request
+    return next((name for name in _SETTINGS if known.get(name) != wanted.get(name, known.get(name))), "")
 
 
 def _number(file: str) -> str:

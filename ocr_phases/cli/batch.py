@@ -1,4 +1,4 @@
-"""The verb ``ocr-phases batch``: its options, its steps and what it says on the way."""
+"""``ocr-phases batch``: many pages, their reports and an index."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ocr_phases.cli.options import BATCH, add_out, add_settings, settings_of
+from ocr_phases.cli.results import add_json
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.words import count_text
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ocr_phases.batch.driver import Counts
     from ocr_phases.batch.manifest import Page
 
+SUMMARY = "many pages, several devices, one index; goes on after a stop"
+USAGE = "[options] PAGES ..."
 RENDER = ("after", "during", "none", "only")
 
 _SHOWN_FAILURES = 10
@@ -26,57 +30,13 @@ _LINE_SECONDS = 0.5  # between two states of the line on a terminal
 _LOG_SECONDS = 30.0  # between two lines in a log
 
 
-def add_batch_options(command: argparse.ArgumentParser) -> None:
-    """What ``batch`` takes beside the measurement's own options."""
-    command.add_argument(
-        "pages", nargs="*", metavar="PAGES", help="files, folders, globs, or a list (.csv, .jsonl) of pages"
-    )
-    command.add_argument(
-        "--out", type=Path, default=Path("ocr_phases_batch"), help="output folder (default: %(default)s)"
-    )
-    command.add_argument(
-        "--render",
-        choices=RENDER,
-        default="after",
-        help="reports from the records afterwards, holding no device (default); within the measurement, "
-        "by papermill in a warm kernel; none; or only those of a batch that was measured",
-    )
-    command.add_argument("--retries", type=int, default=1, metavar="N", help="tries again (default: 1)")
-    command.add_argument(
-        "--timeout", type=float, default=1800.0, metavar="S", help="seconds a page may take (default: 1800)"
-    )
-    command.add_argument(
-        "--workers", type=int, metavar="N", help="on this machine (default: one a GPU, or one)"
-    )
-    command.add_argument(
-        "--scheduler", metavar="ADDRESS", help="use this dask scheduler's workers: tls://HOST:PORT, or tcp://"
-    )
-    for name, what in (("ca", "authority's certificate"), ("cert", "own certificate"), ("key", "own key")):
-        command.add_argument(f"--tls-{name}", metavar="FILE", help=f"{what}, for a scheduler with TLS (PEM)")
-    command.add_argument(
-        "--wait-workers",
-        type=float,
-        metavar="S",
-        help="stop after so many seconds without any worker (default: wait for one)",
-    )
-    command.add_argument(
-        "--render-workers", type=int, default=1, metavar="N", help="processes that render (default: 1)"
-    )
-    command.add_argument(
-        "--no-embed", action="store_true", help="keep the pages themselves out of the records"
-    )
+def run(arguments: argparse.Namespace) -> int:
+    """Measure many pages: a record and a report each, an index and tables; exit code 1 where a page failed.
 
-
-def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int:
-    """Measure all pages, render their reports, write the index; 0 where every page went well, else 1.
-
-    ``settings`` are the measurement's, which a list of pages may override page by page. Raises
-    `OcrPhasesError` where the batch cannot start, not least for a setting that is wrong whatever the page, or
-    where it cannot go on; what is finished then stays, and is in the index.
+    The same command goes on where one was stopped.
     """
     from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
-    from ocr_phases.settings import check_settings
 
     _check(arguments)
     if arguments.render == "only":
@@ -86,9 +46,8 @@ def run_batch(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> int
         arguments.result = {"reports_failed": not_rendered, **_tell_failures(arguments.out)}
         any_failed = _any_failed(arguments.out)
         return 1 if not_rendered or any_failed else 0
-    # What is None is left to the model.
-    check_settings({name: value for name, value in settings.items() if value is not None})
-    settings = {**settings, "embed_page": not arguments.no_embed}
+    asked = vars(settings_of(arguments))
+    settings = {name: asked[name] for name in BATCH}
     total = sum(1 for _ in _found(arguments, settings))
     out = output_folder(arguments.out)
     with only_writer(out), _indexed(out):
@@ -346,3 +305,41 @@ def _duration(seconds: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.1f} days"
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``batch``."""
+    command.add_argument(
+        "pages", nargs="*", metavar="PAGES", help="files, folders, globs, or a list (.csv, .jsonl) of pages"
+    )
+    add_out(command, "ocr_phases_batch")
+    command.add_argument(
+        "--render",
+        choices=RENDER,
+        default="after",
+        help="reports from the records afterwards, holding no device (default); within the measurement, "
+        "by papermill in a warm kernel; none; or only those of a batch that was measured",
+    )
+    command.add_argument("--retries", type=int, default=1, metavar="N", help="tries again (default: 1)")
+    command.add_argument(
+        "--timeout", type=float, default=1800.0, metavar="S", help="seconds a page may take (default: 1800)"
+    )
+    command.add_argument(
+        "--workers", type=int, metavar="N", help="on this machine (default: one a GPU, or one)"
+    )
+    command.add_argument(
+        "--scheduler", metavar="ADDRESS", help="use this dask scheduler's workers: tls://HOST:PORT, or tcp://"
+    )
+    for name, what in (("ca", "authority's certificate"), ("cert", "own certificate"), ("key", "own key")):
+        command.add_argument(f"--tls-{name}", metavar="FILE", help=f"{what}, for a scheduler with TLS (PEM)")
+    command.add_argument(
+        "--wait-workers",
+        type=float,
+        metavar="S",
+        help="stop after so many seconds without any worker (default: wait for one)",
+    )
+    command.add_argument(
+        "--render-workers", type=int, default=1, metavar="N", help="processes that render (default: 1)"
+    )
+    add_json(command)
+    add_settings(command, BATCH)

@@ -20,7 +20,7 @@ _REASONS = {
 }
 
 
-def add_json_option(command: argparse.ArgumentParser) -> None:
+def add_json(command: argparse.ArgumentParser) -> None:
     """``--json``: docs/troubleshooting.md has its keys."""
     command.add_argument(
         "--json", action="store_true", help="one JSON object on stdout; all else goes to stderr"
@@ -29,7 +29,7 @@ def add_json_option(command: argparse.ArgumentParser) -> None:
 
 def as_json(arguments: argparse.Namespace, code: int, reason: str) -> str:
     """The verb's result with its exit code and the reason of it."""
-    verb = arguments.verb.__name__
+    verb = arguments.verb
     reason = reason or _REASONS.get((verb, code), "done")
     return json.dumps({"verb": verb, "exit_code": code, "exit_reason": reason, **arguments.result})
 

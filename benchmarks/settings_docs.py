@@ -1,0 +1,63 @@
+"""Writes what follows from `Settings`: docs/settings.md's table and the notebooks' parameters.
+
+``python -m benchmarks.settings_docs``; a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import nbformat
+
+from ocr_phases.cli.options import EVERY, KERNELS
+from ocr_phases.cli.sweep import SHARED
+from ocr_phases.files import write_atomic
+from ocr_phases.settings import ModelSettings, Settings, help_text, parameter_lines
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
+#: The settings among each notebook's parameters.
+NOTEBOOKS = {
+    "page_report": [*EVERY, *KERNELS],
+    "sweep_report": list(SHARED),
+    "verify": [name for name in EVERY if name not in ("generate", "verify")],
+}
+
+
+def settings_table() -> str:
+    """The table of docs/settings.md, a row a setting."""
+    of_model = {setting.name for setting in fields(ModelSettings)}
+    lines = ["| setting | of | default | |", "| --- | --- | --- | --- |"]
+    for setting in sorted(fields(Settings), key=lambda setting: setting.name not in of_model):
+        call = "load" if setting.name in of_model else "run_inference"
+        text = help_text(setting).replace("|", "\\|")
+        lines.append(f"| `{setting.name}` | `{call}` | `{setting.default}` | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_parameters(source: str, wanted: list[str]) -> str:
+    """A parameters cell with the lines of the settings ``wanted`` as `Settings` has them; others stay."""
+    known = {setting.name for setting in fields(Settings)}
+    own = [line for line in source.splitlines() if line.partition(" = ")[0] not in known]
+    results = next(n for n, line in enumerate(own) if re.match("(trace|record|retry_failed) = ", line))
+    return "\n".join([*own[:results], *parameter_lines(wanted), *own[results:]])
+
+
+def main() -> None:
+    """Rewrite the page and the notebooks in place."""
+    page = ROOT / "docs" / "settings.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    write_atomic(page, f"{before}{BEGIN}{settings_table()}{END}{after}".encode())
+    for name, wanted in NOTEBOOKS.items():
+        path = ROOT / "notebooks" / f"{name}.ipynb"
+        notebook = nbformat.read(path, as_version=4)
+        cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+        cell.source = with_parameters(cell.source, wanted)
+        nbformat.write(notebook, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""``ocr-phases artifacts``: a record's text, crops and boxes as files."""
+
+from __future__ import annotations
+
+import argparse
+
+from ocr_phases.cli.options import add_out
+from ocr_phases.errors import OcrPhasesError
+
+SUMMARY = "write text, crops and boxes from a record"
+USAGE = "[options] RUN.json"
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write what the model read (result.mmd, crops, the page with boxes) from a record."""
+    from ocr_phases.files import output_folder
+    from ocr_phases.record import PhaseRun
+    from ocr_phases.report.artifacts import write_artifacts
+
+    record = PhaseRun.load(arguments.record)
+    if record.text is None:
+        raise OcrPhasesError(f"{arguments.record} keeps no text: measure again with return_text=True.")
+    folder = output_folder(arguments.out)
+    for row, result in enumerate(record.results):
+        # A batch gets a folder a row, with the row's first page.
+        target = folder if len(record.results) == 1 else folder / f"row-{row}"
+        number = next(number for number, page in enumerate(record.pages) if page["row"] == row)
+        for path in write_artifacts(target, record.page_image(number), result["text"]):
+            print(path.relative_to(folder))
+    print(f"Wrote {folder}")
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``artifacts``."""
+    command.add_argument("record", metavar="RUN.json")
+    add_out(command)

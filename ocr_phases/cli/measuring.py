@@ -1,0 +1,74 @@
+"""A measurement as the verbs run it: the page looked at first, shown while it runs, stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ocr_phases.cli.options import settings_of
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.record import PhaseRun
+
+
+def look_at(page: str, arguments: argparse.Namespace) -> None:
+    """`OcrPhasesError` for a page that cannot be read; a warning on stderr where its type is too small."""
+    from ocr_phases.measure.inputs.images import load_page, unnamed_pages
+    from ocr_phases.measure.inputs.type_size import type_warning
+
+    image, _, name = load_page(page)
+    if others := unnamed_pages(page):
+        print(others, file=sys.stderr)
+    if warning := type_warning(image, arguments.model, arguments.preset):
+        print(f"{name}: {warning}", file=sys.stderr)
+
+
+def warn_of_remote_code(settings: ModelSettings) -> None:
+    """Say on stderr that the checkpoint's own code will run."""
+    if settings.trust_remote_code:
+        print(f"Warning: this runs the Python files of {settings.model} on this machine.", file=sys.stderr)
+
+
+def load_session(arguments: argparse.Namespace) -> DeepSeekOCRSession:
+    """The model that was asked for; a wrong page or setting is refused before anything slow starts."""
+    settings = settings_of(arguments)
+    look_at(arguments.page, arguments)
+    warn_of_remote_code(settings)
+    from ocr_phases.measure.session import DeepSeekOCRSession
+
+    return DeepSeekOCRSession.load(**settings.of_model())
+
+
+def measure(
+    arguments: argparse.Namespace, session: DeepSeekOCRSession | None = None, **changes: Any
+) -> PhaseRun:
+    """Measure the page as asked for, with ``changes``."""
+    session = session or load_session(arguments)
+    settings = settings_of(arguments).of_run() | changes
+    with watched(arguments, arguments.warmup, arguments.max_new_tokens) as callbacks:
+        return session.run_inference(arguments.page, **settings, **callbacks)
+
+
+@contextlib.contextmanager
+def watched(arguments: argparse.Namespace, warmup: int, tokens_a_run: int) -> Iterator[dict[str, Any]]:
+    """The callbacks of a measurement that is shown and can be stopped."""
+    from ocr_phases.report.progress import watching
+
+    with watching(warmup, tokens_a_run) as watch:
+        yield {"progress": watch.progress, "on_tokens": watch.on_tokens}
+    arguments.stopped = watch.asked
+
+
+def check_overwriting(arguments: argparse.Namespace, target: Path, then: PhaseRun | None = None) -> None:
+    """A file that is no record of what is to be measured (``then`` again, or as asked) is left alone."""
+    from ocr_phases.cli.overwriting import what_is_lost
+
+    if not arguments.overwrite and (lost := what_is_lost(arguments, target, then)):
+        raise OcrPhasesError(f"{target} {lost}: name another file (--save), or give --overwrite.")

@@ -1,0 +1,98 @@
+"""The options of the verbs that measure, made from `Settings`, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, names
+
+#: ``--trace`` names this file.
+_NO_OPTION = ("kernel_trace",)
+#: What ``--kernels`` asks for.
+KERNELS = ("kernels", "kernel_steps")
+#: Of the published remote-code class: no list of pages may ask for that.
+VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
+#: What every verb that measures takes.
+EVERY = [name for name in names(Settings) if name not in (*_NO_OPTION, *KERNELS)]
+
+
+#: What a list of pages may set for each.
+BATCH = [name for name in EVERY if name not in (*VENDOR, "revision")]
+
+
+class _Value(argparse.Action):
+    """Stores an option's value, and in ``asked`` that it was given: a default may be asked for, too."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.asked = [*namespace.asked, self.dest]
+
+
+class _Switch(argparse.BooleanOptionalAction):
+    """The same of ``--name`` and ``--no-name``."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        super().__call__(parser, namespace, values, option)
+        namespace.asked = [*namespace.asked, self.dest]
+
+
+def add_settings(command: argparse.ArgumentParser, wanted: Sequence[str], **defaults: Any) -> None:
+    """An option for each of the settings ``wanted``; ``defaults`` are this verb's own."""
+    for title, group in (("model", ModelSettings), ("measurement", RunSettings)):
+        options = command.add_argument_group(title)
+        for setting in fields(group):
+            if setting.name in wanted:
+                _add(options, setting)
+    known = {setting.name: setting.default for setting in fields(Settings)}
+    command.set_defaults(**{name: known[name] for name in wanted}, **defaults, asked=[])
+
+
+def _add(options: Any, setting: Field[Any]) -> None:
+    name = f"--{setting.name.replace('_', '-')}"
+    text = help_text(setting).replace("%", "%%")
+    if kind(setting) == "bool":
+        options.add_argument(name, action=_Switch, help=text)
+        return
+    if setting.default is not None:
+        text = f"{text} (default: %(default)s)"
+    whole = kind(setting) == "int"
+    options.add_argument(
+        name, action=_Value, type=int if whole else str, metavar="N" if whole else "TEXT", help=text
+    )
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """What the options say; `OcrPhasesError` where that is wrong whatever the page."""
+    return Settings.among(vars(arguments))
+
+
+def add_trace(command: argparse.ArgumentParser) -> None:
+    """``--trace``."""
+    command.add_argument(
+        "--trace",
+        action="store_true",
+        help="--kernels, and its Chrome trace beside the record",
+    )
+
+
+def add_page(command: argparse.ArgumentParser, **options: Any) -> None:
+    """The page, or pages, as the first argument."""
+    command.add_argument(**{"dest": "page", "nargs": "?", "metavar": "PAGE", **options}, help=_PAGE)
+
+
+def add_out(command: argparse.ArgumentParser, default: str = "ocr_phases_out") -> None:
+    """``--out``."""
+    command.add_argument(
+        "--out", type=Path, default=Path(default), metavar="DIR", help="output folder (default: %(default)s)"
+    )
+
+
+_PAGE = "image, file.pdf#3 or file.tif#3"

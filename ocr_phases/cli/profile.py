@@ -1,0 +1,123 @@
+"""``ocr-phases profile``: measure a page, or repeat a record's measurement, and save the record."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ocr_phases.cli import measuring
+from ocr_phases.cli.options import EVERY, KERNELS, add_page, add_settings, add_trace
+from ocr_phases.cli.overwriting import add_overwrite, free_name
+from ocr_phases.cli.results import add_json, run_result
+from ocr_phases.errors import OcrPhasesError
+
+if TYPE_CHECKING:
+    from ocr_phases.record import PhaseRun
+
+SUMMARY = "measure a page, print a summary, save its record"
+USAGE = "[options] PAGE | --from RUN.json"
+#: Settings that are said anew where a record is repeated.
+_ANEW = ("model", "device", "trust_remote_code", "ceilings", "kernels", "kernel_steps")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure a page, or repeat a record's measurement, print a summary and save the record."""
+    from ocr_phases.analyse.headline import verdict
+    from ocr_phases.analyse.kernels import has_kernels
+    from ocr_phases.analyse.summary import shown_stages, stage_table
+    from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
+
+    target = output_file(arguments.save or free_name("run.json"))
+    then = _recorded(arguments, target)
+    measuring.check_overwriting(arguments, target, then)
+    kernels: dict[str, Any] = {"kernels": arguments.kernels or arguments.trace}
+    if arguments.trace:
+        kernels["kernel_trace"] = target.with_name(TRACE_NAME)
+    record = measuring.measure(arguments, **kernels) if then is None else _repeat(arguments, then, **kernels)
+    save_or_rescue(record.save, target)
+    if then is not None:
+        _print_then_and_now(then, record)
+    print(shown_stages(stage_table(record)).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    if has_kernels(record):
+        _print_kernels(record)
+    arguments.result = {**run_result(record), "record": str(target)}
+    print(f"\n{verdict(record)}\n{arguments.result['checks']['sentence']}\nWrote {target}")
+
+
+def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
+    """The record to repeat, and that nothing asked for contradicts it; None where there is none."""
+    from ocr_phases.record import PhaseRun
+
+    if arguments.repeated is None:
+        if arguments.page is None:
+            raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
+        return None
+    own = [f"--{name.replace('_', '-')}" for name in arguments.asked if name not in _ANEW]
+    if own:
+        raise OcrPhasesError(f"The record says how to measure: drop {', '.join(own)}, or drop --from.")
+    if target.exists() and target.samefile(arguments.repeated):
+        raise OcrPhasesError(f"{target} is the record to repeat: name another file for the new one (--save).")
+    return PhaseRun.load(arguments.repeated)
+
+
+def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
+    from ocr_phases.measure.rerun import recorded_pages, repeat_run
+
+    recorded_pages(then, arguments.page)
+    options |= {name: getattr(arguments, name) for name in ("device", "trust_remote_code", "ceilings")}
+    if "model" in arguments.asked:
+        options["model"] = arguments.model
+    if options["kernels"]:
+        options["kernel_steps"] = arguments.kernel_steps
+    with measuring.watched(arguments, then.request["warmup"], then.request["max_new_tokens"]) as callbacks:
+        return repeat_run(then, page=arguments.page, **options, **callbacks)
+
+
+def _print_kernels(run: PhaseRun) -> None:
+    """The kernel view: a verdict per stage, and where the host waits."""
+    from ocr_phases.analyse.floors import floor_table
+    from ocr_phases.analyse.kernels import host_syncs, stage_verdict
+    from ocr_phases.analyse.summary import shown_stages
+
+    for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
+        table = shown_stages(table.dropna(axis="columns", how="all"))
+        print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
+
+
+def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
+    """A record beside its repetition."""
+    from ocr_phases.analyse.compare import (
+        compare_runs,
+        few_repeats,
+        figures,
+        in_units,
+        same_tokens,
+        what_differs,
+    )
+    from ocr_phases.analyse.steps import first_other_token
+
+    table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
+    print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
+    few = few_repeats([then, now], ["then", "now"])
+    if few:
+        print(f"\n{few}")
+    differ = first_other_token(then, now)
+    tokens = "equal" if same_tokens(then, now) else f"different{differ and '; the first is '}{differ}"
+    print(f"\nTokens: {tokens}")
+    for line in what_differs(then, now):
+        print(f"Differs: {line}")
+    print()
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``profile``."""
+    add_page(command)
+    command.add_argument("--save", help="where the record goes (default: run.json, or run-2.json and so on)")
+    add_overwrite(command)
+    add_json(command)
+    command.add_argument(
+        "--from", dest="repeated", metavar="RUN.json", help="repeat this record's measurement and compare"
+    )
+    add_trace(command)
+    add_settings(command, [*EVERY, *KERNELS])

@@ -1,0 +1,71 @@
+"""``ocr-phases report``: one HTML file a page, or of a record."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ocr_phases.cli.measuring import look_at, warn_of_remote_code
+from ocr_phases.cli.options import EVERY, KERNELS, add_out, add_page, add_settings, add_trace, settings_of
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import split_page
+
+SUMMARY = "one self-contained HTML report a page"
+USAGE = "[options] PAGE ... | --record RUN.json"
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """One HTML report a page (or of an existing record), with its record, notebook and artifacts."""
+    if bool(arguments.record) == bool(arguments.pages):
+        raise OcrPhasesError("Name the pages to measure, or one --record to show: one of the two.")
+    from ocr_phases.analyse.checks import checks_verdict, run_checks
+    from ocr_phases.analyse.headline import headline
+    from ocr_phases.record import PhaseRun
+    from ocr_phases.report.progress import watching
+    from ocr_phases.report.render import report_page
+
+    # A wrong page, setting or record is refused before anything slow starts.
+    asked = settings_of(arguments)
+    settings = {name: getattr(asked, name) for name in (*EVERY, *KERNELS)}
+    for page in arguments.pages:
+        look_at(page, arguments)
+    warn_of_remote_code(asked)
+    shown = PhaseRun.load(arguments.record) if arguments.record else None
+    jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
+    for page, folder in jobs.items():
+        if page is None:
+            parameters = {"record": str(Path(arguments.record).resolve())}
+        else:
+            name, number = split_page(page)
+            parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
+        with watching(arguments.warmup, arguments.max_new_tokens) as watch:
+            written = report_page(folder, parameters, show_code=arguments.show_code, watch=watch)
+        record = shown or PhaseRun.load(written["run.json"])
+        print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
+        arguments.stopped = watch.asked
+        if arguments.stopped:
+            return
+
+
+def folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
+    """A folder for each page, named like it; a number is added where two pages share a name."""
+    found: dict[str | None, Path] = {}
+    for page in pages:
+        name, number = split_page(page)
+        stem = Path(name).stem + number.replace("#", "-")
+        folder, count = out / stem, 2
+        while folder in found.values():
+            folder, count = out / f"{stem}-{count}", count + 1
+        found[page] = folder
+    return found
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``report``."""
+    add_page(command, dest="pages", nargs="*")
+    command.add_argument("--record", help="show this run.json instead of measuring")
+    add_out(command)
+    command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
+    add_trace(command)
+    add_settings(command, [*EVERY, *KERNELS])

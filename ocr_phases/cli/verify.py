@@ -1,0 +1,70 @@
+"""``ocr-phases verify``: the checklist, with the tokens against the model's own ``generate()``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ocr_phases.cli import measuring
+from ocr_phases.cli.options import EVERY, add_page, add_settings
+from ocr_phases.cli.overwriting import add_overwrite, free_name
+from ocr_phases.cli.results import add_json, run_result
+from ocr_phases.errors import OcrPhasesError
+
+SUMMARY = "check that what is timed is what the model does"
+USAGE = "[options] PAGE | --record RUN.json"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the verification checklist on a page (or an existing record); exit code 1 where a check fails."""
+    if bool(arguments.record) == bool(arguments.page):
+        raise OcrPhasesError("Name the page to measure, or one --record to check: one of the two.")
+    from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
+    from ocr_phases.analyse.headline import headline
+    from ocr_phases.files import output_file, output_folder, save_or_rescue
+    from ocr_phases.record import PhaseRun
+    from ocr_phases.report.render import verify_report
+
+    recorded = PhaseRun.load(arguments.record) if arguments.record else None
+    if arguments.save:
+        measuring.check_overwriting(arguments, output_file(arguments.save), recorded)
+    if arguments.out:
+        output_folder(arguments.out)
+    session = None if recorded is not None else measuring.load_session(arguments)
+    record = recorded if recorded is not None else measuring.measure(arguments, session, verify=True)
+    saved = arguments.save
+    if arguments.stopped and not saved:  # as much of a measurement as there is
+        saved = str(free_name("run.json"))
+    if saved:
+        save_or_rescue(record.save, saved)
+    checks = run_checks(record)
+    for check in checks:
+        print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
+        if check.verdict in ("fail", "noisy"):
+            print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
+    names = ("name", "verdict", "measured", "expected")
+    arguments.result = {
+        **run_result(record),
+        "rows": [{name: getattr(check, name) for name in names} for check in checks],
+        "record": saved or arguments.record,
+        "report": None,
+    }
+    print(f"\n{headline(record)}\n{checks_verdict(checks)}")
+    if saved:
+        print(f"Wrote {saved}")
+    if arguments.out:
+        references = None if session is None else session.references()
+        arguments.result["report"] = str(verify_report(arguments.out, record, references))
+        print(f"Wrote {arguments.result['report']}")
+    return 1 if failed(checks) else 0
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options of ``verify``."""
+    add_page(command)
+    command.add_argument("--record", help="check this run.json instead of measuring")
+    command.add_argument("--save", help="where the record goes (default: nowhere)")
+    add_overwrite(command)
+    add_json(command)
+    command.add_argument("--out", type=Path, help="folder for verify.html as well (default: none)")
+    add_settings(command, [name for name in EVERY if name not in ("generate", "verify")])

@@ -1,0 +1,127 @@
+"""A setting is declared once: signatures, options, notebooks, explorer, lists, records and docs follow."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import ipywidgets as widgets
+import nbformat
+import papermill
+import pytest
+
+from benchmarks.settings_docs import NOTEBOOKS, settings_table, with_parameters
+from ocr_phases import DeepSeekOCRSession, OcrPhasesError, Settings
+from ocr_phases.cli import batch, profile, report, sweep, verify
+from ocr_phases.cli.options import EVERY, KERNELS, settings_of
+from ocr_phases.settings import (
+    REQUEST_SETTINGS,
+    ModelSettings,
+    RunSettings,
+    kind,
+    names,
+    resolve_infer,
+    setting_from_text,
+)
+from ocr_phases.show.explorer.form import LEFT_OUT, Form
+
+ROOT = Path(__file__).parents[1]
+DEFAULTS = vars(Settings())
+
+
+@pytest.mark.parametrize(
+    ("call", "settings"),
+    [(DeepSeekOCRSession.load, ModelSettings), (DeepSeekOCRSession.run_inference, RunSettings)],
+)
+def test_the_signatures_name_every_setting(call, settings) -> None:
+    found = {
+        name: parameter.default
+        for name, parameter in inspect.signature(call).parameters.items()
+        if name not in ("self", "page", "on_tokens", "progress")
+    }
+    assert found == {name: DEFAULTS[name] for name in names(settings)}
+
+
+def test_an_unknown_keyword_is_refused(tiny_session) -> None:
+    with pytest.raises(TypeError, match="max_tokens"):
+        tiny_session.run_inference("page.png", max_tokens=3)
+
+
+@pytest.mark.parametrize("verb", [report, profile, verify, batch, sweep])
+def test_the_options_of_a_verb_have_the_settings_defaults(verb: ModuleType) -> None:
+    parser = argparse.ArgumentParser()
+    verb.add_options(parser)
+    asked = parser.parse_args([])
+    if verb is not sweep:
+        assert settings_of(asked) == Settings()
+        assert set(EVERY) - set(vars(asked)) <= {*LEFT_OUT, "revision", "verify"}
+    shared = set(vars(asked)) & set(DEFAULTS) - {"max_new_tokens" if verb is sweep else ""}
+    assert {name: vars(asked)[name] for name in shared} == {name: DEFAULTS[name] for name in shared}
+
+
+def test_every_setting_is_an_option_that_stores_its_type() -> None:
+    parser = argparse.ArgumentParser()
+    report.add_options(parser)
+    words, wanted = [], {}
+    for setting in fields(Settings):
+        if setting.name not in (*EVERY, *KERNELS):
+            continue
+        option = setting.name.replace("_", "-")
+        if kind(setting) == "bool":
+            value: object = not setting.default
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            value = 7 if kind(setting) == "int" else "words"
+            words += [f"--{option}", str(value)]
+        wanted[setting.name] = value
+    asked = parser.parse_args([*words, "page.png"])
+    assert {name: getattr(asked, name) for name in wanted} == wanted
+    assert asked.asked == list(wanted)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebooks_parameters_are_the_settings(name: str) -> None:
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert cell.source == with_parameters(cell.source, NOTEBOOKS[name])
+    path = ROOT / "notebooks" / f"{name}.ipynb"
+    assert set(NOTEBOOKS[name]) <= set(papermill.inspect_notebook(str(path)))
+
+
+def test_the_explorer_has_a_field_for_every_setting() -> None:
+    form = Form(None, "tiny", lambda handler: handler, below=widgets.HTML())
+    assert set(form.fields) | set(LEFT_OUT) == set(DEFAULTS)
+    assert form.asked().settings == Settings()
+
+
+def test_the_record_keeps_every_setting_of_a_run(tiny_session) -> None:
+    quick = {"max_new_tokens": 2, "repeats": 1, "warmup": 0, "ceilings": False, "preset": "tiny"}
+    run = tiny_session.run_inference(ROOT / "data/pages/receipt.png", **quick, infer="temperature=0")
+    assert set(REQUEST_SETTINGS) <= set(run.request)
+    assert not set(run.request) & {"ceilings", "kernels", "kernel_trace", *names(ModelSettings)}
+    assert None not in [run.request[name] for name in REQUEST_SETTINGS]
+
+
+def test_the_docs_have_the_table() -> None:
+    assert settings_table() in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+
+
+def test_a_list_of_pages_gives_each_setting_its_type() -> None:
+    assert setting_from_text("repeats", "3") == 3
+    assert setting_from_text("grounding", "False") is False
+    assert setting_from_text("infer", "temperature=0.7") == "temperature=0.7"
+    for name, text in (("repeats", "three"), ("ceilings", "1")):
+        with pytest.raises(OcrPhasesError, match=name):
+            setting_from_text(name, text)
+
+
+def test_sampling_as_text_is_the_same_as_the_mapping() -> None:
+    text, mapping = "temperature=0.7, top_k=5,no_repeat_ngram_size=20", {"temperature": 0.7, "top_k": 5}
+    assert resolve_infer(text, None) == resolve_infer({**mapping, "no_repeat_ngram_size": 20}, None)
+    assert resolve_infer("do_sample=True", None)[0].do_sample
+    for wrong, named in (("temperature=warm", "temperature"), ("heat=1", "heat"), ("greedy", "greedy")):
+        with pytest.raises(OcrPhasesError, match=named):
+            resolve_infer(wrong, None)
