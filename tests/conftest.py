@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
     torch.set_num_threads(1)
 
 GOLDEN = Path(__file__).parent / "golden"
+RECORD = GOLDEN / "run.json"
 PAGES = Path(__file__).parents[1] / "data" / "pages"
+TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import GOLDEN, PAGES
-from example_run import make_run
+from elements import Elements
+from example_run import SHAPES, check_of, make_run, with_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_report import Elements
-from test_summary import SHAPES
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.check_texts import EXPECTATIONS, RULES
@@ -34,24 +33,6 @@ from ocr_phases.show import html
 
 RUNS = PAGES.parent / "runs"
 LIVE_ONLY = {"parity", "gradients_off", "attention_mask", "image_mask", "norm_layers"}
-
-
-def check_of(run: PhaseRun, name: str) -> Check:
-    (check,) = (check for check in run_checks(run) if check.name == name)
-    return check
-
-
-def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
-    """The record with other step times: ``ms(step, repeat)`` on both clocks."""
-    spans = run.spans.copy()
-    steps = spans["stage"] == "decode_step"
-    times = [
-        float(ms(step, repeat))
-        for step, repeat in zip(spans.loc[steps, "step"], spans.loc[steps, "repeat"], strict=True)
-    ]
-    for column in ("device_ms", "host_ms"):
-        spans.loc[steps, column] = times
-    return dataclasses.replace(run, spans=spans)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from example_run import make_run
+from elements import Elements
+from example_run import SHAPES, make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_report import Elements
-from test_summary import SHAPES
 
 from ocr_phases.analyse import bootstrap
 from ocr_phases.analyse.bootstrap import difference_and_ratio, median_interval, paired_ratio, resampled

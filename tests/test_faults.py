@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import GOLDEN, PAGES
+from elements import Elements
 from example_run import make_run
+from grounding_texts import fuzzed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from test_grounding import fuzzed
-from test_report import Elements
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
 from ocr_phases.analyse.checks import checks_verdict, run_checks

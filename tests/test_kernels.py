@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
+from elements import Elements
 from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
 from matplotlib.text import Text
-from test_report import Elements
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
 from ocr_phases.analyse import kernels as analyse

@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, PAGES
-from example_run import make_run
-from test_checks import check_of, with_steps
-from test_report import Elements
-from test_summary import SHAPES
-from test_sweep import TINY, failures
+from conftest import GOLDEN, PAGES, TINY_CONFIG
+from elements import Elements
+from example_run import SHAPES, check_of, failed_cells, make_run, with_steps
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import checks_verdict, failed, run_checks, worst_verdict
@@ -60,7 +57,7 @@ def met(run: PhaseRun, gpu: dict[str, Any] | None = None, **host: Any) -> PhaseR
 
 def with_ceilings(bandwidth: float, flops: float, taken: dict[str, Any] | None = None) -> PhaseRun:
     run = make_run()
-    run = dataclasses.replace(run, model={**run.model, "config": TINY})
+    run = dataclasses.replace(run, model={**run.model, "config": TINY_CONFIG})
     ceilings = {"bandwidth_bytes_per_s": bandwidth, "matmul_flops_per_s": flops, "matmul_dtype": "float32"}
     return on_device(run, ceilings={**ceilings, "launch_us": 5.0, "taken": taken or {}}, cache_bytes=1_000)
 
@@ -196,7 +193,7 @@ def test_what_cannot_be_is_noise() -> None:
         impossible_values(uneven).measured == "a copy that a ceiling is made of took 2.2 times its best time"
     )
     gpu = make_run(cuda=True)
-    gpu = dataclasses.replace(gpu, model={**gpu.model, "config": TINY})
+    gpu = dataclasses.replace(gpu, model={**gpu.model, "config": TINY_CONFIG})
     kept = {"bandwidth_bytes_per_s": 4.3e11, "matmul_flops_per_s": 7e14, "matmul_dtype": "bfloat16"}
     assert (
         "the measured bandwidth is 9.0 % of the" in impossible_values(on_device(gpu, ceilings=kept)).measured
@@ -236,8 +233,8 @@ def test_comparisons_and_sweeps_say_it_too() -> None:
     said = compare_verdict(compare_runs([quiet, loud], ["a", "b"]), [quiet, loud], ["a", "b"])
     assert said.startswith("b: These figures are not to be trusted")
     table = sweep_table({"a": quiet, "b": loud})
-    assert "Not to be trusted for noise (repeat spread): b." in sweep_verdict(table, failures())
-    assert "trust" not in sweep_verdict(sweep_table({"a": quiet}), failures())
+    assert "Not to be trusted for noise (repeat spread): b." in sweep_verdict(table, failed_cells())
+    assert "trust" not in sweep_verdict(sweep_table({"a": quiet}), failed_cells())
 
 
 def test_the_report_says_what_the_machine_did() -> None:

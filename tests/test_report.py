@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
 import pandas as pd
 import pytest
-from example_run import ATTACK, make_run, page_image, report_of
-from test_summary import SHAPES
+from elements import Elements
+from example_run import ATTACK, SHAPES, make_run, page_image, report_of
 
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
@@ -19,38 +18,6 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
-
-
-class Elements(HTMLParser):
-    """Every element of a document with its attributes; what stands in a script or style is text."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.stray: list[str] = []
-        self.said = ""
-        self.feed(document)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "img", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.said += data
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-        else:
-            self.stray.append(tag)
-
-    def tags(self) -> set[str]:
-        return {tag for tag, _ in self.found}
 
 
 def fragments(run: PhaseRun) -> str:

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 from conftest import PAGES, SMALL_DUMMY
+from golden_cases import CASES, golden_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_phases import CASES, golden_inputs
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun, decode, decode_step, prefill
 from ocr_phases.analyse.checks import failed, run_checks

@@ -8,16 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
-from conftest import PAGES
-from example_run import make_run
-from test_report import Elements
+from conftest import PAGES, TINY_CONFIG
+from elements import Elements
+from example_run import failed_cells, make_run
 
 from ocr_phases.analyse.sweep import (
     CURVE_COLUMNS,
-    FAILURE_COLUMNS,
     SWEEP_COLUMNS,
     decode_curves,
     load_sweep,
@@ -34,7 +32,6 @@ from ocr_phases.show.html import figure_png
 from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"
-TINY = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 CELLS = make_cells(["tiny"], ["eager"], [1, 2], [3])
 QUICK: dict[str, Any] = {"repeats": 1, "warmup": 0}
 
@@ -47,7 +44,7 @@ def records() -> dict[str, PhaseRun]:
             for rows in (1, 4):
                 for tokens in (5, 60):
                     run = make_run(crops=crops, rows=rows, max_tokens=tokens, cuda=strategy != "eager")
-                    model = {**run.model, "strategy": strategy, "config": TINY}
+                    model = {**run.model, "strategy": strategy, "config": TINY_CONFIG}
                     run = dataclasses.replace(run, model=model)
                     runs[f"{crops}-{strategy}-{rows}-{tokens}"] = run
     return runs
@@ -55,13 +52,6 @@ def records() -> dict[str, PhaseRun]:
 
 def with_vision(run: PhaseRun, vision: str) -> PhaseRun:
     return dataclasses.replace(run, request={**run.request, "vision": vision})
-
-
-def failures(*reasons: str) -> pd.DataFrame:
-    rows = [
-        (f"cell{number}", "base", "eager", "eager", 1, 9, reason) for number, reason in enumerate(reasons)
-    ]
-    return pd.DataFrame(rows, columns=list(FAILURE_COLUMNS))
 
 
 # -- measuring ----------------------------------------------------------------------------------------
@@ -117,7 +107,7 @@ def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytes
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "kept"]
     table = sweep_table(load_sweep(tmp_path).runs)
     assert table["vision"].tolist() == ["eager", "compiled"]
-    said = sweep_verdict(table, failures())
+    said = sweep_verdict(table, failed_cells())
     assert "with vision eager, " in said
     assert "its floor is" in said
     # A decode step does not depend on it, so one curve stands for both.
@@ -265,7 +255,7 @@ def test_the_table_has_a_row_a_record() -> None:
         assert 0 < row["vision_share"] < 1
         # The H200 has a datasheet, the example CPU has not.
         assert (row["step_floor_ms"] < row["inter_token_ms"]) == (row["strategy"] == "cuda_graph")
-    said = sweep_verdict(table, failures("a", "b"))
+    said = sweep_verdict(table, failed_cells("a", "b"))
     assert "gundam, batch 4, eager decode, 60 tokens, 912 prompt tokens" in said
     assert said.endswith("2 cells could not be measured.")
     whole = (table["ttft_ms"] + table["decode_ms"]).to_numpy()
@@ -285,7 +275,8 @@ def test_the_prefills_sentence_is_of_two_cells_that_compare() -> None:
             runs[f"{name}-{vision}"] = with_vision(dataclasses.replace(run, spans=spans), vision)
     table = sweep_table(runs)
     sentence = re.search(
-        r"The prefill takes (\S+ m?s) \((.*?)\) to (\S+ m?s) \((.*?)\)\.", sweep_verdict(table, failures())
+        r"The prefill takes (\S+ m?s) \((.*?)\) to (\S+ m?s) \((.*?)\)\.",
+        sweep_verdict(table, failed_cells()),
     )
     ends = []
     for took, named in (sentence.group(1, 2), sentence.group(3, 4)):
@@ -341,10 +332,10 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
         show.plot_floors(table),
     ):
         assert figure_png(figure).startswith(b"\x89PNG")
-    elements = Elements(show.sweep_html(table) + show.failures_html(failures("<b>why")))
+    elements = Elements(show.sweep_html(table) + show.failures_html(failed_cells("<b>why")))
     assert not elements.open
     assert "b" not in elements.tags()
-    assert "nan" not in elements.said + sweep_verdict(table, failures())
+    assert "nan" not in elements.said + sweep_verdict(table, failed_cells())
 
 
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pandas as pd
-from conftest import PAGES
+from conftest import PAGES, TINY_CONFIG
 from example_run import make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sweep import TINY
 
 from ocr_phases.analyse.compare import compare_runs, compare_verdict
 from ocr_phases.analyse.sweep import sweep_table
@@ -126,6 +125,6 @@ def test_a_comparison_of_strategies_says_it_too_and_others_do_not() -> None:
 
 def test_the_sweeps_table_says_where_a_floor_is_from() -> None:
     run = make_run(cuda=True)  # a GPU with a datasheet, but without ceilings of its own
-    run = dataclasses.replace(run, model={**run.model, "config": TINY})
+    run = dataclasses.replace(run, model={**run.model, "config": TINY_CONFIG})
     row = sweep_table({"a": run}).iloc[0]
     assert (row["floor_source"], row["step_limit"]) == ("datasheet", "bandwidth")
