@@ -6,27 +6,27 @@ import html
 import json
 import subprocess
 import sys
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from example_run import make_run
+from batch_example import (
+    EVIL,
+    Renderer,
+    html_of,
+    make_batch,
+)
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch import command, tables
 from ocr_phases.batch import index as batch_index
-from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
+from ocr_phases.batch.index import PAGE_COLUMNS, build_index
 from ocr_phases.batch.job import Job
-from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.store import Listing, read_listing, write_status
+from ocr_phases.batch.store import Listing, read_listing
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.show.distributions import plot_distributions
-from ocr_phases.show.index_page import index_html
-
-EVIL = "<script>alert(1)</script> & 'quoted'.png"
 
 
 @pytest.fixture(params=["parquet", "csv"])
@@ -37,37 +37,6 @@ def batch(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(tables, "table_format", lambda: request.param)
     make_batch(tmp_path)
     return tmp_path
-
-
-def make_batch(out: Path) -> None:
-    jobs = {
-        name: Job(name, f"/in/{name}", "ab", {"model": "tiny", "preset": None}, {}, None)
-        for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
-    }
-    with Listing(out) as listing:
-        for job in [*jobs.values(), jobs["b.png"]]:
-            listing.add(job)
-    attempt = {"seconds": 1.5, "failure": None}
-    for number, (name, job) in enumerate(jobs.items()):
-        folder = out / job.folder
-        status = {**job.as_dict(), "state": "done", "failure": None, "reason": "", "attempts": [attempt]}
-        status["report"] = {"state": "done", "reason": ""} if name == "b.png" else None
-        if name == "waiting.png":
-            continue
-        if name == "failed.png":
-            status |= {
-                "state": "failed",
-                "failure": "timeout",
-                "reason": "More than 3 s.",
-                "attempts": [attempt] * 2,
-            }
-        write_status(folder, status)
-        if name == "damaged.png":
-            (folder / "run.json").write_text("{")
-        elif name != "failed.png":
-            make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number).save(
-                folder / "run.json"
-            )
 
 
 def records(out: Path) -> dict[str, PhaseRun]:
@@ -150,10 +119,6 @@ def test_the_other_format_goes_when_a_table_is_written(batch):
     assert path.read_bytes() != b"old"
 
 
-def html_of(index: BatchIndex) -> str:
-    return index_html(index.pages, index.regions, title="A batch", facts={"": "tiny"}, tables=["pages.csv"])
-
-
 def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(batch):
     index = build_index(batch)
     text = html_of(index)
@@ -229,28 +194,6 @@ def test_distributions_have_a_panel_a_figure_with_its_median():
         "Tokens: 6",
         "Vision in the prefill: none",
     ]
-
-
-class Renderer:
-    """A pool that renders nothing: the second try of every page goes well, save c.pdf's."""
-
-    def __init__(self, *options: Any) -> None:
-        self.tries: dict[str, int] = {}
-
-    def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
-        assert request["mode"] == "render"
-        folder = request["folder"]
-        self.tries[folder] = self.tries.get(folder, 0) + 1
-        failed = self.tries[folder] == 1 or "c-2-" in folder
-        future: Future[Outcome] = Future()
-        future.set_result(Outcome("report", "The notebook failed.") if failed else Outcome())
-        return future
-
-    def room(self) -> int:
-        return 2
-
-    def close(self) -> None:
-        pass
 
 
 def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, capsys):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_example import html_of, make_batch
 from example_run import make_run
-from test_batch_index import html_of, make_batch
 
 from ocr_phases.batch.index import build_index
 from ocr_phases.report.render import execute_notebook, render_html, report_page
