@@ -21,7 +21,7 @@ import ipywidgets as widgets
 import nbformat
 import numpy as np
 import pytest
-from conftest import GOLDEN, PAGES
+from conftest import GOLDEN, GPU_RECORD, PAGES
 from example_run import make_run, page_image
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +39,7 @@ from ocr_phases.show.explorer.record_tab import make_report, read_record
 from ocr_phases.show.explorer.svg import Curve, curve_svg, page_svg
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
-GPU_RECORD = PAGES.parent / "runs" / "h200-dummy-gundam.json"
+
 FIGURES_TOO = ({"cuda": True}, {"generate": True}, {"max_tokens": 1})
 
 
