@@ -46,6 +46,7 @@ from ocr_phases.measure.inputs.packing import (
     resolve_prompt,
 )
 from ocr_phases.measure.steps import phases
+from ocr_phases.report.jupyter_kernels import WarmKernel
 from ocr_phases.report.render import execute_notebook, report_page
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
@@ -649,11 +650,13 @@ def test_a_kill_of_profile_leaves_the_old_record_or_the_new_one(tmp_path: Path) 
         assert target.read_bytes() == before or PhaseRun.load(target)["tokens"] == 6
 
 
-def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(tmp_path: Path) -> None:
+def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(
+    tmp_path: Path, warm_kernel: WarmKernel
+) -> None:
     out = tmp_path / "out"
     records = [make_run(page_name=f"page-{n}.png", repeats=1).save(tmp_path / f"{n}.json") for n in (1, 2)]
     command = ["-m", "ocr_phases.cli", "report", "--out", str(out), "--record"]
-    subprocess.run([sys.executable, *command, str(records[0])], check=True, capture_output=True)
+    report_page(out, {"record": str(records[0])}, kernel=warm_kernel)
     chance = random.Random(7)
     for _ in range(3):
         killed([*command, str(records[1])], lambda: chance.uniform(1.0, 5.0), ready=False)
