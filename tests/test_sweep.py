@@ -13,6 +13,7 @@ import torch
 from conftest import PAGES, TINY_CONFIG
 from elements import Elements
 from example_run import failed_cells, make_run
+from wording import says
 
 from ocr_phases.analyse.sweep import (
     CURVE_COLUMNS,
@@ -108,8 +109,7 @@ def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytes
     table = sweep_table(load_sweep(tmp_path).runs)
     assert table["vision"].tolist() == ["eager", "compiled"]
     said = sweep_verdict(table, failed_cells())
-    assert "with vision eager, " in said
-    assert "its floor is" in said
+    assert says(said, "vision eager", "floor")
     # A decode step does not depend on it, so one curve stands for both.
     curves = decode_curves(load_sweep(tmp_path).runs)
     assert set(curves["cell"]) == {"tiny-eager-b1-n2"}
@@ -256,8 +256,8 @@ def test_the_table_has_a_row_a_record() -> None:
         # The H200 has a datasheet, the example CPU has not.
         assert (row["step_floor_ms"] < row["inter_token_ms"]) == (row["strategy"] == "cuda_graph")
     said = sweep_verdict(table, failed_cells("a", "b"))
-    assert "gundam, batch 4, eager decode, 60 tokens, 912 prompt tokens" in said
-    assert said.endswith("2 cells could not be measured.")
+    assert says(said, "gundam", "batch 4", "eager", "60 tokens", "912 prompt tokens")
+    assert says(said, "2 cells", "not be measured")
     whole = (table["ttft_ms"] + table["decode_ms"]).to_numpy()
     assert table["page_ms"].to_numpy() == pytest.approx(whole, rel=0.05)  # of medians, not a median of sums
     assert (table["page_ms"] <= table["page_ms_p90"]).all()
@@ -356,12 +356,12 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     command = ["sweep", str(PAGE), *lists, "--repeats", "1", "--warmup", "0", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "measured tiny-eager-b2-n3" in said
-    assert "tiny-eager-b1-n9999 failed: " in said
+    assert says(said, "measured", "tiny-eager-b2-n3")
+    assert says(said, "tiny-eager-b1-n9999", "failed")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"runs", "sweep.ipynb", "sweep.html"}
     elements = Elements((tmp_path / "out" / "sweep.html").read_text(encoding="utf-8"))
     assert not elements.open
-    assert "2 cells could not be measured." in elements.said
+    assert says(elements.said, "2 cells", "not be measured")
     assert "4096 positions" in elements.said
     assert sum(tag == "img" or attributes.get("role") == "img" for tag, attributes in elements.found) == 7
     assert "over floor" in elements.said
@@ -396,6 +396,6 @@ def test_the_notebook_measures_by_itself(tmp_path: Path) -> None:
         "sweep_report", {**parameters, "output_dir": str(tmp_path / "out")}, tmp_path / "sweep.ipynb"
     )
     document = render_html(notebook, tmp_path / "sweep.html").read_text(encoding="utf-8")
-    assert "Every cell was measured." in Elements(document).said
+    assert says(Elements(document).said, "Every cell", "measured")
     kept = json.loads((tmp_path / "out" / "runs" / "tiny-eager-b1-n2.json").read_text())
     assert kept["request"]["max_new_tokens"] == 2
