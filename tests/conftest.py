@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +17,17 @@ from example_run import ATTACK, make_run, report_of
 from safetensors.torch import load_file
 
 from ocr_phases import DeepSeekOCRSession
+from ocr_phases.report.jupyter_kernels import WarmKernel
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
 GOLDEN = Path(__file__).parent / "golden"
+RECORD = GOLDEN / "run.json"
 PAGES = Path(__file__).parents[1] / "data" / "pages"
+TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
+GPU_RECORD = PAGES.parent / "runs" / "h200-dummy-gundam.json"
 SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
 
 
@@ -37,17 +46,73 @@ def golden_forward() -> dict[str, torch.Tensor]:
     return load_file(GOLDEN / "forward.safetensors")
 
 
+def made_once(paths: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that ``make`` fills, once for all workers of this run of the tests."""
+    base = paths.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.mkdir()
+            try:
+                make(folder)
+            except BaseException:
+                shutil.rmtree(folder)
+                raise
+    return folder
+
+
+def report_files(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in (folder / "out").iterdir()}
+
+
 @pytest.fixture(scope="session")
-def plain_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def warm_kernel() -> Iterator[WarmKernel]:
+    """One kernel for the notebooks of tests that ask nothing about kernels."""
+    kernel = WarmKernel()
+    yield kernel
+    kernel.stop()
+
+
+@pytest.fixture(scope="session")
+def plain_report(tmp_path_factory: pytest.TempPathFactory, warm_kernel: WarmKernel) -> dict[str, Path]:
     """The files of a page report made from a synthetic record."""
-    return report_of(make_run(), tmp_path_factory.mktemp("plain"))
+
+    run = make_run()
+    return report_files(
+        made_once(tmp_path_factory, "plain", lambda folder: report_of(run, folder, warm_kernel))
+    )
 
 
 @pytest.fixture(scope="session")
-def attacked_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def attacked_report(tmp_path_factory: pytest.TempPathFactory, warm_kernel: WarmKernel) -> dict[str, Path]:
     """The same of a record whose text and file name try to become elements."""
     run = make_run(text=ATTACK, page_name="<b>page</b>.png")
-    return report_of(run, tmp_path_factory.mktemp("attacked"))
+    return report_files(
+        made_once(tmp_path_factory, "attacked", lambda folder: report_of(run, folder, warm_kernel))
+    )
+
+
+@pytest.fixture(scope="session")
+def gpu_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The report of a record from a GPU, by the command, where torch cannot be imported."""
+
+    def make(folder: Path) -> None:
+        for name in ("torch", "transformers"):
+            blocked = folder / "blocked" / name
+            blocked.mkdir(parents=True)
+            (blocked / "__init__.py").write_text(f"raise ImportError('{name} is not here')")
+        command = [sys.executable, "-m", "ocr_phases.cli", "report", "--record", str(GPU_RECORD)]
+        done = subprocess.run(
+            [*command, "--out", str(folder / "out")],
+            env={**os.environ, "PYTHONPATH": str(folder / "blocked")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+
+    return report_files(made_once(tmp_path_factory, "gpu", make))
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from PIL import Image, ImageDraw
 
+from ocr_phases.analyse.checks import Check, run_checks
+from ocr_phases.analyse.sweep import FAILURE_COLUMNS
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
+from ocr_phases.report.jupyter_kernels import WarmKernel
 from ocr_phases.report.render import report_page
 
 EOS = "<｜end▁of▁sentence｜>"
@@ -36,6 +41,19 @@ ATTACK = (
     "</style></title><b style='position:fixed'>"
 ) * 3
 
+SHAPES = {
+    "crops": {},
+    "no crops": {"crops": False},
+    "cuda": {"cuda": True},
+    "one token": {"max_tokens": 1},
+    "one step": {"max_tokens": 2},
+    "one repeat": {"repeats": 1},
+    "no text": {"return_text": False, "embed": False, "memory": False},
+    "batch": {"rows": 3},
+    "redecode": {"first_token": "redecode"},
+    "generate": {"generate": True, "repeats": 2},
+}
+
 Row = tuple[Any, ...]
 
 
@@ -48,10 +66,10 @@ def page_image(width: int = 620, height: int = 877) -> Image.Image:
     return image
 
 
-def report_of(run: PhaseRun, folder: Path) -> dict[str, Path]:
+def report_of(run: PhaseRun, folder: Path, kernel: WarmKernel) -> dict[str, Path]:
     """The files of the page report made from a record."""
     record = run.save(folder / "measured.json")
-    return report_page(folder / "out", {"record": str(record)})
+    return report_page(folder / "out", {"record": str(record)}, kernel=kernel)
 
 
 def make_run(
@@ -167,6 +185,31 @@ def make_run(
             },
         ],
     )
+
+
+def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
+    """The record with other step times: ``ms(step, repeat)`` on both clocks."""
+    spans = run.spans.copy()
+    steps = spans["stage"] == "decode_step"
+    times = [
+        float(ms(step, repeat))
+        for step, repeat in zip(spans.loc[steps, "step"], spans.loc[steps, "repeat"], strict=True)
+    ]
+    for column in ("device_ms", "host_ms"):
+        spans.loc[steps, column] = times
+    return dataclasses.replace(run, spans=spans)
+
+
+def check_of(run: PhaseRun, name: str) -> Check:
+    (check,) = (check for check in run_checks(run) if check.name == name)
+    return check
+
+
+def failed_cells(*reasons: str) -> pd.DataFrame:
+    rows = [
+        (f"cell{number}", "base", "eager", "eager", 1, 9, reason) for number, reason in enumerate(reasons)
+    ]
+    return pd.DataFrame(rows, columns=list(FAILURE_COLUMNS))
 
 
 def _pieces(text: str, max_tokens: int | None) -> list[str]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import GOLDEN
+from grounding_texts import CASE, fuzzed, marked
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from test_grounding import CASE, GOLDEN, fuzzed, marked
 
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError

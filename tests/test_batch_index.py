@@ -2,72 +2,61 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import json
+import shutil
 import subprocess
 import sys
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from example_run import make_run
+from batch_example import (
+    EVIL,
+    Renderer,
+    html_of,
+    make_batch,
+)
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch import command, tables
 from ocr_phases.batch import index as batch_index
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.job import Job
-from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.store import Listing, read_listing, write_status
+from ocr_phases.batch.store import Listing, read_listing
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.show.distributions import plot_distributions
-from ocr_phases.show.index_page import index_html
-
-EVIL = "<script>alert(1)</script> & 'quoted'.png"
 
 
-@pytest.fixture(params=["parquet", "csv"])
-def batch(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three measured pages (one named twice), a failed one, one not finished, one with a damaged record."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("batch")
+    make_batch(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["parquet", "csv"])
+def batch(request: Any, made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BatchIndex]:
+    """Three measured pages (one named twice), a failed one, one not finished, one with a damaged record.
+
+    Beside them what was written first under the names of both formats.
+    """
     if request.param == "parquet":
         pytest.importorskip("pyarrow")
-    monkeypatch.setattr(tables, "table_format", lambda: request.param)
-    make_batch(tmp_path)
-    return tmp_path
+    folder = shutil.copytree(made, tmp_path_factory.mktemp("built") / request.param)
+    for suffix in ("csv", "parquet"):
+        (folder / f"spans.{suffix}").write_text("old")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "table_format", lambda: request.param)
+        return folder, build_index(folder)
 
 
-def make_batch(out: Path) -> None:
-    jobs = {
-        name: Job(name, f"/in/{name}", "ab", {"model": "tiny", "preset": None}, {}, None)
-        for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
-    }
-    with Listing(out) as listing:
-        for job in [*jobs.values(), jobs["b.png"]]:
-            listing.add(job)
-    attempt = {"seconds": 1.5, "failure": None}
-    for number, (name, job) in enumerate(jobs.items()):
-        folder = out / job.folder
-        status = {**job.as_dict(), "state": "done", "failure": None, "reason": "", "attempts": [attempt]}
-        status["report"] = {"state": "done", "reason": ""} if name == "b.png" else None
-        if name == "waiting.png":
-            continue
-        if name == "failed.png":
-            status |= {
-                "state": "failed",
-                "failure": "timeout",
-                "reason": "More than 3 s.",
-                "attempts": [attempt] * 2,
-            }
-        write_status(folder, status)
-        if name == "damaged.png":
-            (folder / "run.json").write_text("{")
-        elif name != "failed.png":
-            make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number).save(
-                folder / "run.json"
-            )
+@pytest.fixture(scope="module")
+def index(made: Path) -> BatchIndex:
+    return build_index(made)
 
 
 def records(out: Path) -> dict[str, PhaseRun]:
@@ -87,7 +76,7 @@ def read_table(out: Path, name: str) -> pd.DataFrame:
 
 
 def test_pages_say_what_their_records_say(batch):
-    index = build_index(batch)
+    folder, index = batch
     assert list(index.pages.columns) == list(PAGE_COLUMNS)
     done = index.pages[index.pages["status"] == "done"]
     assert (done["page_ms"] > done["ttft_ms"] + 0.9 * done["decode_ms"]).all()
@@ -105,21 +94,21 @@ def test_pages_say_what_their_records_say(batch):
     assert pages.loc["failed.png", "reason"] == "timeout: More than 3 s."
     assert pages.loc["failed.png", "attempts"] == 2
     assert "no JSON" in pages.loc["damaged.png", "reason"]
-    for name, run in records(batch).items():
+    for name, run in records(folder).items():
         row = index.pages[index.pages["page"] == name].iloc[0]
         figures = run.summary()
         for column in ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens"):
             assert row[column] == figures[column]
         assert "cut at the token limit" in row["warnings"]
-    written = pd.read_csv(batch / "pages.csv")
+    written = pd.read_csv(folder / "pages.csv")
     assert written["page"].tolist() == index.pages["page"].tolist()
     assert written["ttft_ms"].equals(index.pages["ttft_ms"])
 
 
 def test_tables_hold_every_span_and_token_of_every_record_once(batch):
-    build_index(batch)
-    spans, tokens = read_table(batch, "spans"), read_table(batch, "tokens")
-    runs = records(batch)
+    folder, _ = batch
+    spans, tokens = read_table(folder, "spans"), read_table(folder, "tokens")
+    runs = records(folder)
     assert set(spans["page"]) == set(tokens["page"]) == set(runs)
     for name, run in runs.items():
         own = spans[spans["page"] == name][list(SPAN_COLUMNS)].reset_index(drop=True)
@@ -128,34 +117,26 @@ def test_tables_hold_every_span_and_token_of_every_record_once(batch):
         assert own["text"].tolist() == run.token_table["text"].tolist()
         assert own["token_id"].tolist() == run.token_table["id"].tolist()
         pd.testing.assert_series_equal(own["device_ms"], run.token_table["device_ms"], check_dtype=False)
-    assert not list(batch.glob(".*.part"))
+    assert not list(folder.glob(".*.part"))
 
 
-def test_the_slowest_regions_are_the_slowest_of_all_pages(batch, monkeypatch):
+def test_the_slowest_regions_are_the_slowest_of_all_pages(made, monkeypatch):
     monkeypatch.setattr(batch_index, "_SLOWEST", 3)
-    regions = build_index(batch).regions
+    regions = build_index(made).regions
     times = [
         row["decode_ms"]
-        for run in records(batch).values()
+        for run in records(made).values()
         for row in batch_index._regions(run, {"page": "", "folder": ""})
     ]
     assert regions["decode_ms"].tolist() == sorted(times, reverse=True)[:3]
 
 
 def test_the_other_format_goes_when_a_table_is_written(batch):
-    (batch / "spans.csv").write_text("old")
-    (batch / "spans.parquet").write_text("old")
-    build_index(batch)
-    (path,) = batch.glob("spans.*")
+    (path,) = batch[0].glob("spans.*")
     assert path.read_bytes() != b"old"
 
 
-def html_of(index: BatchIndex) -> str:
-    return index_html(index.pages, index.regions, title="A batch", facts={"": "tiny"}, tables=["pages.csv"])
-
-
-def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(batch):
-    index = build_index(batch)
+def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(index):
     text = html_of(index)
     assert text.index("Failures") < text.index('id="Pages"') < text.index('id="Slowest-regions"')
     assert "alert(1)</script>" not in text
@@ -170,15 +151,15 @@ def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(batch
     assert body.index("failed.png") < body.index("c.pdf#2")
 
 
-def test_a_long_table_is_cut_and_says_so(batch, monkeypatch):
+def test_a_long_table_is_cut_and_says_so(index, monkeypatch):
     monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 2)
-    text = html_of(build_index(batch))
+    text = html_of(index)
     assert "The first 2 of 7 rows" in text
 
 
-def test_what_is_cut_from_a_long_table_is_what_matters_least(batch, monkeypatch):
+def test_what_is_cut_from_a_long_table_is_what_matters_least(index, monkeypatch):
     monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 5)
-    index = build_index(batch)
+    index = copy.deepcopy(index)
     index.pages.loc[index.pages["page"] != "c.pdf#2", "warnings"] = ""
     text = html_of(index)
     body = text[text.index('id="Pages"') : text.index('id="Distributions"')]
@@ -229,28 +210,6 @@ def test_distributions_have_a_panel_a_figure_with_its_median():
         "Tokens: 6",
         "Vision in the prefill: none",
     ]
-
-
-class Renderer:
-    """A pool that renders nothing: the second try of every page goes well, save c.pdf's."""
-
-    def __init__(self, *options: Any) -> None:
-        self.tries: dict[str, int] = {}
-
-    def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
-        assert request["mode"] == "render"
-        folder = request["folder"]
-        self.tries[folder] = self.tries.get(folder, 0) + 1
-        failed = self.tries[folder] == 1 or "c-2-" in folder
-        future: Future[Outcome] = Future()
-        future.set_result(Outcome("report", "The notebook failed.") if failed else Outcome())
-        return future
-
-    def room(self) -> int:
-        return 2
-
-    def close(self) -> None:
-        pass
 
 
 def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, capsys):

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import GOLDEN, PAGES
-from example_run import make_run
+from elements import Elements
+from example_run import SHAPES, check_of, make_run, with_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_report import Elements
-from test_summary import SHAPES
+from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.check_texts import EXPECTATIONS, RULES
@@ -29,29 +29,12 @@ from ocr_phases.analyse.checks import (
     run_checks,
 )
 from ocr_phases.analyse.steps import LOOP_PERIOD, decode_trend, outlier_causes, repetition_loop
+from ocr_phases.report.jupyter_kernels import WarmKernel
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
 
 RUNS = PAGES.parent / "runs"
 LIVE_ONLY = {"parity", "gradients_off", "attention_mask", "image_mask", "norm_layers"}
-
-
-def check_of(run: PhaseRun, name: str) -> Check:
-    (check,) = (check for check in run_checks(run) if check.name == name)
-    return check
-
-
-def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
-    """The record with other step times: ``ms(step, repeat)`` on both clocks."""
-    spans = run.spans.copy()
-    steps = spans["stage"] == "decode_step"
-    times = [
-        float(ms(step, repeat))
-        for step, repeat in zip(spans.loc[steps, "step"], spans.loc[steps, "repeat"], strict=True)
-    ]
-    for column in ("device_ms", "host_ms"):
-        spans.loc[steps, column] = times
-    return dataclasses.replace(run, spans=spans)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -94,15 +77,14 @@ def test_checks_of_another_version_are_kept_and_its_verdicts_shown() -> None:
     other = {"name": "from_the_future", "verdict": "fail", "expected": "more", "measured": "less"}
     run = dataclasses.replace(make_run(), checks=[other])
     assert check_of(run, "from_the_future").verdict == "fail"
-    assert f"1 of {len(RULES) + 1} checks failed (from the future)" in checks_verdict(run_checks(run))
+    assert says(checks_verdict(run_checks(run)), f"1 of {len(RULES) + 1}", "failed", "from the future")
 
 
 def test_the_verdict_counts() -> None:
     run = make_run()
     checks = run_checks(run)
     passed = sum(check.verdict == "pass" and check.name in RULES for check in checks)
-    assert f"{passed} of {len(RULES)} passed" in checks_verdict(checks)
-    assert "Worth a look: decode trend, outlier steps" in checks_verdict(checks)
+    assert says(checks_verdict(checks), f"{passed} of {len(RULES)}", "decode trend", "outlier steps")
 
 
 # -- rules from the record ----------------------------------------------------------------------------
@@ -114,7 +96,7 @@ def test_vision_in_decode_fails() -> None:
     spans = pd.concat([run.spans, stray], ignore_index=True)
     check = check_of(dataclasses.replace(run, spans=spans), "vision_in_prefill_only")
     assert check.verdict == "fail"
-    assert "sam ran in 1 step" in check.measured
+    assert says(check.measured, "sam", "1 step")
 
 
 @pytest.mark.parametrize("damage", [lambda sizes: sizes[:-1], lambda sizes: [*sizes[:-1], sizes[-1] * 2]])
@@ -160,7 +142,7 @@ def test_the_trend_is_held_against_the_bytes_of_the_cache(ms_a_token: float, ver
     known = dataclasses.replace(run, device={**run.device, "ceilings": {"bandwidth_bytes_per_s": 1e12}})
     check = check_of(known, "decode_trend")
     assert check.verdict == verdict
-    assert "its bytes alone cost 0.061 µs" in check.measured
+    assert says(check.measured, "0.061 µs")
 
 
 def test_a_slow_step_does_not_bend_the_trend() -> None:
@@ -235,7 +217,7 @@ def test_a_loop_is_a_note_with_its_place() -> None:
     looping = {**run.result, "ids": [*range(100), *[5, 6, 7] * 20], "finish": "length"}
     check = check_of(dataclasses.replace(run, results=[run.result, looping]), "repetition_loop")
     assert check.verdict == "note"
-    assert check.measured == "row 1: 3 tokens over and over, for the last 60 of 160 tokens"
+    assert says(check.measured, "row 1", "3 tokens", "60 of 160 tokens")
 
 
 # -- shown --------------------------------------------------------------------------------------------
@@ -266,19 +248,19 @@ def test_texts_are_complete() -> None:
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "record"])
-def test_the_verify_notebook(live: bool, tmp_path: Path) -> None:
+def test_the_verify_notebook(live: bool, tmp_path: Path, warm_kernel: WarmKernel) -> None:
     parameters: dict[str, Any] = {"output_dir": str(tmp_path)}
     if live:
         parameters |= {"max_new_tokens": 8, "repeats": 1, "warmup": 0, "device": "cpu"}
         parameters |= {"strategy": "eager", "vision": "eager", "eos_check_every": 4, "ceilings": False}
     else:
         parameters["record"] = str(GOLDEN / "run.json")
-    notebook = execute_notebook("verify", parameters, tmp_path / "verify.ipynb")
+    notebook = execute_notebook("verify", parameters, tmp_path / "verify.ipynb", kernel=warm_kernel)
     elements = Elements(render_html(notebook, tmp_path / "verify.html").read_text(encoding="utf-8"))
     assert not elements.open
     assert not elements.stray
     assert "checks failed" not in elements.said
-    assert ("8 tokens equal" if live else "not asked for") in elements.said
+    assert says(elements.said, "8 tokens" if live else "not asked for")
     assert ("condition of vision" if live else "A record does not keep this") in elements.said
     request = PhaseRun.load(tmp_path / "run.json").request
     assert request.get("verify", False) == live

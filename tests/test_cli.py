@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN, PAGES
+from conftest import GOLDEN, PAGES, RECORD
 from PIL import Image
 
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.cli.report import folders
 
-RECORD = GOLDEN / "run.json"
 QUICK = ["--max-new-tokens", "6", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
-from test_phases import golden_inputs
+from golden_cases import golden_inputs
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, decode_step
 from ocr_phases.analyse.checks import failed, run_checks

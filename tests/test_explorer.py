@@ -21,10 +21,11 @@ import ipywidgets as widgets
 import nbformat
 import numpy as np
 import pytest
-from conftest import GOLDEN, PAGES
+from conftest import GOLDEN, GPU_RECORD, PAGES
 from example_run import make_run, page_image
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import says
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
@@ -40,7 +41,7 @@ from ocr_phases.show.explorer.record_tab import make_report, read_record
 from ocr_phases.show.explorer.svg import Curve, curve_svg, page_svg
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
-GPU_RECORD = PAGES.parent / "runs" / "h200-dummy-gundam.json"
+
 FIGURES_TOO = ({"cuda": True}, {"generate": True}, {"max_tokens": 1})
 
 
@@ -199,7 +200,7 @@ def test_the_roofline_and_the_kernels_are_shown_where_the_record_has_them(explor
     open_all(explorer, "Latency", "Timeline")
     latency, timeline = everything(explorer.panes["Latency"]), everything(explorer.panes["Timeline"])
     assert 'aria-label="Roofline' in latency
-    assert "Each stage beside its floor" in latency
+    assert says(latency, "stage", "floor")
     assert 'aria-label="How long the device works' in timeline
     assert 'aria-label="Idle time' in timeline
 
@@ -340,7 +341,7 @@ def test_a_bad_upload_keeps_none_of_the_others_back(explorer: Explorer, run: Pha
 
 def test_what_was_said_goes_with_the_next_action():
     explorer = Explorer("/nonexistent/x.png")
-    assert "There is no file" in explorer.messages.value
+    assert says(explorer.messages.value, "no file")
     explorer.form.page.path.value = str(PAGES)
     assert explorer.messages.value == ""
     chooser = explorer.form.page
@@ -353,7 +354,7 @@ def test_an_empty_panel_takes_every_choice():
     explorer = Explorer()
     explorer.page_pane.colour.value = "decode time"
     explorer.tabs.selected_index = list(explorer.panes).index("Compare")
-    assert "There is no record yet" in everything(explorer.compare_pane)
+    assert says(everything(explorer.compare_pane), "no record")
     assert explorer.messages.value == ""
 
 
@@ -391,14 +392,14 @@ def test_two_records_are_compared(run: PhaseRun):
     other = make_run(seed=5, crops=False)
     explorer = Explorer(runs=[run])
     open_all(explorer, "Compare")
-    assert "one record so far" in everything(explorer.compare_pane)
+    assert says(everything(explorer.compare_pane), "one record")
     explorer.add(other)
     open_all(explorer, "Compare")
     pane = explorer.compare_pane
     assert (pane.first.value, pane.second.value) == (0, 1)
     shown = everything(pane)
     assert shown.count('class="op-svg"') == 4
-    assert "Both wrote the same tokens" in shown
+    assert says(shown, "same tokens")
     ratio = other["prefill_ms"] / run["prefill_ms"]
     assert f'data-value="{ratio!r}"' in shown
     pane.first.value = 1
@@ -583,13 +584,13 @@ def test_live_shows_text_pace_and_progress_as_they_come():
     for token in range(4):
         live.on_tokens(-1, [[token]])
     live.refresh()
-    assert "warm-up 1 of 1: 4 tokens" in live.status.value
+    assert says(live.status.value, "warm-up 1 of 1", "4 tokens")
     assert "&lt;0&gt;&lt;1&gt;&lt;2&gt;&lt;3&gt;" in live.stream.value
     assert len(ET.fromstring(live.curve.value).find("polyline").get("points").split()) == 3
     live.progress(1, 2)
     live.on_tokens(0, [[7]])
     live.refresh()
-    assert "repeat 1 of 1: 1 tokens" in live.status.value
+    assert says(live.status.value, "repeat 1 of 1", "1 tokens")
     assert 'value="11"' in live.status.value
     assert "&lt;0&gt;" not in live.stream.value
     assert not np.isfinite(live._times[-1]).any()

@@ -22,12 +22,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import GOLDEN, PAGES
+from elements import Elements
 from example_run import make_run
+from grounding_texts import fuzzed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from test_grounding import fuzzed
-from test_report import Elements
+from wording import says
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
 from ocr_phases.analyse.checks import checks_verdict, run_checks
@@ -46,6 +47,7 @@ from ocr_phases.measure.inputs.packing import (
     resolve_prompt,
 )
 from ocr_phases.measure.steps import phases
+from ocr_phases.report.jupyter_kernels import WarmKernel
 from ocr_phases.report.render import execute_notebook, report_page
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
@@ -168,7 +170,7 @@ def test_vision_that_runs_in_decode_is_seen_in_the_spans(session: DeepSeekOCRSes
     with arguments_changed(session.model, look):
         run = session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
     assert failures(run) == {"vision_in_prefill_only"}
-    assert "Do not trust these times" in checks_verdict(run_checks(run))
+    assert says(checks_verdict(run_checks(run)), "not trust")
 
 
 def test_training_mode_is_refused(session: DeepSeekOCRSession) -> None:
@@ -406,7 +408,7 @@ def test_the_first_difference_is_judged_by_its_margin(
     )
     (check,) = (check for check in run_checks(run) if check.name == "parity")
     assert check.verdict == verdict
-    assert "token 5 of 8 is the first that differs" in check.measured
+    assert says(check.measured, "token 5 of 8")
     assert "top-2 margin" in check.measured
 
 
@@ -452,7 +454,7 @@ def test_verify_prints_the_table_and_answers_by_exit_code(tmp_path: Path, capsys
     dataclasses.replace(run, checks=checks).save(saved)
     assert main(["verify", "--record", str(saved)]) == 1
     out = capsys.readouterr().out
-    assert re.search(r"Do not trust these times: 1 of \d+ checks failed \(repeats agree\)\.", out)
+    assert re.search(r"not trust .*\b1 of \d+ .*failed.*repeats agree", out)
     assert "deterministic kernels" in out
 
 
@@ -649,11 +651,13 @@ def test_a_kill_of_profile_leaves_the_old_record_or_the_new_one(tmp_path: Path) 
         assert target.read_bytes() == before or PhaseRun.load(target)["tokens"] == 6
 
 
-def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(tmp_path: Path) -> None:
+def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(
+    tmp_path: Path, warm_kernel: WarmKernel
+) -> None:
     out = tmp_path / "out"
     records = [make_run(page_name=f"page-{n}.png", repeats=1).save(tmp_path / f"{n}.json") for n in (1, 2)]
     command = ["-m", "ocr_phases.cli", "report", "--out", str(out), "--record"]
-    subprocess.run([sys.executable, *command, str(records[0])], check=True, capture_output=True)
+    report_page(out, {"record": str(records[0])}, kernel=warm_kernel)
     chance = random.Random(7)
     for _ in range(3):
         killed([*command, str(records[1])], lambda: chance.uniform(1.0, 5.0), ready=False)
@@ -670,7 +674,7 @@ def test_a_killed_writer_leaves_its_folder_free(tmp_path: Path) -> None:
     )
 
     def taken() -> float:
-        with pytest.raises(OcrPhasesError, match="Another report is being written into"):
+        with pytest.raises(OcrPhasesError, match="is being written into"):
             report_page(tmp_path, {"record": str(GOLDEN / "run.json")})
         return 0.0
 
@@ -697,7 +701,7 @@ def test_two_reports_into_one_folder_at_once_do_not_mix(tmp_path: Path) -> None:
     codes = [process.returncode for process in both]
     assert 0 in codes
     for code, error in zip(codes, errors, strict=True):
-        assert code == 0 or "Another report is being written into" in error
+        assert code == 0 or "is being written into" in error
     files = tmp_path / "out"
     written = PhaseRun.load(files / "run.json").page["file"]
     said = Elements((files / "report.html").read_text(encoding="utf-8")).said
@@ -746,8 +750,8 @@ def test_a_disk_that_fills_up_while_the_notebook_is_written(
 @pytest.mark.parametrize(
     ("preset", "rows", "advice"),
     [
-        ("gundam", 1, "preset large or base or small or tiny; fewer than 12 new tokens"),
-        ("tiny", 2, "fewer than 2 pages at once; fewer than 12 new tokens"),
+        ("gundam", 1, "large.*base.*small.*tiny.*12 new tokens"),
+        ("tiny", 2, "2 pages.*12 new tokens"),
     ],
 )
 def test_out_of_memory_says_what_would_ask_for_less(

@@ -6,9 +6,8 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from example_run import ATTACK, make_run
+from example_run import ATTACK, SHAPES, make_run
 from matplotlib.figure import Figure
-from test_summary import SHAPES
 
 from ocr_phases.show import plots, regions
 from ocr_phases.show.figures import FIGURE_MIME, figure_image, figure_svg

@@ -13,6 +13,7 @@ import torch
 from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import says
 
 from ocr_phases import DeepSeekOCRSession
 from ocr_phases.analyse.cost import masked_flops, run_cost, stage_cost
@@ -70,7 +71,7 @@ def test_the_floor_of_a_decode_step_is_its_bytes_over_the_bandwidth() -> None:
     assert step["floor_ms"] == pytest.approx(0.27, abs=0.015)
     assert step["distance"] == pytest.approx(step["device_ms"] / step["floor_ms"])
     assert step["mbu"] == pytest.approx(1 / step["distance"])
-    assert "memory bandwidth allows 0.282 ms, 31 times its floor" in floor_sentence(run)
+    assert says(floor_sentence(run), "memory bandwidth", "0.282 ms", "31 times")
     assert floor_sentence(run) in verdict(run)
 
 
@@ -117,10 +118,8 @@ def test_a_record_without_ceilings_falls_back_to_the_datasheet() -> None:
     run = recorded()
     table = floor_table(run)
     assert set(table["source"]) == {"datasheet"}
-    assert "by the NVIDIA H200 Tensor Core GPU datasheet" in floor_sentence(run)
-    assert "none were measured on this device" in floors_html(run) and ceilings_text(run) in measured_html(
-        run
-    )
+    assert says(floor_sentence(run), "NVIDIA H200 Tensor Core GPU datasheet")
+    assert says(floors_html(run), "none", "measured") and ceilings_text(run) in measured_html(run)
     other = recorded({**H200, "matmul_dtype": "float32"})  # taken for another run's dtype
     assert set(floor_table(other)["source"]) == {"datasheet"}
 
@@ -281,7 +280,7 @@ def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.Monkey
     assert taken == [("cpu", torch.float32)]
     assert all(run.device["ceilings"]["bandwidth_bytes_per_s"] == 4.3e12 for run in runs)
     assert ceilings_of(runs[0]) is not None
-    assert "4.3 TB/s and 790 TFLOP/s, measured on this device" in measured_html(runs[0])
+    assert says(measured_html(runs[0]), "4.3 TB/s", "790 TFLOP/s", "measured")
 
 
 def test_the_command_line_can_leave_them_out(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import GOLDEN
+from grounding_texts import CASE, fuzzed, marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,29 +24,6 @@ from ocr_phases.analyse.grounding import (
     type_table,
 )
 from ocr_phases.errors import OcrPhasesError
-
-GOLDEN = Path(__file__).parent / "golden"
-CASE = json.loads((GOLDEN / "artifacts.json").read_text(encoding="utf-8"))
-
-FRAGMENTS = [
-    *("<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|/ref|><|det|>", "<|grounding|>", "<|", "|>", "<", "["),
-    *("]", "[[", "]]", ",", "], [", " ", "\n", "-", "-7", "0", "12", "500", "999", "1000", "9" * 5000, "1.5"),
-    *(
-        "[1, 2, 3, 4]",
-        "[[10, 20, 300, 400]]",
-        "[[900, 800, -5, 20], [1, 2, 3]]",
-        "image",
-        "text",
-        "\\coloneqq",
-    ),
-    *("<script>alert(1)</script>", "一二 ё 🙂", "\u202e", "\x00", "__import__('os')", "<|ref|>image<|/ref|>"),
-    "<|ref|>image<|/ref|><|det|>[[0, 0, 999, 999], [5, 5, 5, 90]]<|/det|>",
-]
-fuzzed = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=6), max_size=40).map("".join)
-
-
-def marked(label: str, boxes: object) -> str:
-    return f"<|ref|>{label}<|/ref|><|det|>{boxes}<|/det|>"
 
 
 def boxes_of(listing: str) -> tuple[tuple[tuple[int, ...], ...], bool, int]:

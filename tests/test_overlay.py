@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import GOLDEN
+from grounding_texts import CASE, fuzzed, marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageChops
-from test_grounding import CASE, GOLDEN, fuzzed, marked
 
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, region_table, token_regions
 from ocr_phases.show.overlay import (

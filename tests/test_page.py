@@ -26,6 +26,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import load_file
+from wording import says
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs import images
@@ -134,9 +135,7 @@ def test_presets() -> None:
     counts = {name: image_token_count(preset, (1, 1)) for name, preset in PRESETS.items()}
     assert counts == {"tiny": 73, "small": 111, "base": 273, "large": 421, "gundam": 273}
     assert image_token_count(PRESETS["gundam"], (2, 3)) == 903
-    with pytest.raises(
-        OcrPhasesError, match="no preset 'huge': choose one of tiny, small, base, large, gundam"
-    ):
+    with pytest.raises(OcrPhasesError, match="'huge'.*tiny, small, base, large, gundam"):
         get_preset("huge")
 
 
@@ -167,7 +166,7 @@ def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
 
 @pytest.mark.parametrize("prompt", ["markdown", " ocr "])
 def test_a_preset_that_asks_for_boxes_refuses_to_do_without(prompt: str) -> None:
-    with pytest.raises(OcrPhasesError, match=f"'{prompt.strip()}' asks for boxes.*'free'.*write the prompt"):
+    with pytest.raises(OcrPhasesError, match=f"'{prompt.strip()}' .*'free'"):
         resolve_prompt(prompt, grounding=False)
 
 
@@ -352,7 +351,7 @@ def test_pdf_as_bytes(pdf: Path) -> None:
 
 @pytest.mark.parametrize("number", ["0", "4"])
 def test_pdf_page_out_of_range(pdf: Path, number: str) -> None:
-    with pytest.raises(OcrPhasesError, match=rf"doc.pdf has no page {number}: choose one from 1 to 3\."):
+    with pytest.raises(OcrPhasesError, match=rf"doc.pdf .*page {number}\b.* 1 to 3\b"):
         load_page(f"{pdf}#{number}")
 
 
@@ -372,9 +371,9 @@ def test_frames_of_a_tiff_are_pages(tmp_path: Path) -> None:
         kept = describe_page(page, data, found)
         assert load_page(base64.b64decode(kept["data"]))[0].size == size  # the record holds this frame
     assert images.page_count(path) == 2
-    assert "2 pages and page 1 is taken: name another one as two.tif#2" in images.unnamed_pages(path)
+    assert says(images.unnamed_pages(path), "2 pages", "page 1", "two.tif#2")
     assert images.unnamed_pages(f"{path}#1") == ""
-    with pytest.raises(OcrPhasesError, match=r"two.tif has no page 3: choose one from 1 to 2\."):
+    with pytest.raises(OcrPhasesError, match=r"two.tif .*page 3\b.* 1 to 2\b"):
         load_page(f"{path}#3")
     (tmp_path / "one.tif").write_bytes(encoded(frames[0], "TIFF"))
     assert load_page(tmp_path / "one.tif")[2] == "one.tif"
@@ -386,7 +385,7 @@ def test_frames_of_a_tiff_are_pages(tmp_path: Path) -> None:
 def test_damaged_pdf(tmp_path: Path) -> None:
     pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7 and nothing more")
-    with pytest.raises(OcrPhasesError, match="doc.pdf is not a PDF that can be read"):
+    with pytest.raises(OcrPhasesError, match="doc.pdf is not a PDF"):
         load_page(tmp_path / "doc.pdf")
 
 
@@ -396,12 +395,12 @@ def test_a_page_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
 
     (tmp_path / "page.png").touch()
     monkeypatch.setattr(images, "read_regular", refused)
-    with pytest.raises(OcrPhasesError, match=r"Permission denied\): ask for the permission"):
+    with pytest.raises(OcrPhasesError, match="Permission denied"):
         load_page(tmp_path / "page.png")
 
 
 def test_pdf_page_must_be_a_number() -> None:
-    with pytest.raises(OcrPhasesError, match="number from 1, as in file.pdf#3, not 'two'"):
+    with pytest.raises(OcrPhasesError, match="file.pdf#3.*'two'"):
         load_page("doc.pdf#two")
 
 
@@ -433,7 +432,7 @@ def test_bad_files(tmp_path: Path) -> None:
         "none.pdf#2": "There is no file",
         "": "is a folder",
         "empty.png": r"empty.png is empty \(0 bytes\)",
-        "text.png": "text.png is not an image that can be read: give a PNG",
+        "text.png": "text.png is not an image.*PNG",
         "cut.PNG": "cut.PNG is damaged or cut short",
         "cut.JPEG": "cut.JPEG is damaged or cut short",
         "cut.TIFF": "cut.TIFF is (damaged|not an image)",
@@ -477,7 +476,7 @@ def header_only_png(width: int, height: int) -> bytes:
 def test_decompression_bomb(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     for size in ((20_000, 9_000), (100_000, 100_000)):
-        with pytest.raises(OcrPhasesError, match="more than 178 megapixels: scale the page down"):
+        with pytest.raises(OcrPhasesError, match="178 megapixels.*scale"):
             load_page(header_only_png(*size))
 
 
@@ -503,7 +502,7 @@ def test_the_largest_page_follows_from_the_memory_its_format_needs(monkeypatch: 
     for kind in ("PNG", "JPEG", "TIFF", "WEBP", "JPEG2000"):
         assert load_page(encoded(blank(29, 29), kind))[0].size == (29, 29)
         if kind in ("WEBP", "JPEG2000"):
-            with pytest.raises(OcrPhasesError, match="megapixels: scale the page down"):
+            with pytest.raises(OcrPhasesError, match="megapixels.*scale"):
                 load_page(encoded(blank(40, 40), kind))
         else:
             assert load_page(encoded(blank(40, 40), kind))[0].size == (40, 40)
@@ -522,7 +521,7 @@ def test_no_page_starts_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run = make_run()
     run.pages[0]["data"] = base64.b64encode(POSTSCRIPT).decode()
     for read in (lambda: load_page(page), lambda: load_page(POSTSCRIPT, "scan.png"), run.page_image):
-        with pytest.raises(OcrPhasesError, match="is not an image that can be read: give a PNG, JPEG"):
+        with pytest.raises(OcrPhasesError, match="is not an image.*PNG, JPEG"):
             read()
 
 
@@ -744,13 +743,13 @@ def test_pack_errors() -> None:
     views = make_views(blank(60, 60), SMALL)
     other = make_views(blank(60, 60), replace(SMALL, name="other", crops=False))
     cases: list[tuple[list[list[PageViews]], list[str], str]] = [
-        ([], [], "one list of pages for each prompt"),
-        ([[views]], ["<image>", "<image>"], "one list of pages for each prompt: got 1 for 2"),
+        ([], [], "list of pages"),
+        ([[views]], ["<image>", "<image>"], "list of pages.* 1 for 2"),
         ([[]], ["text"], "'text' has no page"),
         ([[views]], ["<image><image>"], "too many <image> .2 for 1 page"),
         ([[views, views]], ["<image>"], "too few <image> .1 for 2 pages"),
         ([[views]], ["text"], "too few <image> .0 for 1 page"),
-        ([[views], [other]], ["<image>", "<image>"], "same preset: cut them for one of other, test"),
+        ([[views], [other]], ["<image>", "<image>"], "same preset.*other, test"),
     ]
     for rows, prompts, message in cases:
         with pytest.raises(OcrPhasesError, match=message):

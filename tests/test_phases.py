@@ -9,37 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import PAGES
+from golden_cases import CASES, golden_inputs
 from torch import Tensor
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, Timeline, decode, decode_step, prefill
-from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.steps.phases import generate, prompt_loss
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.settings import SamplingSettings
 
-CASES = ("base", "gundam", "small", "batch")
 TOLERANCE = 1e-4
-
-
-def golden_inputs(golden: dict[str, Tensor], case: str) -> DeviceInputs:
-    ids = golden[f"{case}.input_ids"]
-
-    def pixels(kind: str, row: int) -> Tensor:
-        levels = golden[f"{case}.{kind}.{row}"].float() / 255
-        return ((levels - 0.5) / 0.5).to(torch.bfloat16).float()
-
-    grids = golden[f"{case}.images_spatial_crop"].tolist()
-    crops = [pixels("images_crop", row) for row, grid in enumerate(grids) if grid != [1, 1]]
-    return DeviceInputs(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        images_seq_mask=ids == 300,
-        pixel_values=torch.cat([pixels("images_ori", row) for row in range(len(ids))]),
-        pixel_values_local=torch.cat(crops) if crops else None,
-        num_local_patches=[columns * rows if columns * rows > 1 else 0 for columns, rows in grids],
-        patches_grid=grids,
-        position_ids=None,
-    )
 
 
 @contextmanager

@@ -15,12 +15,12 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import RECORD
 from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from papermill.parameterize import add_builtin_parameters, parameterize_path
-from test_cli import RECORD
 
 from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.cli import main

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import matplotlib
 import pytest
-from example_run import make_run
+from example_run import SHAPES, make_run
 from matplotlib.figure import Figure
-from test_summary import SHAPES
 
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.record import PhaseRun

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from conftest import PAGES
-from example_run import make_run
+from example_run import SHAPES, make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_summary import SHAPES
 
 from ocr_phases import DeepSeekOCRSession, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table, type_table

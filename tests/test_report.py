@@ -3,54 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
 import pandas as pd
 import pytest
-from example_run import ATTACK, make_run, page_image, report_of
-from test_summary import SHAPES
+from elements import Elements
+from example_run import ATTACK, SHAPES, make_run, page_image, report_of
 
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
+from ocr_phases.report.jupyter_kernels import WarmKernel
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
-
-
-class Elements(HTMLParser):
-    """Every element of a document with its attributes; what stands in a script or style is text."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.stray: list[str] = []
-        self.said = ""
-        self.feed(document)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "img", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.said += data
-
-    def handle_endtag(self, tag: str) -> None:
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-        else:
-            self.stray.append(tag)
-
-    def tags(self) -> set[str]:
-        return {tag for tag, _ in self.found}
 
 
 def fragments(run: PhaseRun) -> str:
@@ -192,17 +160,7 @@ def test_a_dead_kernel_and_a_slow_cell_are_errors_too(notebooks: Path, tmp_path:
 # -- the HTML file ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def plain(plain_report: dict[str, Path]) -> dict[str, Path]:
-    return plain_report
-
-
-@pytest.fixture(scope="module")
-def attacked(attacked_report: dict[str, Path]) -> dict[str, Path]:
-    return attacked_report
-
-
-def test_a_report_is_complete_and_one_file(plain: dict[str, Path]) -> None:
+def test_a_report_is_complete_and_one_file(plain_report: dict[str, Path]) -> None:
     assert {
         "run.json",
         "result.mmd",
@@ -210,8 +168,8 @@ def test_a_report_is_complete_and_one_file(plain: dict[str, Path]) -> None:
         "result_with_boxes.jpg",
         "report.ipynb",
         "report.html",
-    } <= set(plain)
-    document = plain["report.html"].read_text(encoding="utf-8")
+    } <= set(plain_report)
+    document = plain_report["report.html"].read_text(encoding="utf-8")
     elements = Elements(document)
     assert not elements.open
     assert not elements.stray
@@ -229,29 +187,29 @@ def test_a_report_is_complete_and_one_file(plain: dict[str, Path]) -> None:
             assert (attributes["href"] or "").startswith("#")
 
 
-def test_headings_are_in_order_and_the_contents_lead_to_them(plain: dict[str, Path]) -> None:
-    elements = Elements(plain["report.html"].read_text(encoding="utf-8"))
+def test_headings_are_in_order_and_the_contents_lead_to_them(plain_report: dict[str, Path]) -> None:
+    elements = Elements(plain_report["report.html"].read_text(encoding="utf-8"))
     levels = [int(tag[1]) for tag, _ in elements.found if tag in ("h1", "h2", "h3")]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     ids = {attributes["id"] for _, attributes in elements.found if "id" in attributes}
     links = {attributes["href"] or "" for tag, attributes in elements.found if tag == "a"}
-    notebook = nbformat.read(plain["report.ipynb"], as_version=4)
+    notebook = nbformat.read(plain_report["report.ipynb"], as_version=4)
     sections = [cell for cell in notebook.cells if cell.source.startswith("## ")]
     assert len(links) == len(sections) + 1 >= 10  # and the way past the contents
     assert {link.removeprefix("#") for link in links} <= ids
 
 
-def test_a_report_holds_no_code_unless_asked(plain: dict[str, Path], tmp_path: Path) -> None:
-    body = plain["report.html"].read_text(encoding="utf-8").partition("<main>")[2]
+def test_a_report_holds_no_code_unless_asked(plain_report: dict[str, Path], tmp_path: Path) -> None:
+    body = plain_report["report.html"].read_text(encoding="utf-8").partition("<main>")[2]
     assert "PhaseRun.load" not in body
     assert "JupyterLab" not in body
-    shown = render_html(plain["report.ipynb"], tmp_path / "code.html", show_code=True, title="<i>")
+    shown = render_html(plain_report["report.ipynb"], tmp_path / "code.html", show_code=True, title="<i>")
     document = shown.read_text(encoding="utf-8")
     assert "PhaseRun.load" in document
     assert "<title>&lt;i&gt;</title>" in document
-    assert str(plain["run.json"].parent) not in document.partition("PhaseRun.load")[2]
+    assert str(plain_report["run.json"].parent) not in document.partition("PhaseRun.load")[2]
 
 
 def test_warnings_and_widgets_stay_out(tmp_path: Path) -> None:
@@ -276,9 +234,12 @@ def test_something_else_than_a_notebook_is_refused(tmp_path: Path) -> None:
         render_html(tmp_path / "n.ipynb", tmp_path / "n.html")
 
 
-def test_what_the_model_wrote_stays_text(plain: dict[str, Path], attacked: dict[str, Path]) -> None:
+def test_what_the_model_wrote_stays_text(
+    plain_report: dict[str, Path], attacked_report: dict[str, Path]
+) -> None:
     first, second = (
-        Elements(paths["report.html"].read_text(encoding="utf-8")) for paths in (plain, attacked)
+        Elements(paths["report.html"].read_text(encoding="utf-8"))
+        for paths in (plain_report, attacked_report)
     )
     assert second.tags() <= first.tags()
     assert not second.stray
@@ -287,8 +248,8 @@ def test_what_the_model_wrote_stays_text(plain: dict[str, Path], attacked: dict[
 
 
 @pytest.mark.parametrize("shape", ["one token", "no text", "generate", "batch"])
-def test_odd_records_have_a_report_too(shape: str, tmp_path: Path) -> None:
-    made = report_of(make_run(**SHAPES[shape]), tmp_path)
+def test_odd_records_have_a_report_too(shape: str, tmp_path: Path, warm_kernel: WarmKernel) -> None:
+    made = report_of(make_run(**SHAPES[shape]), tmp_path, warm_kernel)
     document = Elements(made["report.html"].read_text(encoding="utf-8")).said
     assert "Error" not in document
     assert "nan" not in document

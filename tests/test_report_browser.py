@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_example import html_of, make_batch
+from conftest import GPU_RECORD
 from example_run import make_run
-from test_batch_index import html_of, make_batch
 
 from ocr_phases.batch.index import build_index
-from ocr_phases.report.render import execute_notebook, render_html, report_page
+from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.render import execute_notebook, render_html
 
 CHROMIUM = Path("/usr/bin/chromium")
 CHROMIUM_FLAGS = (
@@ -27,7 +29,6 @@ CHROMIUM_FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-GPU_RECORD = Path(__file__).parents[1] / "data" / "runs" / "h200-dummy-gundam.json"
 LARGEST = 3_000_000  # bytes
 SMALLEST_TYPE = 11.0  # CSS pixels, in text
 SMALLEST_FIGURE_TYPE = 9.0  # CSS pixels, in figures
@@ -63,6 +64,8 @@ def reports(
     chromium: Any,
     plain_report: dict[str, Path],
     attacked_report: dict[str, Path],
+    gpu_report: dict[str, Path],
+    warm_kernel: WarmKernel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """The HTML file of each kind."""
@@ -71,21 +74,24 @@ def reports(
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
     place |= {"version": "transformers 5.23.0", "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}"}
     parameters = {"record": record, "output_dir": str(folder / "verify"), "references": [place]}
-    verified = execute_notebook("verify", parameters, folder / "verify.ipynb")
+    kernel = {"kernel": warm_kernel}
+    verified = execute_notebook("verify", parameters, folder / "verify.ipynb", **kernel)
     cells, batch = folder / "cells", folder / "batch"
     cells.mkdir()
     batch.mkdir()
     for name in ("base", "gundam", "gundam-compiled"):
         shutil.copy(GPU_RECORD.with_name(f"h200-dummy-{name}.json"), cells)
-    swept = execute_notebook("sweep_report", {"records": str(cells)}, folder / "sweep.ipynb")
-    compared = execute_notebook("compare_runs", {}, folder / "compare.ipynb")
+    swept = execute_notebook(
+        "sweep_report", {"records": str(cells)}, folder / "sweep.ipynb", kernel=warm_kernel
+    )
+    compared = execute_notebook("compare_runs", {}, folder / "compare.ipynb", **kernel)
     make_batch(batch)
     index = batch / "index.html"
     index.write_text(html_of(build_index(batch)), encoding="utf-8")
     return {
         "page": plain_report["report.html"],
         "attacked": attacked_report["report.html"],
-        "record": report_page(folder / "gpu", {"record": str(GPU_RECORD)})["report.html"],
+        "record": gpu_report["report.html"],
         "verify": render_html(verified, folder / "verify.html", show_code=True),
         "sweep": render_html(swept, folder / "sweep.html"),
         "compare": render_html(compared, folder / "compare.html"),

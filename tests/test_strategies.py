@@ -1,4 +1,4 @@
-"""Decode strategies without a GPU: the static step run as it is, compiled, and what is refused."""
+"""Decode strategies without a GPU: the static step run as it is, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import PAGES, SMALL_DUMMY
+from conftest import PAGES
+from golden_cases import CASES, golden_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_phases import CASES, golden_inputs
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun, decode, decode_step, prefill
-from ocr_phases.analyse.checks import failed, run_checks
-from ocr_phases.analyse.headline import verdict
+from ocr_phases import OcrPhasesError, decode, decode_step, prefill
 from ocr_phases.cli import main
 from ocr_phases.measure.collectors.parity import _tie
 from ocr_phases.measure.models.families import NATIVE, VENDOR
@@ -23,8 +21,6 @@ from ocr_phases.measure.steps.phases import generate, redecode
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.static_step import KEPT_STEPS, SLOT_MULTIPLE, StaticStep, kept_step, slots_for
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.show.html import cards_html
-from ocr_phases.words import bytes_text
 
 RECEIPT = PAGES / "receipt.png"
 
@@ -41,12 +37,6 @@ def static(golden_session, golden_forward):
         return made[case]
 
     return of
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """torch.compile traces, but leaves the work to torch's own kernels: no minutes in a C++ compiler."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
 def padded_inputs(session):
@@ -169,86 +159,6 @@ def test_the_last_used_steps_are_kept(golden_session):
     kept_step(kept, golden_session.model, 1, 128, "eager")
     assert [key[1:] for key in kept] == [(3, 64), (4, 64), (1, 64), (1, 128)]
     assert first.setup.capacity_bytes == 64 * 2 * 3 * 2 * 40 * 4
-
-
-# -- compiled -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    strategies._missing_compiler("cpu") is not None, reason="torch.compile finds no C++ compiler here"
-)
-def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
-    options = {"max_new_tokens": 40, "repeats": 1, "warmup": 0}
-    eager = tiny_session.run_inference(RECEIPT, **options)
-    run = tiny_session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
-    assert run.results == eager.results
-    setup = run.model["strategy_setup"]
-    assert setup["compile_ms"] > 0
-    assert (setup["slots"], setup["capture_ms"], setup["reused"]) == (192, None, False)
-    assert run.model["decode_experts"] == "batched_mm"
-    assert run.cache["capacity_bytes"] == setup["capacity_bytes"] == 192 * run.cache["bytes_per_token"]
-    assert run.cache["lengths"] == eager.cache["lengths"]
-    assert run.request["eos_check_every"] == 16
-    stages = run.spans.groupby("phase")["stage"].unique()
-    assert set(stages["decode"]) == {"decode", "decode_step", "sampling"}
-    assert set(stages["prefill"]) == set(eager.spans.loc[eager.spans["phase"] == "prefill", "stage"].unique())
-
-    loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
-    checks = {check.name: check for check in run_checks(loaded)}
-    assert not failed(checks.values())
-    for name in ("parity", "cache_growth", "cache_linear", "attention_mask", "host_waits"):
-        assert checks[name].verdict == "pass"
-    assert checks["mask_handed_over"].measured.startswith("compiled steps do not call the model")
-
-    room = bytes_text(setup["capacity_bytes"]).replace(" ", "\xa0")
-    assert f"room for {room}" in cards_html(loaded)
-    assert "set up once before: compiling the decode step" in verdict(loaded)
-    again = tiny_session.run_inference(
-        PAGES / "slide.png", strategy="compiled", infer={"no_repeat_ngram_size": 3}, **options
-    )
-    plain = tiny_session.run_inference(PAGES / "slide.png", infer={"no_repeat_ngram_size": 3}, **options)
-    assert again.results == plain.results
-    assert again.model["strategy_setup"] == {**setup, "reused": True}
-
-
-def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
-    session = DeepSeekOCRSession.load(SMALL_DUMMY, device="cpu")
-    options = {"max_new_tokens": 4, "repeats": 1, "warmup": 0}
-    plain = session.run_inference(RECEIPT, preset="tiny", **options)
-    runs = [
-        session.run_inference(RECEIPT, preset=preset, vision="compiled", **options)
-        for preset in ("tiny", "small", "tiny")
-    ]
-    assert runs[0].results == plain.results
-    assert plain.model["vision_setup"] is None
-    assert [run.model["vision"] for run in runs] == ["compiled"] * 3
-    first, other, again = (run.model["vision_setup"]["compile_ms"] for run in runs)
-    assert first == again != other
-    # The stages are timed around the compiled encoders, and the encoders are themselves again afterwards.
-    assert runs[0].stage_ms("sam").tolist() and runs[0].stage_ms("clip").tolist()
-    vision = session.family.stages(session.model)
-    assert "forward" not in vars(vision["sam"])
-    assert "forward" not in vars(vision["clip"])
-    inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    with session.workshop._vision.installed():
-        compiled = session.run_prefill(inputs).logits
-    torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
-
-
-def test_what_cannot_be_compiled_is_one_sentence():
-    def breaks(value):
-        torch._dynamo.graph_break()
-        return value + 1
-
-    compiled = strategies.compiled_apart(breaks)
-    with pytest.raises(OcrPhasesError, match="torch.compile failed here") as caught:
-        strategies.first_call_ms("cpu", compiled, torch.ones(1))
-    assert "\n" not in str(caught.value)
-
-
-def test_many_shapes_do_not_crowd_each_other_out(traced):
-    for size in range(1, 2 * torch._dynamo.config.recompile_limit):
-        assert strategies.compiled_apart(lambda value: value * 2)(torch.ones(size)).sum() == 2 * size
 
 
 # -- refusals -----------------------------------------------------------------------------------------

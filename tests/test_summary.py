@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from example_run import make_run
+from example_run import SHAPES, make_run
 
 from ocr_phases.analyse.headline import headline, verdict
 from ocr_phases.analyse.summary import (
@@ -26,19 +26,6 @@ from ocr_phases.analyse.typical import one_repeat, typical_repeat, typical_run, 
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show import html
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
-
-SHAPES = {
-    "crops": {},
-    "no crops": {"crops": False},
-    "cuda": {"cuda": True},
-    "one token": {"max_tokens": 1},
-    "one step": {"max_tokens": 2},
-    "one repeat": {"repeats": 1},
-    "no text": {"return_text": False, "embed": False, "memory": False},
-    "batch": {"rows": 3},
-    "redecode": {"first_token": "redecode"},
-    "generate": {"generate": True, "repeats": 2},
-}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -8,16 +8,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
-from conftest import PAGES
-from example_run import make_run
-from test_report import Elements
+from conftest import PAGES, TINY_CONFIG
+from elements import Elements
+from example_run import failed_cells, make_run
+from wording import says
 
 from ocr_phases.analyse.sweep import (
     CURVE_COLUMNS,
-    FAILURE_COLUMNS,
     SWEEP_COLUMNS,
     decode_curves,
     load_sweep,
@@ -34,7 +33,6 @@ from ocr_phases.show.html import figure_png
 from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"
-TINY = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 CELLS = make_cells(["tiny"], ["eager"], [1, 2], [3])
 QUICK: dict[str, Any] = {"repeats": 1, "warmup": 0}
 
@@ -47,7 +45,7 @@ def records() -> dict[str, PhaseRun]:
             for rows in (1, 4):
                 for tokens in (5, 60):
                     run = make_run(crops=crops, rows=rows, max_tokens=tokens, cuda=strategy != "eager")
-                    model = {**run.model, "strategy": strategy, "config": TINY}
+                    model = {**run.model, "strategy": strategy, "config": TINY_CONFIG}
                     run = dataclasses.replace(run, model=model)
                     runs[f"{crops}-{strategy}-{rows}-{tokens}"] = run
     return runs
@@ -55,13 +53,6 @@ def records() -> dict[str, PhaseRun]:
 
 def with_vision(run: PhaseRun, vision: str) -> PhaseRun:
     return dataclasses.replace(run, request={**run.request, "vision": vision})
-
-
-def failures(*reasons: str) -> pd.DataFrame:
-    rows = [
-        (f"cell{number}", "base", "eager", "eager", 1, 9, reason) for number, reason in enumerate(reasons)
-    ]
-    return pd.DataFrame(rows, columns=list(FAILURE_COLUMNS))
 
 
 # -- measuring ----------------------------------------------------------------------------------------
@@ -117,9 +108,8 @@ def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytes
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "kept"]
     table = sweep_table(load_sweep(tmp_path).runs)
     assert table["vision"].tolist() == ["eager", "compiled"]
-    said = sweep_verdict(table, failures())
-    assert "with vision eager, " in said
-    assert "its floor is" in said
+    said = sweep_verdict(table, failed_cells())
+    assert says(said, "vision eager", "floor")
     # A decode step does not depend on it, so one curve stands for both.
     curves = decode_curves(load_sweep(tmp_path).runs)
     assert set(curves["cell"]) == {"tiny-eager-b1-n2"}
@@ -265,9 +255,9 @@ def test_the_table_has_a_row_a_record() -> None:
         assert 0 < row["vision_share"] < 1
         # The H200 has a datasheet, the example CPU has not.
         assert (row["step_floor_ms"] < row["inter_token_ms"]) == (row["strategy"] == "cuda_graph")
-    said = sweep_verdict(table, failures("a", "b"))
-    assert "gundam, batch 4, eager decode, 60 tokens, 912 prompt tokens" in said
-    assert said.endswith("2 cells could not be measured.")
+    said = sweep_verdict(table, failed_cells("a", "b"))
+    assert says(said, "gundam", "batch 4", "eager", "60 tokens", "912 prompt tokens")
+    assert says(said, "2 cells", "not be measured")
     whole = (table["ttft_ms"] + table["decode_ms"]).to_numpy()
     assert table["page_ms"].to_numpy() == pytest.approx(whole, rel=0.05)  # of medians, not a median of sums
     assert (table["page_ms"] <= table["page_ms_p90"]).all()
@@ -285,7 +275,8 @@ def test_the_prefills_sentence_is_of_two_cells_that_compare() -> None:
             runs[f"{name}-{vision}"] = with_vision(dataclasses.replace(run, spans=spans), vision)
     table = sweep_table(runs)
     sentence = re.search(
-        r"The prefill takes (\S+ m?s) \((.*?)\) to (\S+ m?s) \((.*?)\)\.", sweep_verdict(table, failures())
+        r"The prefill takes (\S+ m?s) \((.*?)\) to (\S+ m?s) \((.*?)\)\.",
+        sweep_verdict(table, failed_cells()),
     )
     ends = []
     for took, named in (sentence.group(1, 2), sentence.group(3, 4)):
@@ -341,10 +332,10 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
         show.plot_floors(table),
     ):
         assert figure_png(figure).startswith(b"\x89PNG")
-    elements = Elements(show.sweep_html(table) + show.failures_html(failures("<b>why")))
+    elements = Elements(show.sweep_html(table) + show.failures_html(failed_cells("<b>why")))
     assert not elements.open
     assert "b" not in elements.tags()
-    assert "nan" not in elements.said + sweep_verdict(table, failures())
+    assert "nan" not in elements.said + sweep_verdict(table, failed_cells())
 
 
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
@@ -365,12 +356,12 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     command = ["sweep", str(PAGE), *lists, "--repeats", "1", "--warmup", "0", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "measured tiny-eager-b2-n3" in said
-    assert "tiny-eager-b1-n9999 failed: " in said
+    assert says(said, "measured", "tiny-eager-b2-n3")
+    assert says(said, "tiny-eager-b1-n9999", "failed")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"runs", "sweep.ipynb", "sweep.html"}
     elements = Elements((tmp_path / "out" / "sweep.html").read_text(encoding="utf-8"))
     assert not elements.open
-    assert "2 cells could not be measured." in elements.said
+    assert says(elements.said, "2 cells", "not be measured")
     assert "4096 positions" in elements.said
     assert sum(tag == "img" or attributes.get("role") == "img" for tag, attributes in elements.found) == 7
     assert "over floor" in elements.said
@@ -405,6 +396,6 @@ def test_the_notebook_measures_by_itself(tmp_path: Path) -> None:
         "sweep_report", {**parameters, "output_dir": str(tmp_path / "out")}, tmp_path / "sweep.ipynb"
     )
     document = render_html(notebook, tmp_path / "sweep.html").read_text(encoding="utf-8")
-    assert "Every cell was measured." in Elements(document).said
+    assert says(Elements(document).said, "Every cell", "measured")
     kept = json.loads((tmp_path / "out" / "runs" / "tiny-eager-b1-n2.json").read_text())
     assert kept["request"]["max_new_tokens"] == 2

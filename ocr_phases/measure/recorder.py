@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases import record
+from ocr_phases.analyse.check_texts import RULES
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.live_checks import merged
 from ocr_phases.measure.collectors.run import Run
@@ -170,7 +171,7 @@ def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
         {
             "name": "repeats_agree",
             "verdict": "pass" if same else "fail",
-            "expected": "every repeat generates the same tokens",
+            "expected": RULES["repeats_agree"].expected,
             "measured": f"{len(runs)} repeats, {'equal' if same else 'different'} tokens",
         },
         *merged([run.verdicts for run in runs]),

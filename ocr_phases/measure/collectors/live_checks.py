@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ocr_phases.analyse.check_texts import RULES
 from ocr_phases.measure.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
 from ocr_phases.measure.models.caches import cache_length
 from ocr_phases.measure.models.family import Family
@@ -26,22 +27,6 @@ if TYPE_CHECKING:
     from ocr_phases.measure.steps.phases import DecodeState
 
 Verdict = tuple[str, str]  # verdict and what was measured
-
-#: What each check expects; `ocr_phases.analyse.check_texts` says why, and what to do.
-EXPECTED = {
-    "eval_mode": "the model is in eval mode in every forward",
-    "gradients_off": "no forward tracks gradients",
-    "single_token_steps": "one token a row in each decode step",
-    "no_image_arguments_in_decode": "no image argument carries a value in decode",
-    "cache_reused": "one KV cache through all steps",
-    "cache_growth": "one more entry a step",
-    "attention_mask": "2-D, on the model's device, one more column a step",
-    "mask_handed_over": "what the model gets covers the cache and the new token",
-    "image_mask": "the image mask marks exactly the image tokens, as many as the views need",
-    "image_features": "the projector gives as many vectors as the image tokens have places",
-    "prompt_tokens": "the prompt's tokens decode back to the prompt",
-    "norm_layers": "every norm layer has the model's dtype, and there is no autocast",
-}
 
 
 @dataclass(frozen=True)
@@ -123,12 +108,12 @@ def input_verdicts(session: LoadedModel, packed: PageInputs, *, autocast: bool) 
 def merged(runs: list[dict[str, Verdict]]) -> list[dict[str, str]]:
     """The checks of all runs as the record keeps them: a check's first verdict that is no pass, else any."""
     checks = []
-    for name, expected in EXPECTED.items():
+    for name, text in RULES.items():
         found = [run[name] for run in runs if name in run]
         if not found:
             continue
         verdict, measured = next((one for one in found if one[0] != "pass"), found[0])
-        checks.append({"name": name, "verdict": verdict, "expected": expected, "measured": measured})
+        checks.append({"name": name, "verdict": verdict, "expected": text.expected, "measured": measured})
     return checks
 
 

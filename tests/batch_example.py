@@ -1,0 +1,185 @@
+"""Batches for tests: pages for the stub worker, a driver as a process, a folder with every outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_run import make_run
+
+from ocr_phases.batch.driver import Counts, measure_pages
+from ocr_phases.batch.index import BatchIndex
+from ocr_phases.batch.job import Job, make_jobs
+from ocr_phases.batch.manifest import find_pages
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.pool import LocalPool
+from ocr_phases.batch.store import (
+    Listing,
+    read_listing,
+    read_status,
+    write_status,
+)
+from ocr_phases.show.index_page import index_html
+
+STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
+SETTINGS = {"model": "tiny", "preset": None, "max_new_tokens": 8}
+QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
+EVIL = "<script>alert(1)</script> & 'quoted'.png"
+
+
+def make_pages(folder: Path, *words: str) -> Path:
+    """Page files for the stub, page-0 and so on, each of its own content."""
+    folder.mkdir(exist_ok=True)
+    for number, word in enumerate(words):
+        (folder / f"page-{number}.png").write_text(f"{word}\n{' ' * number}")
+    return folder
+
+
+def jobs(folder: Path, **more: Any) -> list[Job]:
+    return list(make_jobs(find_pages([str(folder)], list(SETTINGS)), {**SETTINGS, **more}))
+
+
+def measure(folder: Path, out: Path, **options: Any) -> Counts:
+    out.mkdir(exist_ok=True)
+    pool = LocalPool(command=STUB)
+    try:
+        return measure_pages(jobs(folder), out, pool, **options)
+    finally:
+        pool.close()
+
+
+def statuses(out: Path) -> dict[str, dict[str, Any]]:
+    """Status by page; a page without one is missing."""
+    found = {entry["page"]: read_status(out / entry["folder"]) for entry in read_listing(out)}
+    return {page: status for page, status in found.items() if status is not None}
+
+
+def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen[bytes]:
+    program = (
+        "import json, sys; from pathlib import Path\n"
+        "from ocr_phases.batch.driver import measure_pages\n"
+        "from ocr_phases.batch.job import make_jobs\n"
+        "from ocr_phases.batch.manifest import find_pages\n"
+        "from ocr_phases.batch.cluster import DaskPool\n"
+        "from ocr_phases.batch.pool import LocalPool\n"
+        "folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
+        "(folder / 'out').mkdir(exist_ok=True)\n"
+        "pages = find_pages([str(folder / 'in')], list(settings))\n"
+        "pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool([{}, {}], stub)\n"
+        "measure_pages(make_jobs(pages, settings), folder / 'out', pool)"
+    )
+    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB), scheduler or ""]
+    return subprocess.Popen([sys.executable, "-c", program, *values])
+
+
+def children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        threads = [Path(task, "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+    return [int(child) for child in f"{text} {' '.join(threads)}".split()]
+
+
+def wait_for(condition: Any, seconds: float = 30.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+@contextlib.contextmanager
+def watched_sockets(pid: int | None = None) -> Iterator[dict[str, set[str]]]:
+    """The commands of ``pid`` (None: this one) and all processes below it, and where each began to listen."""
+    psutil = pytest.importorskip("psutil")
+    top = psutil.Process(pid)
+    found: dict[str, set[str]] = {}
+    done = threading.Event()
+
+    def addresses(process: Any) -> set[str]:
+        connections = getattr(process, "net_connections", None) or process.connections  # before psutil 6
+        return {f"{one.laddr.ip}:{one.laddr.port}" for one in connections("inet") if not one.raddr}
+
+    before = addresses(top) if pid is None else set()
+
+    def look() -> None:
+        while not done.wait(0.1):
+            for process in (top, *top.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    own = found.setdefault(" ".join(process.cmdline()), set())
+                    own.update(addresses(process) - before)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        watcher.join()
+
+
+def make_batch(out: Path) -> None:
+    jobs = {
+        name: Job(name, f"/in/{name}", "ab", {"model": "tiny", "preset": None}, {}, None)
+        for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
+    }
+    with Listing(out) as listing:
+        for job in [*jobs.values(), jobs["b.png"]]:
+            listing.add(job)
+    attempt = {"seconds": 1.5, "failure": None}
+    for number, (name, job) in enumerate(jobs.items()):
+        folder = out / job.folder
+        status = {**job.as_dict(), "state": "done", "failure": None, "reason": "", "attempts": [attempt]}
+        status["report"] = {"state": "done", "reason": ""} if name == "b.png" else None
+        if name == "waiting.png":
+            continue
+        if name == "failed.png":
+            status |= {
+                "state": "failed",
+                "failure": "timeout",
+                "reason": "More than 3 s.",
+                "attempts": [attempt] * 2,
+            }
+        write_status(folder, status)
+        if name == "damaged.png":
+            (folder / "run.json").write_text("{")
+        elif name != "failed.png":
+            make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number).save(
+                folder / "run.json"
+            )
+
+
+def html_of(index: BatchIndex) -> str:
+    return index_html(index.pages, index.regions, title="A batch", facts={"": "tiny"}, tables=["pages.csv"])
+
+
+class Renderer:
+    """A pool that renders nothing: the second try of every page goes well, save c.pdf's."""
+
+    def __init__(self, *options: Any) -> None:
+        self.tries: dict[str, int] = {}
+
+    def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
+        assert request["mode"] == "render"
+        folder = request["folder"]
+        self.tries[folder] = self.tries.get(folder, 0) + 1
+        failed = self.tries[folder] == 1 or "c-2-" in folder
+        future: Future[Outcome] = Future()
+        future.set_result(Outcome("report", "The notebook failed.") if failed else Outcome())
+        return future
+
+    def room(self) -> int:
+        return 2
+
+    def close(self) -> None:
+        pass
