@@ -17,7 +17,13 @@ def safe(value: object) -> str:
 
 
 def title_block(
-    title: str, about: Sequence[object], lead: str, *, headline: str = "", picture: str = "", below: str = ""
+    title: str,
+    about: Sequence[object],
+    lead: str = "",
+    *,
+    headline: str = "",
+    picture: str = "",
+    below: str = "",
 ) -> str:
     """The head of a report: picture, title, a line of facts, the finding in one sentence, a paragraph.
 

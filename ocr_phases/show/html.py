@@ -11,7 +11,6 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -66,25 +65,6 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "ms_per_char": ("per character", "ms"),
     "cache_len": ("cache length", ""),
 }
-
-
-def notebook_style() -> str:
-    """A ``<style>`` for fragments shown in JupyterLab, in its own colours; a report brings its own."""
-    theme = {
-        "--op-ink": "var(--jp-content-font-color1, #1c2024)",
-        "--op-muted": "var(--jp-content-font-color2, #5b6470)",
-        "--op-line": "var(--jp-border-color2, #d8dde3)",
-        "--op-soft": "var(--jp-layout-color2, #f4f6f8)",
-        "--op-card": "var(--jp-layout-color1, #ffffff)",
-        "--op-accent": "var(--jp-brand-color1, #0072b2)",
-    }
-    colours = "".join(f"{name}:{value};" for name, value in theme.items())
-    return f"<style>:root{{{colours}}}\n{fragments_css()}</style>"
-
-
-def fragments_css() -> str:
-    """The style sheet of everything this module writes; colours are custom properties set by the page."""
-    return resources.files("ocr_phases.show").joinpath("fragments.css").read_text(encoding="utf-8")
 
 
 def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> str:

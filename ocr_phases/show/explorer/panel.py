@@ -13,6 +13,7 @@ import ipywidgets as widgets
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html
+from ocr_phases.show.document import notebook_style
 from ocr_phases.show.explorer import panes
 from ocr_phases.show.explorer.compare_tab import ComparePane
 from ocr_phases.show.explorer.form import Form, Settings
@@ -76,7 +77,7 @@ class Explorer(widgets.VBox):
         css = resources.files("ocr_phases.show.explorer").joinpath("explorer.css").read_text(encoding="utf-8")
         super().__init__(
             [
-                widgets.HTML(f"{html.notebook_style()}<style>{css}</style>"),
+                widgets.HTML(f"{notebook_style()}<style>{css}</style>"),
                 self.form,
                 self.messages,
                 self.live,
