@@ -15,7 +15,7 @@ from test_summary import SHAPES
 
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.html import figure_png
+from ocr_phases.show.figures import figure_png
 from ocr_phases.show.plots import (
     new_figure,
     plot_memory,

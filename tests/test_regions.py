@@ -12,7 +12,7 @@ from test_summary import SHAPES
 from ocr_phases import DeepSeekOCRSession, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table, type_table
 from ocr_phases.show import regions
-from ocr_phases.show.html import figure_png
+from ocr_phases.show.figures import figure_png
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from ocr_phases.measure.sweep import Cell, Outcome, make_cells, run_sweep
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
-from ocr_phases.show.html import figure_png
+from ocr_phases.show.figures import figure_png
 from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"

@@ -174,7 +174,7 @@ def render_html(
     for cell in content.cells:
         for output in cell.get("outputs", []):
             if FIGURE_MIME in output.get("data", {}):
-                output.data = {"image/svg+xml": output.data[FIGURE_MIME]}
+                output.data = {"text/html": output.data[FIGURE_MIME]}
     folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
     exporter = HTMLExporter(
         template_name=folder.name,

@@ -23,11 +23,8 @@ def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *,
         "base-uri 'none'; form-action 'none'"
     )
     items = "".join(f'<li><a href="#{safe(anchor)}">{safe(name)}</a></li>' for name, anchor in sections)
-    contents = (
-        f'<nav aria-label="Contents"><p aria-hidden="true">Contents</p><ul>{items}</ul></nav>'
-        if items
-        else ""
-    )
+    listed = f'<p aria-hidden="true">Contents</p><ul>{items}</ul>'
+    contents = f'<nav aria-label="Contents">{listed}</nav>' if items else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

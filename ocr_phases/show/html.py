@@ -27,8 +27,6 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import badge, cards_block, share_bar, status_line, title_block
 from ocr_phases.show.blocks import safe as _safe
 from ocr_phases.show.figures import SHARPNESS
-from ocr_phases.show.figures import figure_image as figure_image
-from ocr_phases.show.figures import figure_png as figure_png
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_key, stage_name
 

@@ -11,7 +11,7 @@ import pandas as pd
 from ocr_phases.show.blocks import cards_block, safe, title_block
 from ocr_phases.show.distributions import plot_distributions
 from ocr_phases.show.document import document_html
-from ocr_phases.show.figures import figure_svg
+from ocr_phases.show.figures import Picture
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import ms_text, percent_text
@@ -145,10 +145,8 @@ def _cut(rows: int, order: str = "") -> str:
 def _distributions(measured: pd.DataFrame) -> str:
     if measured.empty:
         return note_html("No page was measured, so there is nothing to draw.")
-    figure = plot_distributions(measured)
     alt = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
-    svg = figure_svg(figure, alt)
-    return f'<div class="figure drawn" role="group" aria-label="{alt}" tabindex="0">{svg}</div>'
+    return Picture(plot_distributions(measured), alt).html()
 
 
 def _regions(regions: pd.DataFrame, reported: Set[str]) -> str:

@@ -11,12 +11,12 @@ import pandas as pd
 from ocr_phases.analyse.grounding import PREAMBLE, Region, parse_grounding, region_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
+from ocr_phases.show import sections
 from ocr_phases.show.blocks import safe
-from ocr_phases.show.explorer.panes import Pane, figure_html
+from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.svg import Curve, cursor_css, curve_svg, kinds, page_css, page_svg
 from ocr_phases.show.html import note_html
 from ocr_phases.show.overlay import label_colour, printable, time_colour
-from ocr_phases.show.regions import has_region_times, plot_region_types
 from ocr_phases.words import ms_text, percent_text
 
 _BY_TYPE, _BY_TIME = "region type", "decode time"
@@ -28,7 +28,7 @@ class PagePane(Pane):
     """`token` is where the scrubber stands; `region` is the region that this token belongs to."""
 
     def __init__(self) -> None:
-        super().__init__(name="page")
+        super().__init__("page")
         self._scope = f"opx-{uuid.uuid4().hex[:12]}"
         self._regions: tuple[Region, ...] = ()
         self._tokens = pd.DataFrame()
@@ -96,7 +96,7 @@ class PagePane(Pane):
         page = run.pages[numbers[0]]
         self._note.value = note_html(_remark(run, row, len(numbers), grounding.dropped))
         items: list[Any] = list(self._table.itertuples())
-        self._types.value = _by_type(run, row)
+        self._types.value = sections.region_types(run, row).html()
         notes = {item.region: _hint(item) for item in items}
         size = int(page["width"]), int(page["height"])
         self._page.value = page_svg(run.page_image(numbers[0]), size, self._regions, notes)
@@ -220,12 +220,6 @@ def _remark(run: PhaseRun, row: int, pages: int, dropped: int) -> str:
     if not parse_grounding(run.results[row]["text"]).regions:
         said.append("The output marks no region on the page.")
     return " ".join(said)
-
-
-def _by_type(run: PhaseRun, row: int) -> str:
-    if not has_region_times(run, row):
-        return ""
-    return figure_html(plot_region_types(run, row), "Decode time by type of region")
 
 
 def _hint(item: Any) -> str:

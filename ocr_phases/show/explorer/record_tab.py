@@ -32,7 +32,7 @@ class RecordPane(Pane):
         messages: Messages,
         in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None],
     ) -> None:
-        super().__init__(name="record")
+        super().__init__("record")
         self._loaded = loaded
         self._messages = messages
         guarded = messages.guarded
