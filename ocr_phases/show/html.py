@@ -6,8 +6,6 @@ script, a style of its own or an address. Classes start with ``op-`` and are dre
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +22,7 @@ from ocr_phases.analyse.noise import conditions_table
 from ocr_phases.analyse.summary import repeat_table, stage_table, vision_share
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import badge, cards_block, share_bar, status_line, title_block
+from ocr_phases.show.blocks import badge, cards_block, share_bar, small_jpeg, status_line, title_block
 from ocr_phases.show.blocks import safe as _safe
 from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.overlay import printable
@@ -341,16 +339,13 @@ def references_html(rows: Sequence[Mapping[str, Any]]) -> str:
     return f'<div class="op-paths">{table_html(table, caption="Where the code does it")}</div>'
 
 
-def image_html(image: Image, alt: str, *, width: int, quality: int = 85) -> str:
+def image_html(image: Image, alt: str, *, width: int) -> str:
     """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense screens."""
-    small = image.convert("RGB")
-    small.thumbnail((width * SHARPNESS, 6 * width * SHARPNESS))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=quality, optimize=True)
+    small, address = small_jpeg(image, width * SHARPNESS, 6 * width * SHARPNESS)
     shown = min(width, small.width)
     return (
-        f'<img class="op-image" src="data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}" '
-        f'width="{shown}" height="{round(small.height * shown / small.width)}" alt="{_safe(alt)}">'
+        f'<img class="op-image" src="{address}" width="{shown}" '
+        f'height="{round(small.height * shown / small.width)}" alt="{_safe(alt)}">'
     )
 
 
