@@ -17,16 +17,16 @@ from ocr_phases.analyse.check_texts import EXPECTATIONS
 from ocr_phases.analyse.checks import Check, checks_verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
-from ocr_phases.analyse.headline import account, headline, text_doubt
+from ocr_phases.analyse.headline import account, headline, key_figures, subject, text_doubt
 from ocr_phases.analyse.noise import conditions_table
-from ocr_phases.analyse.summary import repeat_table, stage_table, vision_share
+from ocr_phases.analyse.summary import repeat_table, stage_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import badge, cards_block, share_bar, small_jpeg, status_line, title_block
 from ocr_phases.show.blocks import safe as _safe
 from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_key, stage_name
+from ocr_phases.words import bytes_text, ms_text, percent_text, stage_key, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -73,8 +73,7 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
     if page is not None:
         page.thumbnail((480, 480))
         picture = image_html(page, "The page that was read", width=180)
-    taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
-    about = (run.model.get("name", "unknown model"), run.device.get("name", "unknown device"), taken)
+    about = list(filter(None, subject(run)))
     name = title or str(run.page.get("file", "page"))
     if lead is not None:
         first, stop, rest = lead.partition(". ")
@@ -101,44 +100,7 @@ def _phase_bar(run: PhaseRun) -> str:
 
 def cards_html(run: PhaseRun) -> str:
     """The key figures of the typical repeat as cards; one that this kind of run does not have gets none."""
-    figures = typical_run(run).summary()
-    steps = figures["decode_steps"]
-    if figures["prefill_ms"] is None:
-        cards = [
-            (
-                "generate()",
-                ms_text(figures["generate_ms"]),
-                f"{count_text(figures['tokens'], 'token')}, in one call",
-            )
-        ]
-    else:
-        share = vision_share(run)
-        cards = [
-            ("Time to first token", ms_text(figures["ttft_ms"]), "prepare + prefill"),
-            ("Prefill", ms_text(figures["prefill_ms"]), f"{figures['prefill_len']:,} prompt tokens"),
-            ("Vision share", percent_text(share), f"{ms_text(figures['vision_ms'])} of the prefill"),
-        ]
-    if steps:
-        tail = f"p90 {ms_text(figures['inter_token_ms_p90'])}, p99 {ms_text(figures['inter_token_ms_p99'])}"
-        rate = figures["tokens_per_s"]
-        speed = "n/a" if rate is None else f"{rate:,.1f}"
-        rows = len(run.results)
-        cards += [
-            ("Inter-token latency", ms_text(figures["inter_token_ms"]), f"median; {tail}"),
-            ("Tokens per second", speed, "decode only" if rows == 1 else f"decode, {rows} rows together"),
-            ("Decode", ms_text(figures["decode_ms"]), count_text(steps, "step")),
-        ]
-    peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
-    if peaks:
-        highest = max(peaks, key=lambda phase: peaks[phase])
-        cards.append(("Peak memory", bytes_text(peaks[highest]), f"in {highest}"))
-    if figures["kv_cache_bytes"]:
-        each = run.cache.get("bytes_per_token")
-        note = f"{bytes_text(each)} a token" if each else "at its largest"
-        if run.cache.get("capacity_bytes"):
-            note += f"; static, room for {bytes_text(run.cache['capacity_bytes'])}"
-        cards.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
-    return cards_block(cards)
+    return cards_block(key_figures(run))
 
 
 def table_html(
