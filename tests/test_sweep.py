@@ -335,7 +335,7 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
     table, curves = sweep_table(runs), decode_curves(runs)
     for figure in (
         show.plot_prefill(table),
-        show.plot_vision_share(table),
+        show.plot_vision_share(table, runs),
         show.plot_decode(curves),
         show.plot_throughput(table),
         show.plot_floors(table),
