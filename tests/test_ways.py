@@ -13,7 +13,7 @@ from test_sweep import TINY
 
 from ocr_phases.analyse.compare import compare_runs, compare_verdict
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.analyse.ways import strategy_sentence, vision_sentence
+from ocr_phases.analyse.ways import ways_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import ms_text
 
@@ -29,7 +29,7 @@ def cell(strategy: str, ms: float | None, **others: object) -> dict[str, object]
 
 
 def said(*cells: dict[str, object]) -> str:
-    return strategy_sentence(pd.DataFrame(list(cells)).astype({"inter_token_ms": float}))
+    return ways_sentence(pd.DataFrame(list(cells)).astype({"inter_token_ms": float}), "strategy")
 
 
 def test_strategies_and_floor_are_one_sentence() -> None:
@@ -77,13 +77,13 @@ def test_vision_is_told_of_the_eager_step_first() -> None:
         for strategy, factor in (("compiled", 2.0), ("eager", 1.0))
         for vision, ms in prefills.items()
     ]
-    assert vision_sentence(pd.DataFrame(cells)) == (
+    assert ways_sentence(pd.DataFrame(cells), "vision") == (
         "At eager decode, the prefill takes 32.7 ms with vision eager, 21.3 compiled; its floor is 10.0 "
         "(measured on this device)."
     )
-    assert vision_sentence(pd.DataFrame(cells[::2])) == ""
+    assert ways_sentence(pd.DataFrame(cells[::2]), "vision") == ""
     unlike = [cells[2], {**cells[3], "batch": 4}]
-    assert vision_sentence(pd.DataFrame(unlike)) == ""
+    assert ways_sentence(pd.DataFrame(unlike), "vision") == ""
 
 
 @given(
