@@ -21,11 +21,12 @@ from batch_example import (
 )
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch import command, tables
 from ocr_phases.batch import index as batch_index
+from ocr_phases.batch import tables
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.store import Listing, read_listing
+from ocr_phases.cli import batch as command
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.show.distributions import plot_distributions

@@ -36,7 +36,7 @@ from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare as show
-from ocr_phases.show.html import figure_png
+from ocr_phases.show.figures import figure_png
 
 
 def scaled(run: PhaseRun, factor: float, **only: str) -> PhaseRun:

@@ -35,8 +35,9 @@ from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.figures import figure_png
 from ocr_phases.show.floors_html import floors_html
-from ocr_phases.show.html import figure_png, measured_html
+from ocr_phases.show.html import measured_html
 from ocr_phases.show.plots import plot_token_latency
 from ocr_phases.show.roofline import plot_roofline
 

@@ -32,8 +32,9 @@ from ocr_phases.measure.collectors import kernel_profile as measure
 from ocr_phases.measure.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
 from ocr_phases.report.jupyter_kernels import WarmKernel
 from ocr_phases.report.render import report_page
-from ocr_phases.show import html, kernels_html
 from ocr_phases.show import kernels as plots
+from ocr_phases.show import kernels_html
+from ocr_phases.show.figures import figure_png
 from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"
@@ -390,7 +391,7 @@ def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
     run = with_kernels(view=view)
     busy, gaps = plots.plot_busy(run), plots.plot_idle_gaps(run)
     for figure in (busy, gaps):
-        assert html.figure_png(figure).startswith(b"\x89PNG")
+        assert figure_png(figure).startswith(b"\x89PNG")
         sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()}
         assert min(sizes) >= 9
         assert not any("nan" in text.get_text() for text in figure.findobj(Text))

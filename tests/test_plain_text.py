@@ -106,7 +106,8 @@ def hostile_figures() -> dict[str, Figure]:
     labelled = make_run(text=f"<|ref|>{HOSTILE}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>\nsome words " * 3)
     ratios = pd.DataFrame({"run": [HOSTILE, "other"], "metric": "ttft_ms", "verdict": "slower"})
     ratios[["ratio", "ratio_low", "ratio_high"]] = np.array([[1.1, 1.0, 1.2], [90.0, 80.0, 99.0]])
-    cells = sweep_table(dict(zip("ab", runs, strict=True))).assign(preset=HOSTILE)
+    records = dict(zip("ab", runs, strict=True))
+    cells = sweep_table(records).assign(preset=HOSTILE)
     return {
         "sentence": plots.sentence_figure(HOSTILE),
         "latency": plots.plot_token_latency(runs[0]),
@@ -114,7 +115,7 @@ def hostile_figures() -> dict[str, Figure]:
         "prefill": compare.plot_prefill_stages(runs, [HOSTILE, "b"]),
         "decode": compare.plot_decode(runs, [HOSTILE, "b"]),
         "ratios": compare.plot_ratios(ratios),
-        "vision share": sweep.plot_vision_share(cells),
+        "vision share": sweep.plot_vision_share(cells, records),
     }
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.html import figure_png
+from ocr_phases.show.figures import figure_png
 from ocr_phases.show.plots import (
     new_figure,
     plot_memory,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ocr_phases import DeepSeekOCRSession, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table, type_table
 from ocr_phases.show import regions
-from ocr_phases.show.html import figure_png
+from ocr_phases.show.figures import figure_png
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from example_run import SHAPES, make_run
 
-from ocr_phases.analyse.headline import headline, verdict
+from ocr_phases.analyse.headline import headline, key_figures, key_figures_text, verdict
+from ocr_phases.analyse.steps import decode_trend
 from ocr_phases.analyse.summary import (
     REPEAT_COLUMNS,
     STAGE_COLUMNS,
@@ -152,8 +153,20 @@ def test_vision_share_is_a_part_of_the_prefill() -> None:
 
 def test_the_verdict_says_what_a_reader_needs() -> None:
     words = verdict(make_run())
-    for piece in ("Reading this page took", "SAM", "CLIP", "196 decode steps", "p99", "step 60", "of 3 the"):
+    for piece in ("Decode is", "One prefill costs as much as", "step 60", "of 3 the"):
         assert piece in words
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_key_figures_are_the_typical_repeats(shape: str) -> None:
+    run = make_run(**SHAPES[shape])
+    figures, shown = typical_run(run).summary(), {label: value for label, value, _ in key_figures(run)}
+    names = {"Prefill": "prefill_ms", "Time to first token": "ttft_ms", "generate()": "generate_ms"}
+    names |= {"Inter-token latency": "inter_token_ms", "Decode": "decode_ms"}
+    for label, name in names.items():
+        known = figures[name] is not None and (figures["decode_steps"] or name not in ("decode_ms",))
+        assert shown.get(label) == (ms_text(figures[name]) if known else None)
+    assert len(key_figures_text(run).splitlines()) == len(shown)
 
 
 def uneven(*factors: dict[str, float]) -> PhaseRun:
@@ -189,14 +202,13 @@ def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
     assert vision_share(run) == pytest.approx(figures["vision_ms"] / figures["prefill_ms"])
     assert figures["vision_ms"] == pytest.approx(prefill[["sam", "clip", "projector"]].sum())
     assert (table["share"] <= 1.0).all()
-    words = verdict(run)
-    for piece in (
-        f"a prefill of {ms_text(figures['prefill_ms'])}",
-        f"{percent_text(vision_share(run))} of it vision: SAM {ms_text(prefill['sam'].sum())}",
-        f"The stages account for {100 * figures['closure']:.1f} %",
-    ):
-        assert piece in words
-    assert words.count("Times are of repeat") == 1
+    shown = {label: (value, note) for label, value, note in key_figures(run)}
+    assert shown["Prefill"][0] == ms_text(figures["prefill_ms"])
+    assert shown["Vision share"] == (
+        percent_text(vision_share(run)),
+        f"{ms_text(figures['vision_ms'])} of the prefill",
+    )
+    assert verdict(run).count("Times are of repeat") == 1
 
 
 def test_the_typical_repeat_is_near_the_median_in_both_phases() -> None:
@@ -219,7 +231,7 @@ def test_the_verdict_names_what_is_missing() -> None:
     assert "The only token came from the prefill" in verdict(make_run(max_tokens=1))
     assert "limit of 20 tokens" in verdict(make_run(max_tokens=20))
     assert "one-shot" in verdict(make_run(generate=True))
-    assert "batch of 3 rows" in verdict(make_run(rows=3))
+    assert "3 rows together" in key_figures_text(make_run(rows=3))
 
 
 def _with_request(run: PhaseRun, **values: object) -> PhaseRun:
@@ -244,7 +256,14 @@ def test_a_drift_over_the_steps_is_told() -> None:
     spans = run.spans.copy()
     steps = spans["stage"] == "decode_step"
     spans.loc[steps, "device_ms"] = 10.0 + spans.loc[steps, "step"].astype(float) * 0.05
-    assert "slower than the first" in verdict(dataclasses.replace(run, spans=spans))
+    drifting = dataclasses.replace(run, spans=spans)
+    trend = decode_trend(drifting)
+    assert trend.slope == pytest.approx(0.05)
+    assert trend.interval == pytest.approx((0.05, 0.05))
+    assert trend.text in verdict(drifting)
+    steady = decode_trend(run)
+    assert steady.interval[0] <= steady.slope <= steady.interval[1]
+    assert steady.text not in verdict(run)
 
 
 def test_nothing_the_model_wrote_is_in_the_verdict() -> None:

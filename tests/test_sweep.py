@@ -29,7 +29,7 @@ from ocr_phases.measure.sweep import Cell, Outcome, make_cells, run_sweep
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
-from ocr_phases.show.html import figure_png
+from ocr_phases.show.figures import figure_png
 from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"
@@ -326,7 +326,7 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
     table, curves = sweep_table(runs), decode_curves(runs)
     for figure in (
         show.plot_prefill(table),
-        show.plot_vision_share(table),
+        show.plot_vision_share(table, runs),
         show.plot_decode(curves),
         show.plot_throughput(table),
         show.plot_floors(table),

@@ -24,8 +24,7 @@ from ocr_phases.measure.inputs.packing import make_views
 from ocr_phases.measure.inputs.type_size import type_height, type_warning
 from ocr_phases.presets import PRESETS
 from ocr_phases.settings import RunSettings
-from ocr_phases.show import html
-from ocr_phases.show.explorer import panes
+from ocr_phases.show import html, sections
 from ocr_phases.show.explorer.form import Form
 from ocr_phases.type_fit import fitting_preset, small_type, type_shown, view_scale
 from synth import PageSettings, degrade, matplotlib_families, random_page
@@ -207,7 +206,7 @@ def test_small_type_is_a_note_in_the_checks_and_stands_beside_the_text() -> None
     size = (run.page["width"], run.page["height"])
     sentence = small_type(run.request["preset"], [size], [3.0], 20.0)
     assert (check.verdict, check.measured) == ("note", sentence)
-    for shown in (verdict(run), html.text_doubt_html(run), panes.text_html(run)):
+    for shown in (verdict(run), html.text_doubt_html(run), sections.text(run).html()):
         assert "may be invented" in shown
         assert sentence in shown
     large = small_type_run(least=2.0)

@@ -14,7 +14,7 @@ from wording import says
 
 from ocr_phases.analyse.compare import compare_runs, compare_verdict
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.analyse.ways import strategy_sentence, vision_sentence
+from ocr_phases.analyse.ways import ways_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import ms_text
 
@@ -30,7 +30,7 @@ def cell(strategy: str, ms: float | None, **others: object) -> dict[str, object]
 
 
 def said(*cells: dict[str, object]) -> str:
-    return strategy_sentence(pd.DataFrame(list(cells)).astype({"inter_token_ms": float}))
+    return ways_sentence(pd.DataFrame(list(cells)).astype({"inter_token_ms": float}), "strategy")
 
 
 def test_strategies_and_floor_are_one_sentence() -> None:
@@ -74,10 +74,10 @@ def test_vision_is_told_of_the_eager_step_first() -> None:
         for vision, ms in prefills.items()
     ]
     told = ("eager", "32.7 ms", "eager", "21.3", "compiled", "10.0", "measured")
-    assert says(vision_sentence(pd.DataFrame(cells)), *told)
-    assert vision_sentence(pd.DataFrame(cells[::2])) == ""
+    assert says(ways_sentence(pd.DataFrame(cells), "vision"), *told)
+    assert ways_sentence(pd.DataFrame(cells[::2]), "vision") == ""
     unlike = [cells[2], {**cells[3], "batch": 4}]
-    assert vision_sentence(pd.DataFrame(unlike)) == ""
+    assert ways_sentence(pd.DataFrame(unlike), "vision") == ""
 
 
 @given(

@@ -224,7 +224,7 @@ def _decode_trend(run: PhaseRun) -> Found:
     trend = decode_trend(run)
     if trend is None:
         return "n/a", "too few steps for a trend"
-    text = f"{trend.slope * 1e3:+.3f} µs a cached token, {percent_text(trend.share)} of a step over the run"
+    text = f"{trend.slope * 1e3:+.3f} µs a cached token, {trend.text}"
     if is_noisy(run):
         return "n/a", f"{text}; the machine was too busy to tell the model's part in it"
     due = cache_read_slope(run)
@@ -245,8 +245,7 @@ def _decode_trend(run: PhaseRun) -> Found:
 
 def _excess(trend: Trend, due: float) -> float:
     """The growth over the run beyond what slow reads of the cache explain, as a part of the median step."""
-    span = trend.growth / trend.slope if trend.slope else 0.0
-    return (trend.growth - _SLOW_READS * due * span) / trend.step_ms
+    return (trend.growth - _SLOW_READS * due * trend.span) / trend.step_ms
 
 
 def _outlier_steps(run: PhaseRun) -> Found:
@@ -359,8 +358,7 @@ def _expected_constant_decode(run: PhaseRun) -> Found:
     trend = decode_trend(run)
     if trend is None:
         return "n/a", "too few steps for a trend"
-    text = f"{percent_text(trend.share)} of a step over the run"
-    return _in_range(trend.share, -_DRIFT, _DRIFT, text)
+    return _in_range(trend.share, -_DRIFT, _DRIFT, trend.text)
 
 
 def _expected_memory(run: PhaseRun) -> Found:

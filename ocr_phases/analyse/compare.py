@@ -19,7 +19,7 @@ from ocr_phases.analyse.noise import ceilings_apart, noise_warning
 from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.analyse.summary import PHASES, repeat_table
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.analyse.ways import strategy_sentence
+from ocr_phases.analyse.ways import ways_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
 from ocr_phases.words import count_text, percent_text, stage_key, stage_name
@@ -244,7 +244,7 @@ def compare_verdict(table: pd.DataFrame, runs: Sequence[PhaseRun], labels: Seque
         else:
             sentences.append(f"{label} and {labels[0]} share no phase that could be compared.")
         sentences += _caveats(runs[0], run, label)
-    ways = strategy_sentence(sweep_table(_same_subject(runs, labels)))
+    ways = ways_sentence(sweep_table(_same_subject(runs, labels)), "strategy")
     return " ".join(filter(None, [*sentences, ways, few_repeats(runs, labels)]))
 
 

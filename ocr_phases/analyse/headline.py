@@ -1,39 +1,98 @@
-"""One record in sentences: the headline, and the paragraph that says what each phase cost."""
+"""One record in words: the headline, the key figures, and what stands out beside them."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ocr_phases.analyse.floors import floor_sentence, floor_table
 from ocr_phases.analyse.kernels import kernel_sentence
 from ocr_phases.analyse.noise import noise_warning
 from ocr_phases.analyse.page_type import small_type_in
+from ocr_phases.analyse.steps import decode_trend
 from ocr_phases.analyse.summary import OUTLIER_FACTOR, PHASES, repeat_table, step_table, vision_share
 from ocr_phases.analyse.typical import typical_run, typical_sentence
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import count_text, digits_text, ms_text, percent_text
+from ocr_phases.words import bytes_text, count_text, digits_text, ms_text, percent_text
 
 # Clocks that differ by less say nothing about who waits for whom.
 _CLEAR_GAP = 0.15
-_TREND_STEPS = 40
 _CLEAR_TREND = 0.10
 
 
 def verdict(run: PhaseRun) -> str:
-    """What this measurement says, as a short paragraph of plain text; first that it is not to be trusted.
+    """What this measurement says, as a short paragraph of plain text: `headline` and `account`.
 
     Nothing the model wrote is in it.
     """
-    return " ".join(filter(None, [noise_warning(run), account(run)]))
+    return " ".join(filter(None, [headline(run), account(run)]))
 
 
 def account(run: PhaseRun) -> str:
-    """`verdict` for a place that has warned of noise already."""
-
-    sentences = _generate_sentences(run) if _is_generate(run) else _phase_sentences(run)
+    """What stands out beside the key figures, what bounds the times, and what to know of the measurement."""
+    found = _phase_sentences(run)
     measured = [kernel_sentence(run, floor_table(run)), floor_sentence(run)]
-    return " ".join(filter(None, [*sentences, *measured, *_caveats(run)]))
+    return " ".join(filter(None, [*found, *measured, *_caveats(run)]))
+
+
+def subject(run: PhaseRun) -> tuple[str, ...]:
+    """What was measured, where and when: model, device, how it ran, time."""
+    details = (run.model.get("dtype"), run.model.get("strategy"))
+    taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
+    return (
+        str(run.model.get("name", "unknown model")),
+        str(run.device.get("name") or "unknown device"),
+        ", ".join(str(detail) for detail in details if detail),
+        taken,
+    )
+
+
+def key_figures(run: PhaseRun) -> list[tuple[str, str, str]]:
+    """The figures of the typical repeat as ``(label, value, note)``, those that this kind of run has."""
+    figures = typical_run(run).summary()
+    shown = _generate_figures(figures) if _is_generate(run) else _phase_figures(run, figures)
+    peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
+    if peaks:
+        highest = max(peaks, key=lambda phase: peaks[phase])
+        shown.append(("Peak memory", bytes_text(peaks[highest]), f"in {highest}"))
+    if figures["kv_cache_bytes"]:
+        each = run.cache.get("bytes_per_token")
+        note = f"{bytes_text(each)} a token" if each else "at its largest"
+        if run.cache.get("capacity_bytes"):
+            note += f"; static, room for {bytes_text(run.cache['capacity_bytes'])}"
+        shown.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
+    return shown
+
+
+def key_figures_text(run: PhaseRun) -> str:
+    """`key_figures` as lines of a terminal."""
+    shown = key_figures(run)
+    widths = [max(len(figure[place]) for figure in shown) for place in (0, 1)]
+    return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {note}" for label, value, note in shown)
+
+
+def _generate_figures(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    whole, tokens = figures["generate_ms"], figures["tokens"]
+    each = f", {ms_text(whole / tokens)} each with the prefill in it" if tokens else ""
+    return [("generate()", ms_text(whole), f"{count_text(tokens, 'token')}{each}")]
+
+
+def _phase_figures(run: PhaseRun, figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    share = vision_share(run)
+    shown = [
+        ("Time to first token", ms_text(figures["ttft_ms"]), "prepare + prefill"),
+        ("Prefill", ms_text(figures["prefill_ms"]), f"{figures['prefill_len']:,} prompt tokens"),
+        ("Vision share", percent_text(share), f"{ms_text(figures['vision_ms'])} of the prefill"),
+    ]
+    steps, rate, rows = figures["decode_steps"], figures["tokens_per_s"], len(run.results)
+    if steps:
+        tail = f"p90 {ms_text(figures['inter_token_ms_p90'])}, p99 {ms_text(figures['inter_token_ms_p99'])}"
+        speed = "n/a" if rate is None else f"{rate:,.1f}"
+        shown += [
+            ("Inter-token latency", ms_text(figures["inter_token_ms"]), f"median; {tail}"),
+            ("Tokens per second", speed, "decode only" if rows == 1 else f"decode, {rows} rows together"),
+            ("Decode", ms_text(figures["decode_ms"]), count_text(steps, "step")),
+        ]
+    return shown
 
 
 def headline(run: PhaseRun) -> str:
@@ -63,61 +122,23 @@ def _is_generate(run: PhaseRun) -> bool:
     return not run.stage_ms("prefill", "prefill").size
 
 
-def _generate_sentences(run: PhaseRun) -> list[str]:
-    tokens = run.token_count
-    whole = float(typical_run(run)["generate_ms"])
-    each = f", {ms_text(whole / tokens)} a token with the prefill in it" if tokens else ""
-    return [
-        f"Reading {_pages_text(run)} through generate() took {ms_text(whole)} {_where(run)} "
-        f"for {count_text(tokens, 'token')}{each}.",
-        "This is the one-shot path: it does not tell prefill from decode.",
-    ]
-
-
 def _phase_sentences(run: PhaseRun) -> list[str]:
+    """What stands out along prefill and decode."""
+    if _is_generate(run):
+        return ["This is the one-shot path: it does not tell prefill from decode."]
     figures = typical_run(run).summary()
-    prefill_ms, decode_ms, steps = figures["prefill_ms"], figures["decode_ms"] or 0.0, figures["decode_steps"]
-    whole = figures["ttft_ms"] + decode_ms
-    prompt = f"{figures['prefill_len']:,} prompt tokens{_vision_clause(run, figures)}"
-    sentences = [
-        f"Reading {_pages_text(run)} took {ms_text(whole)} {_where(run)}: {ms_text(figures['prepare_ms'])} "
-        f"to prepare, then a prefill of {ms_text(prefill_ms)} over {prompt}{_decode_clause(run, figures)}."
-    ]
-    if not steps:
-        sentences.append("The only token came from the prefill, so there is no decode to speak of.")
-        return [*sentences, *_clock_sentences(run), *_closure_sentence(figures)]
-    ratio = prefill_ms / figures["inter_token_ms"]
-    sentences.append(
-        f"The first token was there after {ms_text(figures['ttft_ms'])}; one prefill costs as much as "
-        f"{digits_text(ratio) if ratio < 9.95 else format(ratio, ',.0f')} decode steps, and decode takes "
-        f"{percent_text(decode_ms / whole)} of the time."
-    )
+    if not figures["decode_steps"]:
+        return [
+            "The only token came from the prefill, so there is no decode to speak of.",
+            *_clock_sentences(run),
+        ]
+    ratio = figures["prefill_ms"] / figures["inter_token_ms"]
+    steps = digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f")
     return [
-        *sentences,
+        f"One prefill costs as much as {steps} decode steps.",
         *_steps_sentences(run),
         *_clock_sentences(run),
-        *_closure_sentence(figures),
     ]
-
-
-def _vision_clause(run: PhaseRun, figures: dict[str, Any]) -> str:
-    share = vision_share(run)
-    if not share:
-        return ""
-    parts = [f"{stage.upper()} {ms_text(figures[f'{stage}_ms'])}" for stage in ("sam", "clip")]
-    return f" ({percent_text(share)} of it vision: {', '.join(parts)})"
-
-
-def _decode_clause(run: PhaseRun, figures: dict[str, Any]) -> str:
-    steps = figures["decode_steps"]
-    if not steps:
-        return ""
-    tail = f", p99 {ms_text(figures['inter_token_ms_p99'])}" if steps > 1 else ""
-    rate = figures["tokens_per_s"]
-    speed = f"; {digits_text(rate) if rate < 99.95 else format(rate, ',.0f')} tokens/s" if rate else ""
-    each = "each " if steps > 1 else ""
-    step = ms_text(figures["inter_token_ms"])
-    return f", then {count_text(steps, 'decode step')} at {step} {each}(median{tail}{speed})"
 
 
 def _steps_sentences(run: PhaseRun) -> list[str]:
@@ -132,15 +153,9 @@ def _steps_sentences(run: PhaseRun) -> list[str]:
             f"{count_text(len(slow), 'step')} {stand} out above {OUTLIER_FACTOR} times the median, the "
             f"slowest (step {worst['step']}) with {ms_text(worst['device_ms'])}."
         )
-    quarter = len(table) // 4
-    if len(table) >= _TREND_STEPS:
-        start, end = table["device_ms"][:quarter].median(), table["device_ms"][-quarter:].median()
-        change = end / start - 1.0
-        if abs(change) > _CLEAR_TREND:
-            moved = "slower" if change > 0 else "faster"
-            sentences.append(
-                f"The last quarter of the steps is {percent_text(abs(change))} {moved} than the first."
-            )
+    trend = decode_trend(run)
+    if trend is not None and abs(trend.share) > _CLEAR_TREND and trend.interval[0] * trend.interval[1] > 0:
+        sentences.append(f"Steps change with the length of the cache by {trend.text}.")
     return sentences
 
 
@@ -166,13 +181,6 @@ def _clock_sentences(run: PhaseRun) -> list[str]:
                 f"The {phase} took {times}: the host was busy while the device had nothing to do."
             )
     return sentences
-
-
-def _closure_sentence(figures: dict[str, Any]) -> list[str]:
-    closure = figures["closure"]
-    if closure is None or not math.isfinite(closure):
-        return []
-    return [f"The stages account for {100 * closure:.1f} % of the prefill."]
 
 
 def text_doubt(run: PhaseRun) -> str:
@@ -217,9 +225,3 @@ def _pages_text(run: PhaseRun) -> str:
     if rows > 1:
         return f"a batch of {rows} rows"
     return "this page" if len(run.pages) == 1 else f"these {len(run.pages)} pages"
-
-
-def _where(run: PhaseRun) -> str:
-    details = [run.model.get("dtype"), run.model.get("strategy")]
-    named = ", ".join(str(detail) for detail in details if detail)
-    return f"on {run.device.get('name') or 'an unnamed device'}{f' ({named})' if named else ''}"

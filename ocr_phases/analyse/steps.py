@@ -10,6 +10,7 @@ import numpy as np
 
 from ocr_phases.analyse.summary import OUTLIER_FACTOR, step_table
 from ocr_phases.record import PhaseRun
+from ocr_phases.words import percent_text
 
 #: A loop: a period of at most so many tokens, at least so often and over at least so many tokens at the end.
 LOOP_PERIOD = 64
@@ -18,6 +19,7 @@ LOOP_TOKENS = 48
 
 _TREND_STEPS = 16
 _PAIRS = 400
+_NORMAL = 1.96  # 95 % of a normal distribution lie within so many standard deviations
 _CACHE_BLOCK = 256
 _MOST_REPEATS = 0.5
 
@@ -26,21 +28,39 @@ _MOST_REPEATS = 0.5
 class Trend:
     """A robust line through the medians of the steps over the cache's length.
 
-    ``slope`` is ms per cached token, ``growth`` its ms over the run, ``step_ms`` the median step.
+    ``slope`` is ms per cached token and ``interval`` its 95 % interval; ``span`` is how many tokens the cache
+    grew by, ``step_ms`` the median step.
     """
 
     slope: float
-    growth: float
+    interval: tuple[float, float]
+    span: float
     step_ms: float
+
+    @property
+    def growth(self) -> float:
+        """The growth over the run in ms."""
+        return self.slope * self.span
 
     @property
     def share(self) -> float:
         """The growth over the run as a part of the median step."""
         return self.growth / self.step_ms if self.step_ms else 0.0
 
+    @property
+    def text(self) -> str:
+        """``"12 % of a step over the run (95 % interval 10 % to 14 %)"``."""
+        low, high = (end * self.span / self.step_ms if self.step_ms else 0.0 for end in self.interval)
+        ends = f"95 % interval {percent_text(low)} to {percent_text(high)}"
+        return f"{percent_text(self.share)} of a step over the run ({ends})"
+
 
 def decode_trend(run: PhaseRun) -> Trend | None:
-    """The trend of a run's steps, outliers aside (Theil-Sen); None for fewer than 16 steps."""
+    """The trend of a run's steps, outliers aside; None for fewer than 16 steps.
+
+    The slope is Theil and Sen's, the median over pairs of steps; its interval is Sen's, from Kendall's
+    statistic.
+    """
     table = step_table(run).dropna(subset=["cache_len"])
     table = table[~table["outlier"]]
     if len(table) < _TREND_STEPS:
@@ -52,11 +72,14 @@ def decode_trend(run: PhaseRun) -> Trend | None:
         x, y = x[chosen], y[chosen]
     left, right = np.triu_indices(len(x), k=1)
     apart = x[right] - x[left] > 0
-    slopes = (y[right] - y[left])[apart] / (x[right] - x[left])[apart]
+    slopes = np.sort((y[right] - y[left])[apart] / (x[right] - x[left])[apart])
     if not slopes.size:
         return None
-    slope = float(np.median(slopes))
-    return Trend(slope, slope * float(x.max() - x.min()), float(np.median(y)))
+    count = len(x)
+    spread = _NORMAL * np.sqrt(count * (count - 1) * (2 * count + 5) / 18) / 2
+    low, high = (int(np.clip(slopes.size / 2 + end, 0, slopes.size - 1)) for end in (-spread, spread))
+    interval = float(slopes[low]), float(slopes[high])
+    return Trend(float(np.median(slopes)), interval, float(x.max() - x.min()), float(np.median(y)))
 
 
 def cache_read_slope(run: PhaseRun) -> float | None:

@@ -14,7 +14,7 @@ import pandas as pd
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.summary import end_to_end_ms, step_table
-from ocr_phases.analyse.ways import cell_name, strategy_sentence, vision_sentence
+from ocr_phases.analyse.ways import cell_name, ways_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text, ms_text
@@ -184,13 +184,13 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     """What a sweep found, as a short paragraph of plain text; first what the strategies take."""
-    sentences = list(filter(None, [strategy_sentence(table)]))
+    sentences = list(filter(None, [ways_sentence(table, "strategy")]))
     prefills = table.dropna(subset=["prefill_ms"])
     if len(prefills):
         rows = _one_way(prefills).sort_values("prefill_ms")
         ends = [f"{ms_text(row['prefill_ms'])} ({_prompt(row, table)})" for _, row in rows.iterrows()]
         sentences.append(f"The prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
-        sentences += filter(None, [vision_sentence(table)])
+        sentences += filter(None, [ways_sentence(table, "vision")])
     for _, fast in table.dropna(subset=["inter_token_ms"]).nsmallest(1, "inter_token_ms").iterrows():
         took = ms_text(fast["inter_token_ms"])
         sentences.append(f"The fastest decode step is {took} ({_cell(fast, table)}).")

@@ -12,6 +12,11 @@ from ocr_phases.words import ms_text
 _NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
 _LIMITS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}
 _SOURCES = {"measured": "measured on this device", "datasheet": "by the maker's datasheet"}
+#: How a way is told: its values in their order, of what, its time and its floor.
+_WAYS = {
+    "strategy": (STRATEGIES, "decode", "inter_token_ms", "step_floor_ms"),
+    "vision": (VISIONS, "the prefill", "prefill_ms", "prefill_floor_ms"),
+}
 #: What makes two cells of a sweep differ.
 _CELL = [
     *("model", "dtype", "device"),
@@ -19,39 +24,32 @@ _CELL = [
 ]
 
 
-def strategy_sentence(table: pd.DataFrame) -> str:
-    """Decode by strategy and what the hardware allows, from `sweep_table`; empty for a single strategy.
+def ways_sentence(table: pd.DataFrame, way: str) -> str:
+    """Decode by ``"strategy"``, or the prefill by ``"vision"``, from `sweep_table`; empty for a single way.
 
-    Only cells that differ in their strategy alone stand beside each other: of all such groups the one with
-    the most strategies, then with eager vision, the fewest rows, the longest output. It is named by all that
-    the table has others of. The floor is that of the group, from measured ceilings where there are any.
+    Only cells that differ in that way alone stand beside each other: of all such groups the one with the most
+    ways, then with the other way eager, the fewest rows, the longest output. It is named by all that the
+    table has others of. The floor is that of the group, from measured ceilings where there are any.
     """
-    rows = _widest_group(table[table["inter_token_ms"].notna()], "strategy", STRATEGIES)
+    known, what, column, floor_column = _WAYS[way]
+    rows = _widest_group(table[table[column].notna()], way, known)
     if rows.empty:
         return ""
+    floor = rows.dropna(subset=[floor_column]).sort_values("floor_source", ascending=False).head(1)
     batch = rows["batch"].iloc[0]
-    unit = "a token" if batch == 1 else f"for a step of {batch} rows"
-    floor = _floor(rows, "step_floor_ms")
-    allows = "".join(_LIMITS[limit] for limit in floor["step_limit"])
-    times = _side_by_side(
-        rows, "strategy", STRATEGIES, "inter_token_ms", unit, floor["step_floor_ms"], allows
-    )
-    return f"{_where(table, rows, 'decode', 'strategy')} takes {times}{_source(floor)}."
-
-
-def vision_sentence(table: pd.DataFrame) -> str:
-    """The prefill by how vision runs and its floor, from `sweep_table`; empty for a single way.
-
-    Cells are chosen as in `strategy_sentence`: they differ in their vision alone.
-    """
-    rows = _widest_group(table[table["prefill_ms"].notna()], "vision", VISIONS)
-    if rows.empty:
-        return ""
-    floor = _floor(rows, "prefill_floor_ms")
-    times = _side_by_side(
-        rows, "vision", VISIONS, "prefill_ms", "with vision", floor["prefill_floor_ms"], "its floor is"
-    )
-    return f"{_where(table, rows, 'the prefill', 'vision')} takes {times}{_source(floor)}."
+    unit, allows = "with vision", "its floor is"
+    if way == "strategy":
+        unit = "a token" if batch == 1 else f"for a step of {batch} rows"
+        allows = "".join(_LIMITS[limit] for limit in floor["step_limit"])
+    times = rows.groupby(way)[column].first()
+    measured = [name for name in known if name in times.index]
+    first, *others = _with_one_unit([*times[measured], *floor[floor_column]])
+    parts = [f"{first} {unit} {_NAMES[measured[0]]}"]
+    parts += [f"{text} {_NAMES[name]}" for name, text in zip(measured[1:], others, strict=False)]
+    least = f"; {allows} {others[-1]} ({_SOURCES[floor['floor_source'].iloc[0]]})" if len(floor) else ""
+    named = cell_name(rows.iloc[0], table, but=way)
+    subject = f"At {named}, {what}" if named else what[0].upper() + what[1:]
+    return f"{subject} takes {', '.join(parts)}{least}."
 
 
 def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.DataFrame:
@@ -65,29 +63,6 @@ def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.Dat
 
     several = [rows for _, rows in groups if rows[way].nunique() > 1]
     return min(several, key=rank, default=cells.head(0))
-
-
-def _floor(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One row with the floor, or none; measured ceilings come before a datasheet's."""
-    return rows.dropna(subset=[column]).sort_values("floor_source", ascending=False).head(1)
-
-
-def _side_by_side(
-    rows: pd.DataFrame,
-    way: str,
-    known: Sequence[str],
-    column: str,
-    unit: str,
-    floor: pd.Series,
-    allows: str,
-) -> str:
-    """``"8.91 ms a token eager, 1.00 compiled; memory bandwidth allows 0.280"``."""
-    times = rows.groupby(way)[column].first()
-    measured = [name for name in known if name in times.index]
-    first, *others = _with_one_unit([*times[measured], *floor])
-    parts = [f"{first} {unit} {_NAMES[measured[0]]}"]
-    parts += [f"{text} {_NAMES[name]}" for name, text in zip(measured[1:], others, strict=False)]
-    return f"{', '.join(parts)}{f'; {allows} {others[-1]}' if len(floor) else ''}"
 
 
 def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
@@ -106,16 +81,6 @@ def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
         if column != but and table[column].nunique() > 1:
             parts.append(text.format(row[column]))
     return ", ".join(parts)
-
-
-def _where(table: pd.DataFrame, rows: pd.DataFrame, what: str, way: str) -> str:
-    """The sentence's subject, with whatever tells the group's cells from the others of the table."""
-    named = cell_name(rows.iloc[0], table, but=way)
-    return f"At {named}, {what}" if named else what[0].upper() + what[1:]
-
-
-def _source(floor: pd.DataFrame) -> str:
-    return "".join(f" ({_SOURCES[source]})" for source in floor["floor_source"])
 
 
 def _with_one_unit(values: Sequence[float]) -> list[str]:

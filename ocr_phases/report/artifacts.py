@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding
-from ocr_phases.files import output_folder, write_atomic
+from ocr_phases.files import output_folder, save_or_rescue, write_atomic
+from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable
 
 EOS_TEXT = "<｜end▁of▁sentence｜>"
@@ -183,6 +184,16 @@ def write_artifacts(folder: Path, page: Image.Image | None, text: str) -> list[P
     if any(name.startswith("images/") for name in files):
         output_folder(folder / "images")
     return [write_atomic(folder / name, content) for name, content in files.items()]
+
+
+def write_results(folder: Path, run: PhaseRun) -> None:
+    """Write a record as run.json into `folder`, and its first row's text and pictures where it keeps them.
+
+    Raises as `write_artifacts` does; the record is then saved elsewhere (`files.save_or_rescue`).
+    """
+    save_or_rescue(run.save, folder / "run.json")
+    if run.text is not None:
+        write_artifacts(folder, run.page_image(), run.text)
 
 
 def _without_eos(text: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 import sys
@@ -26,8 +24,8 @@ from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
 from ocr_phases.report.progress import following
+from ocr_phases.show.document import document_html
 from ocr_phases.show.figures import FIGURE_MIME
-from ocr_phases.show.html import fragments_css
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,7 +174,7 @@ def render_html(
     for cell in content.cells:
         for output in cell.get("outputs", []):
             if FIGURE_MIME in output.get("data", {}):
-                output.data = {"image/svg+xml": output.data[FIGURE_MIME]}
+                output.data = {"text/html": output.data[FIGURE_MIME]}
     folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
     exporter = HTMLExporter(
         template_name=folder.name,
@@ -186,18 +184,8 @@ def render_html(
         exclude_output_prompt=True,
         anchor_link_text="#",
     )
-    script = (folder / "sort.js").read_text(encoding="utf-8")
-    css = (folder / "page.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    report = {
-        "title": title,
-        "css": fragments_css() + css,
-        "script": script,
-        "script_hash": f"sha256-{digest}",
-        "contents": _contents(content),
-    }
-    body, _ = exporter.from_notebook_node(content, resources={"report": report})
-    return write_atomic(html_path, plain(body).encode())
+    body, _ = exporter.from_notebook_node(content)
+    return write_atomic(html_path, plain(document_html(title, _contents(content), body)).encode())
 
 
 def _notebook(name: str) -> Path:

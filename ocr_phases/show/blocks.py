@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ocr_phases.plain_text import plain
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
 
@@ -16,8 +22,28 @@ def safe(value: object) -> str:
     return html.escape(plain(str(value)))
 
 
+def data_address(data: bytes, kind: str) -> str:
+    """An address that carries its data; ``kind`` is a MIME type."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def small_jpeg(image: Image, width: int, height: int) -> tuple[Image, str]:
+    """An RGB copy of an image of at most these pixels, and the address of it as a JPEG."""
+    small = image.convert("RGB")
+    small.thumbnail((width, height))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=85, optimize=True)
+    return small, data_address(buffer.getvalue(), "image/jpeg")
+
+
 def title_block(
-    title: str, about: Sequence[object], lead: str, *, headline: str = "", picture: str = "", below: str = ""
+    title: str,
+    about: Sequence[object],
+    lead: str = "",
+    *,
+    headline: str = "",
+    picture: str = "",
+    below: str = "",
 ) -> str:
     """The head of a report: picture, title, a line of facts, the finding in one sentence, a paragraph.
 

@@ -1,4 +1,4 @@
-"""Pictures of two or more records side by side; the first is the base."""
+"""Tables and pictures of two or more records side by side; the first is the base."""
 
 from __future__ import annotations
 
@@ -8,36 +8,29 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ocr_phases.analyse.compare import EQUIVALENT, INCONCLUSIVE, in_units
-from ocr_phases.analyse.summary import stage_table, step_table
-from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.analyse.summary import step_table
+from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.overlay import printable
 from ocr_phases.show.plots import (
     BLUE,
-    FAINT,
     GREEN,
     INK,
     MUTED,
-    ORANGE,
-    PURPLE,
-    SKY,
-    STAGE_COLOURS,
     VERMILLION,
     WIDTH,
-    blank_figure,
+    legend_below,
     new_figure,
     sentence_figure,
-    style_axes,
-    time_axis,
     title_axes,
 )
+from ocr_phases.show.runs import LONGEST_LABEL, plot_decode_curves
+from ocr_phases.show.runs import plot_prefill_stages as plot_prefill_stages
 from ocr_phases.words import ms_text, stage_name
 
-#: The lines of as many records as a picture shows apart; they repeat after that.
-RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 VERDICT_COLOURS = {
     "faster": BLUE,
     "less": BLUE,
@@ -56,7 +49,6 @@ _NAMES = {
     "kv_cache_bytes": "KV cache",
 }
 _LOG_FROM = 4.0  # ratio of the largest to the smallest
-_LONGEST_LABEL = 34
 _UNJUDGED = (INCONCLUSIVE, "n/a")
 _WORDS = {
     "faster": "faster or less",
@@ -129,7 +121,7 @@ def plot_ratios(table: pd.DataFrame, width: float = WIDTH) -> Figure:
     axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
     several = table["run"].nunique() > 1
     labels = [
-        f"{printable(row['run'], _LONGEST_LABEL)}  {metric_name(row['metric'])}" if several
+        f"{printable(row['run'], LONGEST_LABEL)}  {metric_name(row['metric'])}" if several
         else metric_name(row["metric"])
         for _, row in table.iterrows()
     ]  # fmt: skip
@@ -165,80 +157,18 @@ def plot_ratios(table: pd.DataFrame, width: float = WIDTH) -> Figure:
         unsure_key = Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle=":")
         unsure_key.set(linewidth=1.2, label=_UNJUDGED_WORDS)
         keys.append(unsure_key)
-    figure.legend(
-        handles=keys, loc="outside lower center", ncols=2 if narrow else 4, fontsize=9, frameon=False
-    )
-    return figure
-
-
-def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
-    """Each record's prefill as one bar in ms, stage after stage; what no stage holds is light grey."""
-    runs_with = [
-        (run, label) for run, label in zip(runs, labels, strict=True) if run["prefill_ms"] is not None
-    ]
-    if not runs_with:
-        return sentence_figure("None of these records has a prefill of its own.")
-    figure, axes = new_figure(1.7 + 0.42 * len(runs_with))
-    drawn: dict[str, None] = {}
-    for place, (run, _) in enumerate(runs_with):
-        table = stage_table(run)
-        sums = table[table["phase"] == "prefill"].groupby("stage")["device_ms"].sum()
-        left = 0.0
-        for stage in (name for name in PREFILL_STAGES if name in sums):
-            axes.barh(place, sums[stage], left=left, height=0.62, color=STAGE_COLOURS[stage])
-            left += float(sums[stage])
-            drawn[stage] = None
-        whole = float(sums["prefill"])
-        axes.barh(place, max(0.0, whole - left), left=left, height=0.62, color=FAINT)
-        end = max(whole, left)
-        axes.annotate(
-            ms_text(whole), (end, place), (5, 0), textcoords="offset points", va="center", fontsize=9
-        )
-    axes.set_yticks(range(len(runs_with)), [printable(label, _LONGEST_LABEL) for _, label in runs_with])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * axes.dataLim.x1)
-    axes.grid(visible=False, axis="y")
-    time_axis(axes.xaxis, "time", ", of each record's typical repeat")
-    title_axes(axes, "Prefill, stage by stage")
-    keys = [
-        Line2D([], [], color=STAGE_COLOURS[stage], linewidth=7, label=stage_name(stage)) for stage in drawn
-    ]
-    keys.append(Line2D([], [], color=FAINT, linewidth=7, label="between stages"))
-    figure.legend(
-        handles=keys, loc="outside lower center", ncols=min(8, len(keys)), fontsize=9, frameon=False
-    )
+    legend_below(figure, keys, 2 if narrow else 4)
     return figure
 
 
 def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
     """Time of each decode step in ms against the length of the KV cache, a line a record, with p10 to p90."""
-    tables = [
-        (step_table(run).dropna(subset=["cache_len"]), run, label)
-        for run, label in zip(runs, labels, strict=True)
-    ]
-    tables = [each for each in tables if len(each[0])]
-    if not tables:
-        return sentence_figure("None of these records has decode steps to draw.")
-    figure = blank_figure(3.9)
-    axes = figure.subplots()
-    style_axes(axes)
-    top = 0.0
-    for number, (table, run, label) in enumerate(tables):
-        colour = RUN_COLOURS[number % len(RUN_COLOURS)]
-        lengths = table["cache_len"].to_numpy(dtype=np.float64)
-        low, high = table["device_ms_p10"], table["device_ms_p90"]
-        axes.fill_between(lengths, low, high, color=colour, alpha=0.18, linewidth=0)
-        text = f"{printable(label, _LONGEST_LABEL)}: {ms_text(run['inter_token_ms'])}"
-        marker = "o" if len(table) == 1 else ""
-        axes.plot(lengths, table["device_ms"], color=colour, linewidth=1.3, marker=marker, label=text)
-        top = max(top, float(table["device_ms"].quantile(0.98)))
-    axes.set_ylim(0, 1.35 * top)
-    axes.set_xlabel("KV cache length (tokens)")
-    time_axis(axes.yaxis, "time of a decode step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title_axes(axes, "Decode: medians over repeats, band p10 to p90")
-    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
-    return figure
+    curves = []
+    for cell, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        name = f"{printable(label, LONGEST_LABEL)}: {ms_text(run['inter_token_ms'])}"
+        curve = step_table(run).dropna(subset=["cache_len"])
+        curves += [curve.assign(cell=cell, name=name)] if len(curve) else []
+    return plot_decode_curves(pd.concat(curves) if curves else pd.DataFrame(), "name")
 
 
 def _interval(low: float, high: float) -> str:

@@ -21,13 +21,14 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from ocr_phases.plain_text import plain
+from ocr_phases.show.blocks import safe
 
 FIGURE_DPI = 100
 SHARPNESS = 2
 """Pixels a CSS pixel, for screens of high density."""
 
 FIGURE_MIME = "application/vnd.ocr-phases.figure+svg"
-"""A name of its own for the SVG: JupyterLab would draw an `image/svg+xml` without the page's colours."""
+"""A name of its own for the framed SVG: JupyterLab would draw any other without the page's colours."""
 
 _LARGEST_SVG = 300_000  # characters; a report holds about eight figures
 _HREF = "{http://www.w3.org/1999/xlink}href"
@@ -65,37 +66,35 @@ def figure_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Picture:
-    """A drawn figure for the end of a notebook cell: a PNG for any viewer, an SVG for the report."""
+    """A figure and its text alternative: in a cell, a panel or a report.
 
-    png: bytes
-    svg: str
+    A cell in JupyterLab shows the PNG at half its pixels. A report takes the SVG, which follows its colours,
+    unless thousands of marks made that too large. ``narrow`` is the same for a phone, which a report shows
+    there.
+    """
+
+    figure: Figure
     alt: str
-    width: int
-    """CSS pixels."""
+    narrow: Figure | None = None
+
+    def html(self) -> str:
+        """Inline SVG in a frame that a keyboard can scroll."""
+        drawn = figure_svg(self.figure, self.alt)
+        if self.narrow is not None:
+            drawn += figure_svg(self.narrow, self.alt, "op-svg op-narrow")
+        return (
+            f'<div class="figure drawn" role="group" aria-label="{safe(self.alt)}" tabindex="0">{drawn}</div>'
+        )
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
-        data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.alt}
-        if len(self.svg) <= _LARGEST_SVG:
-            data[FIGURE_MIME] = self.svg
-        return data, {"image/png": {"width": self.width, "alt": self.alt}}
-
-
-def figure_image(figure: Figure, alt: str, narrow: Figure | None = None) -> Picture:
-    """A figure for the end of a notebook cell, ``alt`` in words for who cannot see it.
-
-    ``narrow`` is the same for a phone, which a report shows there.
-
-    JupyterLab shows the PNG at half its pixels; a report takes the SVG, which follows its colours, unless
-    thousands of marks made that too large.
-    """
-    width = round(figure.get_size_inches()[0] * FIGURE_DPI)
-    alt = plain(alt)
-    svg = figure_svg(figure, alt)
-    if narrow is not None:
-        svg += figure_svg(narrow, alt, "op-svg op-narrow")
-    return Picture(figure_png(figure), svg, alt, width)
+        alt, drawn = plain(self.alt), self.html()
+        data = {"image/png": base64.b64encode(figure_png(self.figure)).decode(), "text/plain": alt}
+        if len(drawn) <= _LARGEST_SVG:
+            data[FIGURE_MIME] = drawn
+        width = round(self.figure.get_size_inches()[0] * FIGURE_DPI)  # CSS pixels
+        return data, {"image/png": {"width": width, "alt": alt}}
 
 
 def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:

@@ -6,12 +6,9 @@ script, a style of its own or an address. Classes start with ``op-`` and are dre
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -20,18 +17,16 @@ from ocr_phases.analyse.check_texts import EXPECTATIONS
 from ocr_phases.analyse.checks import Check, checks_verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
-from ocr_phases.analyse.headline import account, headline, text_doubt
+from ocr_phases.analyse.headline import account, headline, key_figures, subject, text_doubt
 from ocr_phases.analyse.noise import conditions_table
-from ocr_phases.analyse.summary import repeat_table, stage_table, vision_share
+from ocr_phases.analyse.summary import repeat_table, stage_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import badge, cards_block, share_bar, status_line, title_block
+from ocr_phases.show.blocks import badge, cards_block, share_bar, small_jpeg, status_line, title_block
 from ocr_phases.show.blocks import safe as _safe
 from ocr_phases.show.figures import SHARPNESS
-from ocr_phases.show.figures import figure_image as figure_image
-from ocr_phases.show.figures import figure_png as figure_png
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_key, stage_name
+from ocr_phases.words import bytes_text, ms_text, percent_text, stage_key, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -68,25 +63,6 @@ HEADINGS: dict[str, tuple[str, str]] = {
 }
 
 
-def notebook_style() -> str:
-    """A ``<style>`` for fragments shown in JupyterLab, in its own colours; a report brings its own."""
-    theme = {
-        "--op-ink": "var(--jp-content-font-color1, #1c2024)",
-        "--op-muted": "var(--jp-content-font-color2, #5b6470)",
-        "--op-line": "var(--jp-border-color2, #d8dde3)",
-        "--op-soft": "var(--jp-layout-color2, #f4f6f8)",
-        "--op-card": "var(--jp-layout-color1, #ffffff)",
-        "--op-accent": "var(--jp-brand-color1, #0072b2)",
-    }
-    colours = "".join(f"{name}:{value};" for name, value in theme.items())
-    return f"<style>:root{{{colours}}}\n{fragments_css()}</style>"
-
-
-def fragments_css() -> str:
-    """The style sheet of everything this module writes; colours are custom properties set by the page."""
-    return resources.files("ocr_phases.show").joinpath("fragments.css").read_text(encoding="utf-8")
-
-
 def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> str:
     """The head of a report: the page's thumbnail (if the record has it), where the time went, the checks.
 
@@ -97,8 +73,7 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
     if page is not None:
         page.thumbnail((480, 480))
         picture = image_html(page, "The page that was read", width=180)
-    taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
-    about = (run.model.get("name", "unknown model"), run.device.get("name", "unknown device"), taken)
+    about = list(filter(None, subject(run)))
     name = title or str(run.page.get("file", "page"))
     if lead is not None:
         first, stop, rest = lead.partition(". ")
@@ -125,44 +100,7 @@ def _phase_bar(run: PhaseRun) -> str:
 
 def cards_html(run: PhaseRun) -> str:
     """The key figures of the typical repeat as cards; one that this kind of run does not have gets none."""
-    figures = typical_run(run).summary()
-    steps = figures["decode_steps"]
-    if figures["prefill_ms"] is None:
-        cards = [
-            (
-                "generate()",
-                ms_text(figures["generate_ms"]),
-                f"{count_text(figures['tokens'], 'token')}, in one call",
-            )
-        ]
-    else:
-        share = vision_share(run)
-        cards = [
-            ("Time to first token", ms_text(figures["ttft_ms"]), "prepare + prefill"),
-            ("Prefill", ms_text(figures["prefill_ms"]), f"{figures['prefill_len']:,} prompt tokens"),
-            ("Vision share", percent_text(share), f"{ms_text(figures['vision_ms'])} of the prefill"),
-        ]
-    if steps:
-        tail = f"p90 {ms_text(figures['inter_token_ms_p90'])}, p99 {ms_text(figures['inter_token_ms_p99'])}"
-        rate = figures["tokens_per_s"]
-        speed = "n/a" if rate is None else f"{rate:,.1f}"
-        rows = len(run.results)
-        cards += [
-            ("Inter-token latency", ms_text(figures["inter_token_ms"]), f"median; {tail}"),
-            ("Tokens per second", speed, "decode only" if rows == 1 else f"decode, {rows} rows together"),
-            ("Decode", ms_text(figures["decode_ms"]), count_text(steps, "step")),
-        ]
-    peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
-    if peaks:
-        highest = max(peaks, key=lambda phase: peaks[phase])
-        cards.append(("Peak memory", bytes_text(peaks[highest]), f"in {highest}"))
-    if figures["kv_cache_bytes"]:
-        each = run.cache.get("bytes_per_token")
-        note = f"{bytes_text(each)} a token" if each else "at its largest"
-        if run.cache.get("capacity_bytes"):
-            note += f"; static, room for {bytes_text(run.cache['capacity_bytes'])}"
-        cards.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
-    return cards_block(cards)
+    return cards_block(key_figures(run))
 
 
 def table_html(
@@ -363,16 +301,13 @@ def references_html(rows: Sequence[Mapping[str, Any]]) -> str:
     return f'<div class="op-paths">{table_html(table, caption="Where the code does it")}</div>'
 
 
-def image_html(image: Image, alt: str, *, width: int, quality: int = 85) -> str:
+def image_html(image: Image, alt: str, *, width: int) -> str:
     """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense screens."""
-    small = image.convert("RGB")
-    small.thumbnail((width * SHARPNESS, 6 * width * SHARPNESS))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=quality, optimize=True)
+    small, address = small_jpeg(image, width * SHARPNESS, 6 * width * SHARPNESS)
     shown = min(width, small.width)
     return (
-        f'<img class="op-image" src="data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}" '
-        f'width="{shown}" height="{round(small.height * shown / small.width)}" alt="{_safe(alt)}">'
+        f'<img class="op-image" src="{address}" width="{shown}" '
+        f'height="{round(small.height * shown / small.width)}" alt="{_safe(alt)}">'
     )
 
 

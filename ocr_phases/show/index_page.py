@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence, Set
-from importlib import resources
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
 
-from ocr_phases.show.blocks import safe as _safe
+from ocr_phases.show.blocks import cards_block, safe, title_block
 from ocr_phases.show.distributions import plot_distributions
-from ocr_phases.show.figures import figure_svg
-from ocr_phases.show.html import fragments_css, note_html, table_html
+from ocr_phases.show.document import document_html
+from ocr_phases.show.figures import Picture
+from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import ms_text, percent_text
 
@@ -55,18 +52,14 @@ def index_html(
         ("Slowest regions", _regions(regions, set(measured.loc[measured["report"], "folder"]))),
         ("Tables", _tables(tables)),
     ]
+    shown = [(heading, heading.replace(" ", "-"), content) for heading, content in filter(None, sections)]
     body = "".join(
-        f'<section id="{heading.replace(" ", "-")}">'
-        f'<div class="prose"><h2>{heading}</h2></div>{content}</section>'
-        for heading, content in filter(None, sections)
+        f'<section id="{anchor}"><div class="prose"><h2>{heading}</h2></div>{content}</section>'
+        for heading, anchor, content in shown
     )
-    names = [heading for heading, _ in filter(None, sections)]
-    line = " · ".join(f"{label} {value}" for label, value in facts.items())
-    head = (
-        f'<header class="op op-header"><div class="op-lead"><h1>{_safe(title)}</h1>'
-        f'<p class="op-sub">{_safe(line)}</p></div></header>{_cards(pages, measured, failed)}'
-    )
-    return _document(title, names, head + body)
+    head = title_block(title, [f"{label} {value}" for label, value in facts.items()])
+    contents = [(heading, anchor) for heading, anchor, _ in shown]
+    return document_html(title, contents, head + _cards(pages, measured, failed) + body, css=_WIDER)
 
 
 def _cards(pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame) -> str:
@@ -79,12 +72,7 @@ def _cards(pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame) ->
         *_end_to_end(measured),
         ("Tokens", f"{int(measured['tokens'].sum()):,}", "of all pages, written once"),
     ]
-    items = "".join(
-        f'<div class="op-card"><dt>{_safe(label)}</dt><dd><strong>{_safe(value)}</strong> '
-        f"<small>{_safe(note)}</small></dd></div>"
-        for label, value, note in cards
-    )
-    return f'<dl class="op op-cards">{items}</dl>'
+    return cards_block(cards)
 
 
 def _end_to_end(measured: pd.DataFrame) -> list[tuple[str, str, str]]:
@@ -157,10 +145,8 @@ def _cut(rows: int, order: str = "") -> str:
 def _distributions(measured: pd.DataFrame) -> str:
     if measured.empty:
         return note_html("No page was measured, so there is nothing to draw.")
-    figure = plot_distributions(measured)
     alt = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
-    svg = figure_svg(figure, alt)
-    return f'<div class="figure drawn" role="group" aria-label="{alt}" tabindex="0">{svg}</div>'
+    return Picture(plot_distributions(measured), alt).html()
 
 
 def _regions(regions: pd.DataFrame, reported: Set[str]) -> str:
@@ -178,32 +164,9 @@ def _regions(regions: pd.DataFrame, reported: Set[str]) -> str:
 
 
 def _tables(names: Sequence[str]) -> str:
-    items = "".join(f'<li><a href="{_safe(quote(name))}">{_safe(name)}</a></li>' for name in names)
+    items = "".join(f'<li><a href="{safe(quote(name))}">{safe(name)}</a></li>' for name in names)
     return f'<ul class="op">{items}</ul>'
 
 
 def _address(folder: Any, name: str) -> str:
     return quote(f"{folder}/{name}") if folder else ""
-
-
-def _document(title: str, sections: Sequence[str], body: str) -> str:
-    folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
-    script = (folder / "sort.js").read_text(encoding="utf-8")
-    css = fragments_css() + (folder / "page.css").read_text(encoding="utf-8") + _WIDER
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    contents = "".join(f'<li><a href="#{name.replace(" ", "-")}">{name}</a></li>' for name in sections)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><title>{_safe(title)}</title>'
-        f'<link rel="icon" href="data:,"><style>{css}</style></head><body>'
-        '<a class="skip" href="#report">Skip to the index</a>'
-        f'<nav aria-label="Contents"><ul>{contents}</ul></nav><main id="report" tabindex="-1">{body}</main>'
-        "<footer>Made with ocr_phases. This file fetches nothing and runs only its own table sorting."
-        f"</footer><script>{script}</script></body></html>\n"
-    )

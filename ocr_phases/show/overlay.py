@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
-from ocr_phases.analyse.grounding import Box, Grounding
+from ocr_phases.analyse.grounding import Box, Grounding, Region
 
 Colour = tuple[int, int, int]
 
@@ -51,10 +51,24 @@ _INK: Colour = (34, 34, 34)
 _PAPER: Colour = (255, 255, 255)
 
 
-class _Tag(NamedTuple):
+class DrawnBox(NamedTuple):
+    """A box of a region as it is drawn on a page: corners in pixels, its tag and where that stands."""
+
+    region: int
     box: Box
-    text: str
+    tag: str
     colour: Colour
+    spot: Box | None
+    """None where the tag is larger than the page."""
+
+
+class Type(NamedTuple):
+    """The type of tags on a page, in pixels: font size, space around the text, ascent, height of a tag."""
+
+    size: int
+    pad: int
+    ascent: int
+    height: int
 
 
 def label_colour(label: str) -> Colour:
@@ -63,46 +77,82 @@ def label_colour(label: str) -> Colour:
     return LABEL_COLOURS.get(label, spare)
 
 
+def hex_colour(colour: Colour) -> str:
+    """``#rrggbb``."""
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
 def printable(text: str, longest: int = _LONGEST_LABEL) -> str:
     """Model-made text as one short line that any font can be asked to draw."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * longest]).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def draw_boxes(page: Image.Image, grounding: Grounding, *, labels: bool = True) -> Image.Image:
-    """An RGB copy of the page (upright, as the model saw it) with every box drawn and tagged: `3 title`."""
-    canvas = page.convert("RGB")
-    tags = [
-        _Tag(box, f"{region.index} {printable(region.label)}".strip(), label_colour(region.label))
-        for region in grounding.regions
-        for box in region.pixel_boxes(*canvas.size)
+def region_boxes(
+    regions: Sequence[Region], size: tuple[int, int], decode_ms: Mapping[int, float] | None = None
+) -> list[DrawnBox]:
+    """Every box of the regions on a page of ``size`` pixels, tagged and coloured by label: `3 title`.
+
+    With ``decode_ms`` (a region's time) tags and colours say that instead. A region of several boxes shows
+    its one time on each, with the number of boxes. Tags stand at the corner of their box where they hide
+    least.
+    """
+    colours = {} if decode_ms is None else time_colours(regions, decode_ms)
+    boxes, tags, found = [], [], []
+    for region in regions:
+        tag = f"{region.index} {printable(region.label)}".strip()
+        if decode_ms is not None:
+            note = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
+            tag = _milliseconds(decode_ms.get(region.index, 0.0)) + note
+        for x1, y1, x2, y2 in region.pixel_boxes(*size):
+            # A box may end just behind the last pixel; its outline must still be seen.
+            right, bottom = size[0] - 1, size[1] - 1
+            boxes.append((min(x1, right), min(y1, bottom), min(x2, right), min(y2, bottom)))
+            tags.append(tag)
+            found.append((region.index, colours.get(region.index, label_colour(region.label))))
+    spots = _tag_spots(boxes, tags, size)
+    return [
+        DrawnBox(region, box, tag, colour, spot)
+        for (region, colour), box, tag, spot in zip(found, boxes, tags, spots, strict=True)
     ]
-    _draw_rectangles(canvas, tags, _FILL_ALPHA)
+
+
+def time_colours(regions: Sequence[Region], decode_ms: Mapping[int, float]) -> dict[int, Colour]:
+    """The colour of each region with a box, from 0 ms to the slowest of them."""
+    drawn = {region.index: decode_ms.get(region.index, 0.0) for region in regions if region.boxes}
+    slowest = max(drawn.values(), default=0.0) or 1.0
+    return {region: time_colour(ms / slowest) for region, ms in drawn.items()}
+
+
+def decode_times(table: pd.DataFrame) -> dict[int, float]:
+    """Region -> decode time in ms, of `ocr_phases.analyse.grounding.region_table`."""
+    return dict(zip(table["region"].astype(int), table["decode_ms"].astype(float), strict=True))
+
+
+def draw_boxes(page: Image.Image, grounding: Grounding, *, labels: bool = True) -> Image.Image:
+    """An RGB copy of the page (upright, as the model saw it) with every box drawn, and tagged by label."""
+    canvas = page.convert("RGB")
+    drawn = region_boxes(grounding.regions, canvas.size)
+    _draw_rectangles(canvas, drawn, _FILL_ALPHA)
     if labels:
-        _draw_tags(canvas, tags)
+        _draw_tags(canvas, drawn)
     return canvas
 
 
 def draw_decode_time(page: Image.Image, grounding: Grounding, table: pd.DataFrame) -> Image.Image:
     """The page with every box coloured by its region's `decode_ms`, above a colour bar in milliseconds.
 
-    `table` is `region_table`'s; a region without a row counts as 0 ms. The colours run from 0 to the slowest
-    drawn region. A region of several boxes shows its one time on each, with the number of boxes. Time spent
-    on text that has no box (the preamble, dropped boxes) is named under the bar, so nothing goes missing.
+    `table` is `region_table`'s; a region without a row counts as 0 ms. Time spent on text that has no box
+    (the preamble, dropped boxes) is named under the bar, so nothing goes missing.
     """
     canvas = page.convert("RGB")
-    cost = dict(zip(table["region"].astype(int), table["decode_ms"].astype(float), strict=True))
-    drawn = {region.index: cost.get(region.index, 0.0) for region in grounding.regions if region.boxes}
-    slowest = max(drawn.values(), default=0.0) or 1.0
-    tags = []
-    for region in grounding.regions:
-        for box in region.pixel_boxes(*canvas.size):
-            note = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
-            ms = drawn[region.index]
-            tags.append(_Tag(box, _milliseconds(ms) + note, time_colour(ms / slowest)))
-    _draw_rectangles(canvas, tags, _TIME_FILL_ALPHA)
-    _draw_tags(canvas, tags)
-    unboxed = sum(ms for region, ms in cost.items() if region not in drawn)
+    cost = decode_times(table)
+    drawn = region_boxes(grounding.regions, canvas.size, cost)
+    _draw_rectangles(canvas, drawn, _TIME_FILL_ALPHA)
+    _draw_tags(canvas, drawn)
+    boxed = {region.index for region in grounding.regions if region.boxes}
+    slowest = max((cost.get(region, 0.0) for region in boxed), default=0.0) or 1.0
+    unboxed = sum(ms for region, ms in cost.items() if region not in boxed)
     return _above_colour_bar(canvas, slowest, unboxed)
 
 
@@ -128,41 +178,55 @@ def _text_size(page_size: tuple[int, int]) -> int:
     return max(10, round(math.sqrt(page_size[0] * page_size[1]) / 46))
 
 
-def _draw_rectangles(canvas: Image.Image, tags: Sequence[_Tag], fill_alpha: int) -> None:
+def tag_type(page_size: tuple[int, int]) -> Type:
+    """The type of the tags on a page of that size in pixels."""
+    size = min(_text_size(page_size), max(6, min(page_size) // 3))
+    ascent, descent = _font(size, bold=True).getmetrics()
+    pad = max(1, size // 5)
+    return Type(size, pad, ascent, ascent + descent + pad)
+
+
+def _draw_rectangles(canvas: Image.Image, drawn: Sequence[DrawnBox], fill_alpha: int) -> None:
     draw = ImageDraw.Draw(canvas, "RGBA")
     width = max(1, round(_text_size(canvas.size) / 8))
-    right, bottom = canvas.width - 1, canvas.height - 1
-    for (x1, y1, x2, y2), _, colour in tags:
-        # A box may end just behind the last pixel; its outline must still be seen.
-        inside = (min(x1, right), min(y1, bottom), min(x2, right), min(y2, bottom))
-        draw.rectangle(inside, fill=(*colour, fill_alpha), outline=(*colour, 255), width=width)
+    for _, box, _, colour, _ in drawn:
+        draw.rectangle(box, fill=(*colour, fill_alpha), outline=(*colour, 255), width=width)
 
 
-def _draw_tags(canvas: Image.Image, tags: Sequence[_Tag]) -> None:
-    """Put each tag at the corner of its box where it hides least; one larger than the page is left out."""
-    size = min(_text_size(canvas.size), max(6, min(canvas.size) // 3))
-    font, pad = _font(size, bold=True), max(1, size // 5)
-    ascent, descent = font.getmetrics()
-    height = ascent + descent + pad
-    draw = ImageDraw.Draw(canvas)
-    boxes = np.array([tag.box for tag in tags], dtype=np.int64).reshape(-1, 4)
-    placed = np.zeros((len(tags), 4), dtype=np.int64)
-    for index, (box, text, colour) in enumerate(tags):
-        width = math.ceil(font.getlength(text)) + 2 * pad
-        if width > canvas.width or height > canvas.height:
+def _draw_tags(canvas: Image.Image, drawn: Sequence[DrawnBox]) -> None:
+    kind = tag_type(canvas.size)
+    font, draw = _font(kind.size, bold=True), ImageDraw.Draw(canvas)
+    for _, _, text, colour, spot in drawn:
+        if spot is None:
             continue
-        spots = _corner_spots(box, width, height, canvas.size)
+        left, top, right, bottom = spot
+        draw.rectangle((left, top, right - 1, bottom - 1), fill=colour)
+        corner = (left + kind.pad, top + kind.pad // 2 + kind.ascent)
+        draw.text(corner, text, font=font, fill=_readable_on(colour), anchor="ls")
+
+
+def _tag_spots(boxes: Sequence[Box], tags: Sequence[str], page_size: tuple[int, int]) -> list[Box | None]:
+    """A place for each tag at the corner of its box where it hides least."""
+    kind = tag_type(page_size)
+    font, height = _font(kind.size, bold=True), kind.height
+    others = np.array(boxes, dtype=np.int64).reshape(-1, 4)
+    placed = np.zeros((len(boxes), 4), dtype=np.int64)
+    found: list[Box | None] = []
+    for index, (box, text) in enumerate(zip(boxes, tags, strict=True)):
+        width = math.ceil(font.getlength(text)) + 2 * kind.pad
+        if width > page_size[0] or height > page_size[1]:
+            found.append(None)
+            continue
+        spots = _corner_spots(box, width, height, page_size)
         # Another tag is far worse to hide than a box; a later spot has to hide clearly less to be taken.
         costs = [
-            _overlap(spot, boxes) + 20 * _overlap(spot, placed[:index]) + rank * width * height // 16
+            _overlap(spot, others) + 20 * _overlap(spot, placed[:index]) + rank * width * height // 16
             for rank, spot in enumerate(spots)
         ]
-        left, top, right, bottom = spots[costs.index(min(costs))]
-        placed[index] = (left, top, right, bottom)
-        draw.rectangle((left, top, right - 1, bottom - 1), fill=colour)
-        draw.text(
-            (left + pad, top + pad // 2 + ascent), text, font=font, fill=_readable_on(colour), anchor="ls"
-        )
+        best = spots[costs.index(min(costs))]
+        placed[index] = best
+        found.append(best)
+    return found
 
 
 def _corner_spots(box: Box, width: int, height: int, page_size: tuple[int, int]) -> list[Box]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -105,7 +106,7 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None =
     found = f"{ms_text(middle)} in the median of {len(table):,}" if len(table) > 1 else ms_text(middle)
     found += ", over all repeats" if len(run.repeats) > 1 else ""
     title_axes(axes, f"Each decode step: {found}")
-    figure.legend(loc="outside lower center", ncols=5, fontsize=9, frameon=False, labelcolor=INK)
+    legend_below(figure, axes.get_legend_handles_labels()[0], 5)
     return figure
 
 
@@ -390,6 +391,13 @@ def style_axes(axes: Axes) -> None:
 def label_bar(axes: Axes, end: float, place: int, text: str) -> None:
     """Words behind a horizontal bar that ends at ``end``."""
     axes.annotate(text, (end, place), (7, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
+
+
+def legend_below(figure: Figure, keys: Sequence[Artist], columns: int) -> None:
+    """The keys of a whole figure, under it."""
+    figure.legend(
+        handles=keys, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, labelcolor=INK
+    )
 
 
 def title_axes(axes: Axes, text: str) -> None:

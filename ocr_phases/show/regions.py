@@ -10,7 +10,7 @@ from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding, r
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
-from ocr_phases.show.overlay import draw_boxes, draw_decode_time, label_colour, printable
+from ocr_phases.show.overlay import draw_boxes, draw_decode_time, hex_colour, label_colour, printable
 from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, time_axis, title_axes
 from ocr_phases.words import ms_text, percent_text
 
@@ -79,8 +79,7 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     names = []
     for place, (_, kind) in enumerate(types.iterrows()):
         label, ms = str(kind["label"]), float(kind["decode_ms"])
-        red, green, blue = label_colour(label)
-        colour = PHASE_COLOURS["prepare"] if label == "preamble" else f"#{red:02x}{green:02x}{blue:02x}"
+        colour = PHASE_COLOURS["prepare"] if label == "preamble" else hex_colour(label_colour(label))
         axes.barh(place, ms, color=colour, height=0.7)
         each = f"; {ms_text(kind['ms_per_char'])} a character" if kind["characters"] else ""
         label_bar(axes, ms, place, f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})")

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from ocr_phases.analyse.floors import times_text
-from ocr_phases.show.compare import RUN_COLOURS
+from ocr_phases.record import PhaseRun
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.plots import (
     BLUE,
     FAINT,
     GREEN,
-    INK,
-    MUTED,
     WIDTH,
     blank_figure,
+    label_bar,
+    legend_below,
     new_figure,
     sentence_figure,
     style_axes,
     time_axis,
     title_axes,
 )
-from ocr_phases.strategies import STRATEGIES
-from ocr_phases.words import percent_text
-
-_Line = Literal["-", "--", ":", "-."]
-_LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
-_WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
+from ocr_phases.show.runs import (
+    Looks,
+    from_zero,
+    name_presets,
+    plain_log,
+    plot_decode_curves,
+    plot_prefill_stages,
+)
 
 
 def sweep_html(table: pd.DataFrame) -> str:
@@ -89,7 +89,7 @@ def plot_prefill(table: pd.DataFrame, width: float = WIDTH) -> Figure:
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.")
     figure, axes = new_figure(3.9, width)
-    looks = _Looks(table.sort_values("batch"), "vision", "batch")
+    looks = Looks(table.sort_values("batch"), "vision", "batch")
     for _, rows in table.groupby(["vision", "batch"], sort=False):
         colour, style = looks.of(rows.iloc[0])
         axes.plot(rows["prefill_len"], rows["prefill_ms"], "o", color=colour, alpha=0.35, markersize=5, mew=0)
@@ -97,8 +97,8 @@ def plot_prefill(table: pd.DataFrame, width: float = WIDTH) -> Figure:
         axes.plot(
             middle.index, middle, color=colour, linestyle=style, marker="o", markersize=5, linewidth=1.4
         )
-    _name_presets(axes, table, "prefill_len")
-    _from_zero(axes, table["prefill_ms"])
+    name_presets(axes, table, "prefill_len")
+    from_zero(axes, table["prefill_ms"])
     axes.set_xlim(left=0)
     axes.set_xlabel("prompt tokens of a row")
     time_axis(axes.yaxis, "prefill")
@@ -109,23 +109,7 @@ def plot_prefill(table: pd.DataFrame, width: float = WIDTH) -> Figure:
 
 def plot_decode(curves: pd.DataFrame) -> Figure:
     """Time of a decode step in ms against the cache: colours are strategies, line styles batch sizes."""
-    if curves.empty:
-        return sentence_figure("No cell has decode steps to draw.")
-    figure, axes = new_figure(4.2)
-    looks = _Looks(curves, "strategy", "batch")
-    for _, curve in curves.groupby(["preset", "strategy", "batch"], sort=False):
-        colour, style = looks.of(curve.iloc[0])
-        ends = curve["device_ms_p10"], curve["device_ms_p90"]
-        axes.fill_between(curve["cache_len"], *ends, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(curve["cache_len"], curve["device_ms"], color=colour, linestyle=style, linewidth=1.5)
-    _name_presets(axes, curves, "cache_len")
-    _from_zero(axes, curves["device_ms"])
-    axes.set_xlabel("KV cache length of a row (tokens)")
-    time_axis(axes.yaxis, "decode step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title_axes(axes, "Decode step over the length of the cache")
-    looks.legend(figure)
-    return figure
+    return plot_decode_curves(curves, "strategy", "batch")
 
 
 def plot_throughput(table: pd.DataFrame) -> Figure:
@@ -138,7 +122,7 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
     # Decode is the same whatever vision does, and eager vision comes first.
     table = _longest(table).drop_duplicates(["preset", "strategy", "batch"])
     figure, axes = new_figure(4.2)
-    looks = _Looks(table, "strategy", "preset")
+    looks = Looks(table, "strategy", "preset")
     for _, rows in table.groupby(["preset", "strategy"], sort=False):
         rows = rows.sort_values("batch")
         colour, style = looks.of(rows.iloc[0])
@@ -151,7 +135,7 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
     axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(min(batches) / 1.3, max(batches) * 1.3)
-    _from_zero(axes, table["tokens_per_s"])
+    from_zero(axes, table["tokens_per_s"])
     axes.set_xlabel("batch size (rows)")
     axes.set_ylabel("decode, all rows (tokens/s)")
     title_axes(axes, "Throughput over the batch size")
@@ -181,8 +165,7 @@ def plot_floors(table: pd.DataFrame) -> Figure:
         ],
     )
     panels[0].set_ylim(len(table) - 0.5, -0.5)
-    keys = panels[0].get_legend_handles_labels()
-    figure.legend(*keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    legend_below(figure, panels[0].get_legend_handles_labels()[0], 2)
     return figure
 
 
@@ -194,87 +177,25 @@ def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> 
     axes.plot(table[floor], table.index, "|", color=GREEN, markersize=13, mew=2.5, label="floor")
     axes.plot(table[measured], table.index, "o", color=BLUE, markersize=6, label="measured")
     for place, row in zip(table.index, table.to_dict("records"), strict=True):
-        axes.annotate(
-            times_text(row[measured] / row[floor]),
-            (row[measured], place),
-            (8, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=INK,
-        )
+        label_bar(axes, row[measured], place, times_text(row[measured] / row[floor]))
     axes.set_xlim(table[floor].min() / 1.6, table[measured].max() * 6)
-    _plain_log(axes.xaxis)
+    plain_log(axes.xaxis)
     time_axis(axes.xaxis, "time")
 
 
-def plot_vision_share(table: pd.DataFrame) -> Figure:
-    """What part of the prefill is vision, a bar a preset, batch size and way of vision.
+def plot_vision_share(table: pd.DataFrame, records: Mapping[str, PhaseRun]) -> Figure:
+    """The stages of the prefill as parts of it, a bar a preset, batch size and way of vision.
 
     Of cells that differ in strategy or output length alone, which a prefill does not depend on, the first
     strategy's longest is drawn.
     """
     table = table.dropna(subset=["vision_share"])
-    if table.empty:
-        return sentence_figure("No cell has a prefill, so there is no share of it to draw.")
-    bars = ["prefill_len", "preset", "batch", "vision"]
-    shares = _longest(table).drop_duplicates(bars).reset_index(drop=True)
-    figure, axes = new_figure(1.3 + 0.34 * len(shares))
-    places = range(len(shares))
-    axes.barh(places, 100.0 * shares["vision_share"], color=BLUE, height=0.66)
-    axes.barh(
-        places, 100.0 * (1.0 - shares["vision_share"]), left=100.0 * shares["vision_share"], color=FAINT,
-        height=0.66,
-    )  # fmt: skip
-    for place, share in zip(places, shares["vision_share"], strict=True):
-        inside = share > 0.12
-        axes.annotate(
-            percent_text(share),
-            (100.0 * share, place),
-            (-5 if inside else 5, 0),
-            textcoords="offset points",
-            ha="right" if inside else "left",
-            va="center",
-            fontsize=9,
-            color="white" if inside else INK,
-        )
+    shares = _longest(table).drop_duplicates(["prefill_len", "preset", "batch", "vision"])
     names = [
         f"{row['preset']} ({row['prefill_len']:,} tokens), batch {row['batch']}{vision}"
         for (_, row), vision in zip(shares.iterrows(), _visions(shares), strict=True)
     ]
-    axes.set_yticks(list(places), names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("part of the prefill (%)")
-    title_axes(axes, "Vision in the prefill")
-    keys = [Line2D([], [], color=BLUE, linewidth=7, label="SAM, CLIP and projector")]
-    keys.append(Line2D([], [], color=FAINT, linewidth=7, label="all else"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
-    return figure
-
-
-def _colour(number: int) -> str:
-    return RUN_COLOURS[number % len(RUN_COLOURS)]
-
-
-def _from_zero(axes: Axes, values: pd.Series) -> None:
-    """From zero, so that heights compare; a logarithmic axis where the values lie far apart."""
-    low, high = float(values.min()), float(values.max())
-    if low > 0 and high / low > _WIDE:
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.6, high * 2.0)
-        _plain_log(axes.yaxis)
-    else:
-        axes.set_ylim(0, 1.22 * high)
-
-
-def _plain_log(axis: Axis) -> None:
-    """Plain numbers on a logarithmic axis, as many as it has room for."""
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_formatter(NullFormatter())
+    return plot_prefill_stages([records[cell] for cell in shares["cell"]], names, share=True)
 
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:
@@ -291,77 +212,3 @@ def _visions(table: pd.DataFrame) -> list[str]:
     """What a row's name says of vision: nothing where the table has one way only."""
     several = table["vision"].nunique() > 1
     return [f", vision {vision}" if several else "" for vision in table["vision"]]
-
-
-def _name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:
-    """Each preset's name above where it begins on the horizontal axis."""
-    starts = table.groupby("preset")[column].min().sort_values()
-    for preset, start in starts.items():
-        axes.axvline(start, color=FAINT, linewidth=0.9, zorder=0)
-        axes.annotate(
-            str(preset),
-            (start, 1.0),
-            (3, -4),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            va="top",
-            fontsize=9,
-            color=MUTED,
-        )
-
-
-class _Looks:
-    """How lines are told apart: colours for the values of one column, line styles for those of another.
-
-    Where the first column has a single value, the second gets the colours and every line is solid. A strategy
-    has the same colour in every plot, whichever others are there.
-    """
-
-    def __init__(self, table: pd.DataFrame, coloured: str, styled: str) -> None:
-        if table[coloured].nunique() == 1:
-            coloured, styled = styled, coloured
-        self.coloured, self.styled = coloured, styled
-        self.colours = self._numbered(table[coloured])
-        self.styles = self._numbered(table[styled])
-
-    def of(self, row: pd.Series) -> tuple[str, _Line]:
-        """Colour and style of the line that ``row`` belongs to."""
-        style = self.styles[row[self.styled]]
-        return _colour(self.colours[row[self.coloured]]), _LINES[style % len(_LINES)]
-
-    def legend(self, figure: Figure, faint: str = "") -> None:
-        """The keys under a figure; ``faint`` says what its light grey lines are."""
-        keys = [
-            Line2D([], [], color=_colour(number), linewidth=3, label=self._name(self.coloured, value))
-            for value, number in self.colours.items()
-        ]
-        keys += [
-            Line2D(
-                [],
-                [],
-                color=INK,
-                linewidth=1.4,
-                linestyle=_LINES[number % len(_LINES)],
-                label=self._name(self.styled, value),
-            )
-            for value, number in self.styles.items()
-            if len(self.styles) > 1
-        ]
-        if faint:
-            keys.append(Line2D([], [], color=FAINT, linewidth=1.4, label=faint))
-        columns = 6 if figure.get_figwidth() >= WIDTH else 2
-        figure.legend(
-            handles=keys, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, labelcolor=INK
-        )
-
-    @staticmethod
-    def _numbered(values: pd.Series) -> dict[Any, int]:
-        """A number for each value: a strategy's own, else by first appearance."""
-        found = list(dict.fromkeys(values))
-        if set(found) <= set(STRATEGIES):
-            return {name: number for number, name in enumerate(STRATEGIES) if name in found}
-        return {value: number for number, value in enumerate(found)}
-
-    @staticmethod
-    def _name(column: str, value: object) -> str:
-        return f"{column} {value}" if column in ("batch", "vision") else str(value)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as widgets
+from matplotlib.figure import Figure
 
 from ocr_phases.analyse.compare import (
     compare_runs,
@@ -18,7 +19,8 @@ from ocr_phases.analyse.compare import (
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare, plots
 from ocr_phases.show.blocks import safe
-from ocr_phases.show.explorer.panes import Pane, figure_html
+from ocr_phases.show.explorer.panes import Pane
+from ocr_phases.show.figures import Picture
 from ocr_phases.show.html import note_html
 
 _INCHES = 6.0  # two figures beside each other, with type of its own size
@@ -28,7 +30,7 @@ class ComparePane(Pane):
     """Two slots, filled from all records of this session; drawn when both are filled and the tab is open."""
 
     def __init__(self) -> None:
-        super().__init__(name="compare")
+        super().__init__("compare")
         self._runs: Sequence[PhaseRun] = ()
         self._pair: tuple[int | None, int | None] = (None, None)
         self._seen = False
@@ -88,8 +90,8 @@ def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     table = compare_runs(runs, labels)
     sides = "".join(
         f'<div class="opx-side"><h3>{safe(label)}</h3>'
-        f"{figure_html(plots.plot_token_latency(run), f'{name}: time of each decode step', _INCHES)}"
-        f"{figure_html(plots.plot_vision_stages(run), f'{name}: stages of the prefill', _INCHES)}</div>"
+        f"{_narrow(plots.plot_token_latency(run), f'{name}: time of each decode step')}"
+        f"{_narrow(plots.plot_vision_stages(run), f'{name}: stages of the prefill')}</div>"
         for name, run, label in zip(("First record", "Second record"), runs, labels, strict=True)
     )
     same = " Both wrote the same tokens." if same_tokens(*runs) else ""
@@ -98,3 +100,8 @@ def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
         f'<div class="opx-sides">{sides}</div>{compare.compare_html(figures(table))}'
         f"{compare.environment_html(environment_table(runs, labels))}"
     )
+
+
+def _narrow(figure: Figure, alt: str) -> str:
+    figure.set_figwidth(_INCHES)
+    return Picture(figure, alt).html()

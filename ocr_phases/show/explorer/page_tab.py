@@ -11,12 +11,12 @@ import pandas as pd
 from ocr_phases.analyse.grounding import PREAMBLE, Region, parse_grounding, region_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
+from ocr_phases.show import sections
 from ocr_phases.show.blocks import safe
-from ocr_phases.show.explorer.panes import Pane, figure_html
+from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.svg import Curve, cursor_css, curve_svg, kinds, page_css, page_svg
 from ocr_phases.show.html import note_html
-from ocr_phases.show.overlay import label_colour, printable, time_colour
-from ocr_phases.show.regions import has_region_times, plot_region_types
+from ocr_phases.show.overlay import decode_times, hex_colour, label_colour, printable, time_colours
 from ocr_phases.words import ms_text, percent_text
 
 _BY_TYPE, _BY_TIME = "region type", "decode time"
@@ -28,7 +28,7 @@ class PagePane(Pane):
     """`token` is where the scrubber stands; `region` is the region that this token belongs to."""
 
     def __init__(self) -> None:
-        super().__init__(name="page")
+        super().__init__("page")
         self._scope = f"opx-{uuid.uuid4().hex[:12]}"
         self._regions: tuple[Region, ...] = ()
         self._tokens = pd.DataFrame()
@@ -96,7 +96,7 @@ class PagePane(Pane):
         page = run.pages[numbers[0]]
         self._note.value = note_html(_remark(run, row, len(numbers), grounding.dropped))
         items: list[Any] = list(self._table.itertuples())
-        self._types.value = _by_type(run, row)
+        self._types.value = sections.region_types(run, row).html()
         notes = {item.region: _hint(item) for item in items}
         size = int(page["width"]), int(page["height"])
         self._page.value = page_svg(run.page_image(numbers[0]), size, self._regions, notes)
@@ -189,9 +189,8 @@ class PagePane(Pane):
         hidden = [number for number, box in enumerate(self.types.children) if not box.value]
         colours = None
         if self.colour.value == _BY_TIME and len(self._table):
-            slowest = float(self._table["decode_ms"].max() or 1.0)
-            cost = zip(self._table["region"], self._table["decode_ms"], strict=True)
-            colours = {int(region): _hex(time_colour(ms / slowest)) for region, ms in cost}
+            times = time_colours(self._regions, decode_times(self._table))
+            colours = {region: hex_colour(colour) for region, colour in times.items()}
         css = page_css(
             self._scope,
             current=self.region,
@@ -202,7 +201,7 @@ class PagePane(Pane):
         )
         css += cursor_css(self._scope, self._curve, token, None if pd.isna(ms) else float(ms), self.region)
         for number, label in enumerate(kinds(self._regions)):
-            css += f".{self._scope} .opx-type-{number}{{--op-region:{_hex(label_colour(label))}}}"
+            css += f".{self._scope} .opx-type-{number}{{--op-region:{hex_colour(label_colour(label))}}}"
         self._sheet.value = f"<style>{css}</style>"
 
 
@@ -222,12 +221,6 @@ def _remark(run: PhaseRun, row: int, pages: int, dropped: int) -> str:
     return " ".join(said)
 
 
-def _by_type(run: PhaseRun, row: int) -> str:
-    if not has_region_times(run, row):
-        return ""
-    return figure_html(plot_region_types(run, row), "Decode time by type of region")
-
-
 def _hint(item: Any) -> str:
     text = printable(str(item.text), 200)
     return (
@@ -239,7 +232,3 @@ def _line(item: Any) -> str:
     name = "preamble" if item.region == PREAMBLE else f"{item.region} {printable(str(item.label))}"
     begins = printable(str(item.text), 28)
     return " · ".join(filter(None, (name, f"{item.tokens} tokens", ms_text(item.decode_ms), begins)))
-
-
-def _hex(colour: tuple[int, int, int]) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)

@@ -12,14 +12,15 @@ import ipywidgets as widgets
 
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import html
-from ocr_phases.show.explorer import panes
+from ocr_phases.show import html, sections
+from ocr_phases.show.document import notebook_style
 from ocr_phases.show.explorer.compare_tab import ComparePane
 from ocr_phases.show.explorer.form import Asked, Form
 from ocr_phases.show.explorer.live import REFRESH_S, Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.messages import Messages
 from ocr_phases.show.explorer.page_tab import PagePane
+from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.record_tab import RecordPane
 from ocr_phases.show.overlay import printable
 
@@ -55,13 +56,13 @@ class Explorer(widgets.VBox):
         self.page_pane = PagePane()
         self.compare_pane = ComparePane()
         self.record_pane = RecordPane(self.add, self.messages, self._in_background)
-        self.panes: dict[str, panes.Pane] = {
-            "Latency": panes.Pane(panes.latency_html, "latency"),
-            "Vision": panes.Pane(panes.vision_html, "vision"),
-            "Timeline": panes.Pane(panes.timeline_html, "timeline"),
+        self.panes: dict[str, Pane] = {
+            "Latency": Pane("latency", sections.cards, sections.latency, sections.floors),
+            "Vision": Pane("vision", sections.vision, sections.stages),
+            "Timeline": Pane("timeline", sections.timeline, sections.memory, sections.kernels),
             "Page": self.page_pane,
-            "Text": panes.Pane(panes.text_html, "text"),
-            "Checks": panes.Pane(panes.checks_html, "checks"),
+            "Text": Pane("text", sections.text),
+            "Checks": Pane("checks", sections.checks_summary, sections.checks),
             "Compare": self.compare_pane,
             "Record": self.record_pane,
         }
@@ -76,7 +77,7 @@ class Explorer(widgets.VBox):
         css = resources.files("ocr_phases.show.explorer").joinpath("explorer.css").read_text(encoding="utf-8")
         super().__init__(
             [
-                widgets.HTML(f"{html.notebook_style()}<style>{css}</style>"),
+                widgets.HTML(f"{notebook_style()}<style>{css}</style>"),
                 self.form,
                 self.messages,
                 self.live,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import ipywidgets as widgets
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import safe
+from ocr_phases.show.blocks import data_address, safe
 from ocr_phases.show.explorer.messages import Messages
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.html import measured_html
@@ -32,7 +31,7 @@ class RecordPane(Pane):
         messages: Messages,
         in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None],
     ) -> None:
-        super().__init__(name="record")
+        super().__init__("record")
         self._loaded = loaded
         self._messages = messages
         guarded = messages.guarded
@@ -141,8 +140,7 @@ def read_record(data: bytes, name: str) -> PhaseRun:
 
 def download_html(data: bytes, name: str, kind: str, text: str) -> str:
     """A link that saves ``data``, which it carries itself."""
-    address = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-    return f'<a class="opx-link" download="{safe(name)}" href="{address}">{safe(text)}</a>'
+    return f'<a class="opx-link" download="{safe(name)}" href="{data_address(data, kind)}">{safe(text)}</a>'
 
 
 def _file_stem(run: PhaseRun) -> str:

@@ -7,8 +7,6 @@ figure a curve is made in about a millisecond, while a measurement runs in the s
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from ocr_phases.analyse.grounding import PREAMBLE, Region
-from ocr_phases.show.blocks import safe
-from ocr_phases.show.overlay import label_colour, printable
+from ocr_phases.show.blocks import safe, small_jpeg
+from ocr_phases.show.overlay import hex_colour, region_boxes, tag_type
 
 _PAGE_SIDE = 1_400  # pixels of the embedded page
 _MOST_POINTS = 400
@@ -139,30 +137,29 @@ def page_svg(
     `kinds`). A page that is not in the record is an empty sheet.
     """
     width, height = size
-    text = max(9.0, math.sqrt(width * height) / 48)
+    kind = tag_type(size)
     parts = [
         f'<svg class="opx-page" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="The page with {len(regions)} regions">'
         f'<rect class="opx-sheet" width="{width}" height="{height}"/>'
     ]
     if image is not None:
+        _, address = small_jpeg(image, _PAGE_SIDE, _PAGE_SIDE)
         parts.append(
-            f'<image href="{_jpeg(image)}" width="{width}" height="{height}" preserveAspectRatio="none"/>'
+            f'<image href="{address}" width="{width}" height="{height}" preserveAspectRatio="none"/>'
         )
     numbers = {label: number for number, label in enumerate(kinds(regions))}
-    for region in regions:
-        colour = "#{:02x}{:02x}{:02x}".format(*label_colour(region.label))
-        for x1, y1, x2, y2 in region.pixel_boxes(width, height):
-            above = y1 > 1.3 * text
-            y = y1 - 0.3 * text if above else y1 + text
-            parts.append(
-                f'<g class="opx-region opx-r{region.index} opx-k{numbers[region.label]}" '
-                f'style="--op-region:{colour}"><title>{safe(notes.get(region.index, ""))}</title>'
-                f'<rect class="opx-box" x="{x1}" y="{y1}" width="{max(x2 - x1, 1)}" '
-                f'height="{max(y2 - y1, 1)}"/>'
-                f'<text class="opx-tag" x="{x1 + (0 if above else 0.3 * text):.1f}" y="{y:.1f}" '
-                f'font-size="{text:.1f}">{region.index} {safe(printable(region.label))}</text></g>'
-            )
+    classes = {region.index: f"opx-r{region.index} opx-k{numbers[region.label]}" for region in regions}
+    for region, (x1, y1, x2, y2), tag, colour, spot in region_boxes(regions, size):
+        text = ""
+        if spot is not None:
+            x, y = spot[0] + kind.pad, spot[1] + kind.pad // 2 + kind.ascent
+            text = f'<text class="opx-tag" x="{x}" y="{y}" font-size="{kind.size}">{safe(tag)}</text>'
+        parts.append(
+            f'<g class="opx-region {classes[region]}" style="--op-region:{hex_colour(colour)}">'
+            f'<title>{safe(notes.get(region, ""))}</title><rect class="opx-box" x="{x1}" y="{y1}" '
+            f'width="{max(x2 - x1, 1)}" height="{max(y2 - y1, 1)}"/>{text}</g>'
+        )
     parts.append("</svg>")
     return "".join(parts)
 
@@ -200,11 +197,3 @@ def page_css(
 def kinds(regions: Sequence[Region]) -> list[str]:
     """The types of region on a page, in order of appearance."""
     return list(dict.fromkeys(region.label for region in regions))
-
-
-def _jpeg(image: Image.Image) -> str:
-    small = image.convert("RGB")
-    small.thumbnail((_PAGE_SIDE, _PAGE_SIDE))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=85)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,70 @@
+"""The HTML file around every report and every index of a batch: one frame, one style, one script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+
+from ocr_phases.show.blocks import safe
+
+
+def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *, css: str = "") -> str:
+    """A whole file that fetches nothing; its policy also forbids the browser to.
+
+    ``sections`` are the contents, a heading and its id each. ``body`` is HTML of this package, ``css`` goes
+    behind the style that all files share.
+    """
+    script = _file("sort.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    items = "".join(f'<li><a href="#{safe(anchor)}">{safe(name)}</a></li>' for name, anchor in sections)
+    listed = f'<p aria-hidden="true">Contents</p><ul>{items}</ul>'
+    contents = f'<nav aria-label="Contents">{listed}</nav>' if items else ""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{safe(title)}</title>
+<link rel="icon" href="data:,">
+<style>{fragments_css()}{_file("page.css")}{css}</style>
+</head>
+<body>
+<a class="skip" href="#report">Skip to the report</a>
+{contents}
+<main id="report" tabindex="-1">{body}</main>
+<footer>Made with ocr_phases. This file fetches nothing and runs only its own table sorting.</footer>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def notebook_style() -> str:
+    """A ``<style>`` for fragments shown in JupyterLab, in its own colours; a report brings its own."""
+    theme = {
+        "--op-ink": "var(--jp-content-font-color1, #1c2024)",
+        "--op-muted": "var(--jp-content-font-color2, #5b6470)",
+        "--op-line": "var(--jp-border-color2, #d8dde3)",
+        "--op-soft": "var(--jp-layout-color2, #f4f6f8)",
+        "--op-card": "var(--jp-layout-color1, #ffffff)",
+        "--op-accent": "var(--jp-brand-color1, #0072b2)",
+    }
+    colours = "".join(f"{name}:{value};" for name, value in theme.items())
+    return f"<style>:root{{{colours}}}\n{fragments_css()}</style>"
+
+
+def fragments_css() -> str:
+    """The style sheet of all fragments; colours are custom properties set by the page."""
+    return _file("fragments.css")
+
+
+def _file(name: str) -> str:
+    return resources.files("ocr_phases.show").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,211 @@
+"""The pictures of several records together: decode over the cache, and the prefill stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from ocr_phases.analyse.summary import stage_table, vision_share
+from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.show.overlay import printable
+from ocr_phases.show.plots import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PURPLE,
+    SKY,
+    STAGE_COLOURS,
+    VERMILLION,
+    WIDTH,
+    label_bar,
+    legend_below,
+    new_figure,
+    sentence_figure,
+    time_axis,
+    title_axes,
+)
+from ocr_phases.strategies import STRATEGIES
+from ocr_phases.words import ms_text, percent_text, stage_name
+
+LONGEST_LABEL = 44
+RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
+
+_Line = Literal["-", "--", ":", "-."]
+_LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
+_WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
+
+
+def plot_decode_curves(curves: pd.DataFrame, coloured: str, styled: str = "") -> Figure:
+    """Time of a decode step in ms against the length of the KV cache, a line a ``cell``, with p10 to p90.
+
+    ``curves`` has the columns of a step's time (`ocr_phases.analyse.summary.step_table`), ``cell``, and those
+    whose values tell the lines apart by colour and by line style. The scale follows the bulk of the steps.
+    """
+    if curves.empty:
+        return sentence_figure("There are no decode steps to draw.")
+    figure, axes = new_figure(4.2)
+    looks, bulk = Looks(curves, coloured, styled), []
+    for _, curve in curves.groupby("cell", sort=False):
+        colour, style = looks.of(curve.iloc[0])
+        lengths = curve["cache_len"].astype("float64")
+        ends = curve["device_ms_p10"], curve["device_ms_p90"]
+        axes.fill_between(lengths, *ends, color=colour, alpha=0.16, linewidth=0)
+        marker = "o" if len(curve) == 1 else ""
+        axes.plot(lengths, curve["device_ms"], color=colour, linestyle=style, linewidth=1.4, marker=marker)
+        bulk += curve["device_ms"].quantile([0.0, 0.98]).tolist()
+    if "preset" in curves:
+        name_presets(axes, curves, "cache_len")
+    from_zero(axes, pd.Series(bulk))
+    axes.set_xlabel("KV cache length of a row (tokens)")
+    time_axis(axes.yaxis, "decode step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    title_axes(axes, "Decode step over the length of the cache: medians, band p10 to p90")
+    looks.legend(figure)
+    return figure
+
+
+def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str], *, share: bool = False) -> Figure:
+    """Each record's prefill as one bar, stage after stage; what no stage holds is light grey.
+
+    Bars are in ms; with ``share`` they are parts of their prefill, and vision's is named behind them.
+    """
+    shown = [(run, label) for run, label in zip(runs, labels, strict=True) if run["prefill_ms"] is not None]
+    if not shown:
+        return sentence_figure("None of these records has a prefill of its own.")
+    figure, axes = new_figure(1.7 + 0.36 * len(shown))
+    drawn: dict[str, None] = {}
+    for place, (run, _) in enumerate(shown):
+        table = stage_table(run)
+        sums = table[table["phase"] == "prefill"].groupby("stage")["device_ms"].sum()
+        whole = float(sums["prefill"])
+        scale, left = 100.0 / whole if share else 1.0, 0.0
+        for stage in (name for name in PREFILL_STAGES if name in sums):
+            length = scale * float(sums[stage])
+            axes.barh(place, length, left=left, height=0.62, color=STAGE_COLOURS[stage])
+            left += length
+            drawn[stage] = None
+        axes.barh(place, max(0.0, scale * whole - left), left=left, height=0.62, color=FAINT)
+        behind = f"vision {percent_text(vision_share(run))}" if share else ms_text(whole)
+        label_bar(axes, max(scale * whole, left), place, behind)
+    axes.set_yticks(range(len(shown)), [printable(label, LONGEST_LABEL) for _, label in shown])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * axes.dataLim.x1)
+    axes.grid(visible=False, axis="y")
+    if share:
+        axes.set_xlabel("part of the prefill (%)")
+        axes.set_xticks(range(0, 101, 20))
+    else:
+        time_axis(axes.xaxis, "time", ", of each record's typical repeat")
+    title_axes(axes, "Prefill, stage by stage")
+    keys = [
+        Line2D([], [], color=STAGE_COLOURS[stage], linewidth=7, label=stage_name(stage)) for stage in drawn
+    ]
+    keys.append(Line2D([], [], color=FAINT, linewidth=7, label="between stages"))
+    legend_below(figure, keys, min(8, len(keys)))
+    return figure
+
+
+def colour_of(number: int) -> str:
+    """The colour of a line; they repeat after six."""
+    return RUN_COLOURS[number % len(RUN_COLOURS)]
+
+
+def from_zero(axes: Axes, values: pd.Series) -> None:
+    """From zero, so that heights compare; a logarithmic axis where the values lie far apart."""
+    low, high = float(values.min()), float(values.max())
+    if low > 0 and high / low > _WIDE:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.6, high * 2.0)
+        plain_log(axes.yaxis)
+    else:
+        axes.set_ylim(0, 1.22 * high)
+
+
+def plain_log(axis: Axis) -> None:
+    """Plain numbers on a logarithmic axis, as many as it has room for."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:
+    """Each preset's name above where it begins on the horizontal axis."""
+    starts = table.groupby("preset")[column].min().sort_values()
+    for preset, start in starts.items():
+        axes.axvline(start, color=FAINT, linewidth=0.9, zorder=0)
+        axes.annotate(
+            str(preset),
+            (start, 1.0),
+            (3, -4),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
+            fontsize=9,
+            color=MUTED,
+        )
+
+
+class Looks:
+    """How lines are told apart: colours for the values of one column, line styles for those of another.
+
+    Where the first column has a single value, the second gets the colours and every line is solid. A strategy
+    has the same colour in every plot, whichever others are there.
+    """
+
+    def __init__(self, table: pd.DataFrame, coloured: str, styled: str = "") -> None:
+        if styled and table[coloured].nunique() == 1:
+            coloured, styled = styled, coloured
+        self.coloured, self.styled = coloured, styled
+        self.colours = self._numbered(table[coloured])
+        self.styles = self._numbered(table[styled]) if styled else {}
+
+    def of(self, row: pd.Series) -> tuple[str, _Line]:
+        """Colour and style of the line that ``row`` belongs to."""
+        style = self.styles[row[self.styled]] if self.styled else 0
+        return colour_of(self.colours[row[self.coloured]]), _LINES[style % len(_LINES)]
+
+    def legend(self, figure: Figure, faint: str = "") -> None:
+        """The keys under a figure; ``faint`` says what its light grey lines are."""
+        keys = [
+            Line2D([], [], color=colour_of(number), linewidth=3, label=self._name(self.coloured, value))
+            for value, number in self.colours.items()
+        ]
+        keys += [
+            Line2D(
+                [],
+                [],
+                color=INK,
+                linewidth=1.4,
+                linestyle=_LINES[number % len(_LINES)],
+                label=self._name(self.styled, value),
+            )
+            for value, number in self.styles.items()
+            if len(self.styles) > 1
+        ]
+        if faint:
+            keys.append(Line2D([], [], color=FAINT, linewidth=1.4, label=faint))
+        columns = 6 if figure.get_figwidth() >= WIDTH and self.coloured != "name" else 2
+        legend_below(figure, keys, columns)
+
+    @staticmethod
+    def _numbered(values: pd.Series) -> dict[Any, int]:
+        """A number for each value: a strategy's own, else by first appearance."""
+        found = list(dict.fromkeys(values))
+        if set(found) <= set(STRATEGIES):
+            return {name: number for number, name in enumerate(STRATEGIES) if name in found}
+        return {value: number for number, value in enumerate(found)}
+
+    @staticmethod
+    def _name(column: str, value: object) -> str:
+        return f"{column} {value}" if column in ("batch", "vision") else str(value)
