@@ -146,7 +146,7 @@ def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.headline import verdict
     from ocr_phases.analyse.kernels import has_kernels
-    from ocr_phases.analyse.summary import shown_stages, stage_table
+    from ocr_phases.analyse.summary import stage_table
     from ocr_phases.commands.overwriting import free_name
     from ocr_phases.commands.results import run_result
     from ocr_phases.commands.tables import print_kernels, print_then_and_now
@@ -162,7 +162,7 @@ def profile(arguments: argparse.Namespace) -> None:
     save_or_rescue(run.save, target)
     if then is not None:
         print_then_and_now(then, run)
-    print(shown_stages(stage_table(run)).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    print(stage_table(run).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     if has_kernels(run):
         print_kernels(run)
     arguments.result = {**run_result(run), "record": str(target)}

@@ -23,11 +23,12 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page, write_atomic
 from ocr_phases.plain_json import decode
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
+from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
 #: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
@@ -56,8 +57,8 @@ TOKEN_COLUMNS = (
     "host_ms",
 )
 VISION_STAGES = ("sam", "clip", "projector")
-#: What closure adds up and divides by the whole prefill.
-PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "decoder", "lm_head", "sampling")
+#: What stage coverage adds up and divides by the whole prefill.
+PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 #: Fields that a record has only where they were asked for.
 _OPTIONAL = ("kernels",)
@@ -124,10 +125,11 @@ class PhaseRun:
 
         ``ttft_ms`` (time to first token) is prepare plus prefill in each repeat. Inter-token latency pools
         the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
-        ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase. ``closure``
-        is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is text tokens over
-        valid image tokens, as the vendor counts both, of the first row: the text is tokenised anew, and may
-        then have more tokens than were generated. ``generated_compression_ratio`` is of the generated ones.
+        ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase.
+        ``stage_coverage`` is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is
+        text tokens over valid image tokens, as the vendor counts both, of the first row: the text is
+        tokenised anew, and may then have more tokens than were generated. ``generated_compression_ratio`` is
+        of the generated ones.
         """
         steps = self.stage_ms("decode_step")
         decode_ms = self._phase_ms("decode")
@@ -152,8 +154,8 @@ class PhaseRun:
             "prepare_ms": prepare_ms,
             "ttft_ms": _median(self.repeat_ms("prepare", "prepare") + whole) if whole.all() else None,
             "vision_fusion_ms": self._median("prefill", "vision_fusion"),
-            "prefill_decoder_ms": self._median("prefill", "decoder"),
-            "closure": _median(stage_sum / whole) if whole.all() else None,
+            "prefill_language_model_ms": self._median("prefill", "language_model"),
+            "stage_coverage": _median(stage_sum / whole) if whole.all() else None,
             "decode_steps": int(self._decode_steps().max()) if len(steps) else 0,
             "inter_token_ms": _quantile(steps, 0.5),
             "inter_token_ms_p90": _quantile(steps, 0.9),
@@ -176,7 +178,7 @@ class PhaseRun:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The first row's result: ``ids``, ``token_texts``, ``text``, ``finish``."""
+        """The first row's result: ``ids``, ``token_texts``, ``text``, ``finish_reason``."""
         return self.results[0]
 
     @property
@@ -252,13 +254,15 @@ class PhaseRun:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
-        """The inverse of `to_dict`; `OcrPhasesError` for another schema or a record that misses a part."""
+        """The inverse of `to_dict`, also of schema 1; `OcrPhasesError` for what is no record of these."""
         if not isinstance(record, dict) or "schema" not in record:
             raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
+        if record["schema"] == SCHEMA_1:
+            record = upgrade(record)
         if record["schema"] != SCHEMA:
             raise OcrPhasesError(
-                f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}: "
-                "install the ocr_phases version that wrote it."
+                f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA_1} and "
+                f"{SCHEMA}: install the ocr_phases version that wrote it."
             )
         names = [item.name for item in fields(cls) if item.name not in _OPTIONAL or item.name in record]
         try:

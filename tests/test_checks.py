@@ -86,7 +86,7 @@ def test_records_from_before_the_checklist_say_so(path: Any) -> None:
     assert {checks[name].verdict for name in LIVE_ONLY} == {"n/a"}
     assert "without it" in checks["gradients_off"].measured
     assert "ocr-phases verify" in checks["parity"].measured
-    assert checks["cache_linear"].verdict == checks["closure"].verdict == "pass"
+    assert checks["cache_linear"].verdict == checks["stage_coverage"].verdict == "pass"
     assert checks["vision_in_prefill_only"].verdict == checks["decode_memory"].verdict == "pass"
 
 
@@ -138,12 +138,12 @@ def test_decode_memory_above_the_prefills(cuda: bool, decode: float, verdict: st
 
 
 @pytest.mark.parametrize(("scale", "verdict"), [(1.0, "pass"), (0.5, "note"), (1.5, "fail")])
-def test_closure(scale: float, verdict: str) -> None:
+def test_stage_coverage(scale: float, verdict: str) -> None:
     run = make_run()
     spans = run.spans.copy()
     inner = (spans["phase"] == "prefill") & (spans["stage"] != "prefill")
     spans.loc[inner, "device_ms"] *= scale
-    assert check_of(dataclasses.replace(run, spans=spans), "closure").verdict == verdict
+    assert check_of(dataclasses.replace(run, spans=spans), "stage_coverage").verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_what_is_no_loop(ids: list[int]) -> None:
 
 def test_a_loop_is_a_note_with_its_place() -> None:
     run = make_run(rows=2)
-    looping = {**run.result, "ids": [*range(100), *[5, 6, 7] * 20], "finish": "length"}
+    looping = {**run.result, "ids": [*range(100), *[5, 6, 7] * 20], "finish_reason": "length"}
     check = check_of(dataclasses.replace(run, results=[run.result, looping]), "repetition_loop")
     assert check.verdict == "note"
     assert check.measured == "row 1: 3 tokens over and over, for the last 60 of 160 tokens"
@@ -243,7 +243,7 @@ def test_a_loop_is_a_note_with_its_place() -> None:
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
     bad = Check("a<b", "fail", "<i>", "<script>", "why", "<b>fix")
-    elements = Elements(html.checks_html([bad, Check("closure", "pass", "x", "y", "why", "fix")]))
+    elements = Elements(html.checks_html([bad, Check("stage_coverage", "pass", "x", "y", "why", "fix")]))
     assert "<script>" in elements.said
     assert "script" not in elements.tags()
     assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [True, False]
@@ -252,10 +252,10 @@ def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
 def test_the_troubleshooting_page_names_checks_that_exist() -> None:
     page = (PAGES.parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     names = {name.replace("_", " ") for name in (*RULES, *EXPECTATIONS)}
-    named = set(re.findall(r"`([a-z]+ [a-z ]*[a-z]|closure|parity)`", page))
+    named = set(re.findall(r"`([a-z]+ [a-z ]*[a-z]|stage coverage|parity)`", page))
     assert named <= names
     missing = names - named - {name for name in names if name.startswith("expected")}
-    assert missing <= {"repeats agree", "single token steps", "cache reused", "cache growth", "host waits"}
+    assert missing <= {"repeats agree", "single token steps", "cache reused", "cache growth", "host syncs"}
 
 
 def test_texts_are_complete() -> None:

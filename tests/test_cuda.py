@@ -14,7 +14,7 @@ from ocr_phases import DeepSeekOCRSession, OcrPhasesError, decode_step
 from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.phases import generate
-from ocr_phases.measure.steps.static_step import slots_for
+from ocr_phases.measure.steps.static_step import max_cache_len_for
 
 pytestmark = [
     pytest.mark.cuda,
@@ -133,7 +133,9 @@ def test_another_shape_makes_another_graph(cuda_session):
     for tokens in (30, 200):
         options = {"max_new_tokens": tokens, "repeats": 1, "warmup": 0}
         run = cuda_session.run_inference(PAGES / "invoice.png", strategy="cuda_graph", **options)
-        assert run.model["strategy_setup"]["slots"] == slots_for(run.request["prefill_len"], tokens)
+        assert run.model["strategy_setup"]["max_cache_len"] == max_cache_len_for(
+            run.request["prefill_len"], tokens
+        )
         assert run.results == cuda_session.run_inference(PAGES / "invoice.png", **options).results
 
 

@@ -53,9 +53,9 @@ CONDITIONS = {
 
 def with_floors(run: PhaseRun) -> PhaseRun:
     """The record with a model whose cost is known and a device whose ceilings are."""
-    measured = json.loads(asset("data", "runs", "h200-dummy-gundam.json").read_bytes())
-    device = measured["device"] | {"conditions": CONDITIONS, "host_cores": 16, "threads": 8}
-    return replace(run, device=device, model=run.model | measured["model"])
+    measured = PhaseRun.from_json(asset("data", "runs", "h200-dummy-gundam.json").read_bytes())
+    device = measured.device | {"conditions": CONDITIONS, "host_cores": 16, "threads": 8}
+    return replace(run, device=device, model=run.model | measured.model)
 
 
 BASES = [
@@ -137,6 +137,18 @@ def fragments(run: PhaseRun, base: PhaseRun) -> None:
 QUICK = (headline_figures, token_tables, floor_tables, kernel_tables, same_again)
 SLOW = (sentences, verified, compared, compared_as_base, swept, fragments)
 READERS = (*QUICK, *SLOW)
+
+
+def test_damaged_records_of_schema_1_load_or_are_refused():
+    old = json.loads(asset("data", "runs", "h200-dummy-gundam.json").read_bytes())
+    loaded = 0
+    for _, damaged in mutants(old, 60, seed=1):
+        try:
+            same_again(PhaseRun.from_dict(damaged), BASES[0])
+            loaded += 1
+        except OcrPhasesError as error:
+            assert "\n" not in str(error)
+    assert 5 < loaded < 55
 
 
 def draw_everything(run: PhaseRun, base: PhaseRun) -> None:

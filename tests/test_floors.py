@@ -96,8 +96,8 @@ def test_a_floor_has_only_the_pairs_that_the_causal_mask_lets_through(rows: int)
     seen = sum(4 * keys * channels for keys in range(1, length + 1))
     spared = 4 * length * length * channels - seen
     assert spared == masked_flops(TINY, prompt_len=length, batch=rows) > 0
-    assert cost["prefill", "decoder", ""] - floors["prefill", "decoder", ""] == spared
-    others = [key for key in cost.index if key != ("prefill", "decoder", "") and key in floors.index]
+    assert cost["prefill", "language_model", ""] - floors["prefill", "language_model", ""] == spared
+    others = [key for key in cost.index if key != ("prefill", "language_model", "") and key in floors.index]
     assert (cost[others] == floors[others]).all() and len(others) > 3
 
 
@@ -167,10 +167,10 @@ def test_every_shape_of_record_has_floors(options: dict[str, Any]) -> None:
 def test_steps_that_show_no_stages_keep_their_whole() -> None:
     """As a captured step leaves them."""
     run = example(cuda=True)
-    inside = (run.spans["phase"] == "decode") & run.spans["stage"].isin(("decoder", "lm_head"))
+    inside = (run.spans["phase"] == "decode") & run.spans["stage"].isin(("language_model", "lm_head"))
     table = floor_table(dataclasses.replace(run, spans=run.spans[~inside]))
     step = table[table["phase"] == "decode"].set_index("stage")
-    assert np.isnan(step.loc["decoder", "device_ms"]) and step.loc["decode_step", "distance"] > 0
+    assert np.isnan(step.loc["language_model", "device_ms"]) and step.loc["decode_step", "distance"] > 0
 
 
 def test_a_batch_reads_its_weights_once() -> None:

@@ -103,7 +103,7 @@ def test_stages_of_the_written_trace() -> None:
     expected = {  # calls, kernels, copies, launches, busy µs, host µs
         ("prefill", "prefill", ""): (1, 6, 1, 7, 400, 2000),
         ("prefill", "sam", "global"): (1, 2, 0, 2, 160, 290),
-        ("prefill", "decoder", ""): (1, 3, 1, 4, 230, 800),
+        ("prefill", "language_model", ""): (1, 3, 1, 4, 230, 800),
         ("prefill", "sampling", ""): (1, 1, 0, 1, 10, 100),
         ("decode", "decode", ""): (1, 7, 0, 3, 348, 1400),
         ("decode", "decode_step", ""): (2, 7, 0, 3, 348, 800),
@@ -123,17 +123,17 @@ def test_every_kernel_of_a_graph_belongs_to_the_step_that_launched_it() -> None:
     assert [steps[step,]["kernels"] for step in (0, 1)] == [3, 4]  # the lost call's is in step 1
     assert [steps[step,]["launches"] for step in (0, 1)] == [1, 2]
     assert [steps[step,]["busy_ms"] for step in (0, 1)] == pytest.approx([0.169, 0.179])
-    assert [steps[step,]["syncs"] for step in (0, 1)] == [1, 1]
+    assert [steps[step,]["host_syncs"] for step in (0, 1)] == [1, 1]
 
 
 def test_gaps_have_their_cause() -> None:
     gaps = rows(reduce_trace(*mini_trace()), "gaps", "phase", "stage", "cause", "longer_than_us")
     found = {key: (row["count"], row["idle_ms"]) for key, row in gaps.items()}
     assert found == {
-        ("prefill", "decoder", "launch", 50.0): (1, pytest.approx(0.070)),
-        ("prefill", "decoder", "launch", 100.0): (1, pytest.approx(0.170)),
-        ("prefill", "decoder", "device", 5.0): (1, pytest.approx(0.010)),
-        ("prefill", "decoder", "host sync", 100.0): (1, pytest.approx(0.170)),
+        ("prefill", "language_model", "launch", 50.0): (1, pytest.approx(0.070)),
+        ("prefill", "language_model", "launch", 100.0): (1, pytest.approx(0.170)),
+        ("prefill", "language_model", "device", 5.0): (1, pytest.approx(0.010)),
+        ("prefill", "language_model", "host sync", 100.0): (1, pytest.approx(0.170)),
         ("prefill", "sampling", "launch", 200.0): (1, pytest.approx(0.440)),
         ("decode", "decode_step", "device", 0.0): (2, pytest.approx(0.002)),
         ("decode", "decode_step", "host sync", 200.0): (1, pytest.approx(0.330)),
@@ -170,8 +170,8 @@ def test_attention_in_a_graph_is_not_available_rather_than_wrong() -> None:
 
 
 def test_waits_name_the_operator() -> None:
-    syncs = rows(reduce_trace(*mini_trace()), "syncs", "phase", "stage", "operator")
-    item = syncs["prefill", "decoder", "aten::item"]
+    syncs = rows(reduce_trace(*mini_trace()), "host_syncs", "phase", "stage", "operator")
+    item = syncs["prefill", "language_model", "aten::item"]
     assert (item["through"], item["copy"], item["count"]) == ("aten::_local_scalar_dense", "DtoH", 1)
     assert item["wait_ms"] == pytest.approx(0.085)  # the copy's call and the wait behind it
     bare = syncs["decode", "sampling", ""]
@@ -201,7 +201,9 @@ def test_lost_ranges_are_refused() -> None:
 def test_an_empty_trace_gives_empty_tables() -> None:
     view = reduce_trace({"traceEvents": []}, [])
     assert view["steps"] == 0
-    assert all(not column for name in ("stages", "top", "gaps", "syncs") for column in view[name].values())
+    assert all(
+        not column for name in ("stages", "top", "gaps", "host_syncs") for column in view[name].values()
+    )
 
 
 # -- the record and its tables ------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def test_figures_of_decode_are_of_one_step() -> None:
     assert list(top["kernel"][:2]) == ["gemv", "flash_decode"]
     assert list(top["count"][:2]) == [1.0, 1.0]
     assert top["share"].sum() == pytest.approx(1.0)
-    assert set(analyse.top_kernels(run, "prefill")["stage"]) == {"sam", "decoder", "sampling"}
+    assert set(analyse.top_kernels(run, "prefill")["stage"]) == {"sam", "language_model", "sampling"}
     gaps = analyse.idle_gaps(run)
     assert gaps.loc[gaps["phase"] == "decode", "idle_ms"].sum() == pytest.approx(0.382 / 2)
 
@@ -496,15 +498,15 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
     stages = rows(view, "stages", "phase", "stage", "view")
     known = run.spans[identity[1:4]].drop_duplicates().itertuples(index=False, name=None)
     assert set(stages) == set(known)
-    assert stages["decode", "decoder", ""]["calls"] == 3
+    assert stages["decode", "language_model", ""]["calls"] == 3
     inner = sum(row["host_ms"] for (phase, stage, _), row in stages.items() if phase != stage == "sam")
     assert 0 < inner <= stages["prefill", "prefill", ""]["host_ms"]
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     layers = tiny_session.model.config.get_text_config().num_hidden_layers
     updates = [event for event in events if event.get("name") == measure.KV_RANGE]
     assert len(updates) == layers * 4  # of the prefill and three steps
-    decoders = [event for event in events if event.get("name") == "decoder"]
-    assert all(any(_within(one, decoder) for decoder in decoders) for one in updates)
+    forwards = [event for event in events if event.get("name") == "language_model"]
+    assert all(any(_within(one, forward) for forward in forwards) for one in updates)
 
 
 def _within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
@@ -591,7 +593,7 @@ def test_busy_time_is_the_profilers_own(preset: str, monkeypatch: pytest.MonkeyP
     for stage, ms in theirs.items():
         assert ours[stage] == pytest.approx(ms, rel=0.03, abs=0.005), stage
     steps = pd.DataFrame(run.kernels["decode_steps"])
-    assert (steps["syncs"] == 1).all()
+    assert (steps["host_syncs"] == 1).all()
     parts = set(zip(run.kernels["parts"]["phase"], run.kernels["parts"]["part"], strict=True))
     assert ("decode", "kv_update") in parts
 

@@ -21,7 +21,13 @@ from ocr_phases.measure.models.families import NATIVE, VENDOR
 from ocr_phases.measure.steps import execution as strategies
 from ocr_phases.measure.steps.phases import generate, redecode
 from ocr_phases.measure.steps.sampling import Sampler
-from ocr_phases.measure.steps.static_step import KEPT_STEPS, SLOT_MULTIPLE, StaticStep, kept_step, slots_for
+from ocr_phases.measure.steps.static_step import (
+    CACHE_LEN_MULTIPLE,
+    KEPT_STEPS,
+    StaticStep,
+    kept_step,
+    max_cache_len_for,
+)
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show.html import cards_html
 from ocr_phases.words import bytes_text
@@ -37,7 +43,7 @@ def static(golden_session, golden_forward):
     def of(case: str) -> StaticStep:
         if case not in made:
             rows, length = golden_inputs(golden_forward, case).input_ids.shape
-            made[case] = StaticStep(golden_session.model, rows, slots_for(length, 40), "eager")
+            made[case] = StaticStep(golden_session.model, rows, max_cache_len_for(length, 40), "eager")
         return made[case]
 
     return of
@@ -80,7 +86,7 @@ def test_the_static_step_equals_eager_step_by_step(case, golden_session, golden_
 def test_padded_rows_keep_their_positions(first_token, golden_session):
     inputs = padded_inputs(golden_session)
     rows, length = inputs.input_ids.shape
-    step = StaticStep(golden_session.model, rows, slots_for(length, 20), "eager")
+    step = StaticStep(golden_session.model, rows, max_cache_len_for(length, 20), "eager")
     eager = generate(golden_session.model, inputs, 16, first_token=first_token)
     mine = generate(golden_session.model, inputs, 16, first_token=first_token, step=step)
     assert mine.ids == eager.ids
@@ -142,8 +148,8 @@ def test_broken_rules_of_a_static_cache_are_errors(golden_session, golden_forwar
         decode(model, prefill(model, inputs), 4, step=step)
 
     state = prefill(model, inputs, cache=step.fresh_cache())
-    with pytest.raises(OcrPhasesError, match=f"full with {step.slots} entries"):
-        decode(model, state, step.slots, step=step)
+    with pytest.raises(OcrPhasesError, match=f"full with {step.max_cache_len} entries"):
+        decode(model, state, step.max_cache_len, step=step)
 
     state = prefill(model, inputs, cache=step.fresh_cache())
     step.cache.layers[-1].cumulative_length.sub_(1)
@@ -153,9 +159,9 @@ def test_broken_rules_of_a_static_cache_are_errors(golden_session, golden_forwar
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000))
 def test_slots_have_room_and_little_more(prompt_len, new):
-    slots = slots_for(prompt_len, new)
-    assert 0 <= slots - prompt_len - new < SLOT_MULTIPLE
-    assert slots % SLOT_MULTIPLE == 0
+    max_cache_len = max_cache_len_for(prompt_len, new)
+    assert 0 <= max_cache_len - prompt_len - new < CACHE_LEN_MULTIPLE
+    assert max_cache_len % CACHE_LEN_MULTIPLE == 0
 
 
 def test_the_last_used_steps_are_kept(golden_session):
@@ -168,7 +174,7 @@ def test_the_last_used_steps_are_kept(golden_session):
     assert kept_step(kept, golden_session.model, 1, 64, "eager")[0] is first
     kept_step(kept, golden_session.model, 1, 128, "eager")
     assert [key[1:] for key in kept] == [(3, 64), (4, 64), (1, 64), (1, 128)]
-    assert first.setup.capacity_bytes == 64 * 2 * 3 * 2 * 40 * 4
+    assert first.setup.allocated_bytes == 64 * 2 * 3 * 2 * 40 * 4
 
 
 # -- compiled -----------------------------------------------------------------------------------------
@@ -184,9 +190,9 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     assert run.results == eager.results
     setup = run.model["strategy_setup"]
     assert setup["compile_ms"] > 0
-    assert (setup["slots"], setup["capture_ms"], setup["reused"]) == (192, None, False)
+    assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (192, None, False)
     assert run.model["decode_experts"] == "batched_mm"
-    assert run.cache["capacity_bytes"] == setup["capacity_bytes"] == 192 * run.cache["bytes_per_token"]
+    assert run.cache["allocated_bytes"] == setup["allocated_bytes"] == 192 * run.cache["bytes_per_token"]
     assert run.cache["lengths"] == eager.cache["lengths"]
     assert run.request["eos_check_every"] == 16
     stages = run.spans.groupby("phase")["stage"].unique()
@@ -196,11 +202,11 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
     checks = {check.name: check for check in run_checks(loaded)}
     assert not failed(checks.values())
-    for name in ("parity", "cache_growth", "cache_linear", "attention_mask", "host_waits"):
+    for name in ("parity", "cache_growth", "cache_linear", "attention_mask", "host_syncs"):
         assert checks[name].verdict == "pass"
     assert checks["mask_handed_over"].measured.startswith("compiled steps do not call the model")
 
-    room = bytes_text(setup["capacity_bytes"]).replace(" ", "\xa0")
+    room = bytes_text(setup["allocated_bytes"]).replace(" ", "\xa0")
     assert f"room for {room}" in cards_html(loaded)
     assert "set up once before: compiling the decode step" in verdict(loaded)
     again = tiny_session.run_inference(

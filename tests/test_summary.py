@@ -189,7 +189,7 @@ def uneven(*factors: dict[str, float]) -> PhaseRun:
 
 def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
     """Each repeat is held up in another stage: medians of stages miss all three, those of wholes do not."""
-    run = uneven({"sam": 3.0}, {"clip": 6.0}, {"decoder": 4.0})
+    run = uneven({"sam": 3.0}, {"clip": 6.0}, {"language_model": 4.0})
     medians = run.summary()
     assert medians["vision_ms"] > 1.2 * sum(medians[f"{stage}_ms"] for stage in ("sam", "clip", "projector"))
     figures, table = typical_run(run).summary(), stage_table(run)
@@ -197,7 +197,7 @@ def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
     assert figures["prefill_ms"] == prefill["prefill", ""]
     stages = prefill[prefill.index.get_level_values("stage").isin(PREFILL_STAGES)]
     assert stages.sum() <= figures["prefill_ms"]
-    assert figures["closure"] == pytest.approx(stages.sum() / figures["prefill_ms"])
+    assert figures["stage_coverage"] == pytest.approx(stages.sum() / figures["prefill_ms"])
     assert figures["sam_ms"] == pytest.approx(prefill["sam"].sum())
     assert vision_share(run) == pytest.approx(figures["vision_ms"] / figures["prefill_ms"])
     assert figures["vision_ms"] == pytest.approx(prefill[["sam", "clip", "projector"]].sum())
@@ -206,7 +206,7 @@ def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
     for piece in (
         f"a prefill of {ms_text(figures['prefill_ms'])}",
         f"{percent_text(vision_share(run))} of it vision: SAM {ms_text(prefill['sam'].sum())}",
-        f"The stages account for {100 * figures['closure']:.1f} %",
+        f"The stages account for {100 * figures['stage_coverage']:.1f} %",
     ):
         assert piece in words
     assert words.count("Times are of repeat") == 1

@@ -133,6 +133,7 @@ def test_what_a_sweep_without_visions_left_is_taken_up(tiny_session: Any, tmp_pa
         for cell, end in zip(cells, (".json", ".failed.json"), strict=True)
     )
     kept = json.loads(record.read_text())
+    kept["schema"] = 1
     del kept["request"]["vision"]
     record.write_text(json.dumps(kept))
     reason = json.loads(failed.read_text())

@@ -32,7 +32,7 @@ from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
 
-CLOSURE = 0.97
+STAGE_COVERAGE = 0.97
 # Clocks read a little apart may add up to a little more than the whole.
 _OVERLAP = 1.01
 # A growth of the step over the run, as a part of the median step, that a busy machine makes by itself,
@@ -147,9 +147,8 @@ def _why_missing(run: PhaseRun, name: str) -> str:
         return "not asked for: ocr-phases verify compares with generate()"
     if not _has_steps(run) and name in ("single_token_steps", "cache_reused", "mask_handed_over"):
         return "there was no decode step"
-    strategy = run.model.get("strategy")
-    if strategy not in (None, "eager"):
-        return f"{strategy} steps do not call the model, so there is nothing to look at"
+    if run.model["strategy"] != "eager":
+        return f"{run.model['strategy']} steps do not call the model, so there is nothing to look at"
     return "this record was made without it"
 
 
@@ -175,7 +174,7 @@ def _vision_in_prefill_only(run: PhaseRun) -> Found:
     ran, profiled = vision_in_decode(run) if has_kernels(run) else (None, "")
     if ran:
         return "fail", profiled
-    if run.model.get("strategy") not in (None, "eager"):
+    if run.model["strategy"] != "eager":
         return ("n/a", f"{run.model['strategy']} steps show no stages") if ran is None else ("pass", profiled)
     spans_seen = f"no vision span among {int((spans['phase'] == 'decode').sum()):,} of decode"
     return "pass", f"{spans_seen}; {profiled}" if profiled else spans_seen
@@ -210,14 +209,14 @@ def _decode_memory(run: PhaseRun) -> Found:
     return "fail", f"{text}; the cache grew by {bytes_text(sizes[-1] - sizes[0])} only"
 
 
-def _closure(run: PhaseRun) -> Found:
+def _stage_coverage(run: PhaseRun) -> Found:
     figures = typical_run(run).summary()  # beside the stages of that repeat
-    closure = figures["closure"]
-    if closure is None or figures["prefill_ms"] is None:
+    coverage = figures["stage_coverage"]
+    if coverage is None or figures["prefill_ms"] is None:
         return "n/a", "there is no prefill to divide"
-    if closure > _OVERLAP:
-        return "fail", f"{closure * 100:.1f} %: stages overlap, so one is counted twice"
-    return ("pass" if closure >= CLOSURE else "note"), f"{closure * 100:.1f} %"
+    if coverage > _OVERLAP:
+        return "fail", f"{coverage * 100:.1f} %: stages overlap, so one is counted twice"
+    return ("pass" if coverage >= STAGE_COVERAGE else "note"), f"{coverage * 100:.1f} %"
 
 
 def _decode_trend(run: PhaseRun) -> Found:
@@ -263,7 +262,7 @@ def _outlier_steps(run: PhaseRun) -> Found:
 def _repetition_loop(run: PhaseRun) -> Found:
     found = []
     for row, result in enumerate(run.results):
-        ids = result["ids"][:-1] if result.get("finish") == "eos" else result["ids"]
+        ids = result["ids"][:-1] if result.get("finish_reason") == "eos" else result["ids"]
         loop = repetition_loop(ids)
         if loop is not None:
             period, covered = loop
@@ -298,7 +297,7 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
     "vision_in_prefill_only": _vision_in_prefill_only,
     "cache_linear": _cache_linear,
     "decode_memory": _decode_memory,
-    "closure": _closure,
+    "stage_coverage": _stage_coverage,
     "decode_trend": _decode_trend,
     "outlier_steps": _outlier_steps,
     "repetition_loop": _repetition_loop,
@@ -339,8 +338,8 @@ def _expected_vision_share(run: PhaseRun) -> Found:
 
 def _expected_language_share(run: PhaseRun) -> Found:
     figures = typical_run(run).summary()
-    whole, decoder = figures["prefill_ms"], figures["prefill_decoder_ms"]
-    share = decoder / whole if whole and decoder is not None else None
+    total, language_model = figures["prefill_ms"], figures["prefill_language_model_ms"]
+    share = language_model / total if total and language_model is not None else None
     return _in_range(share, 0.40, 0.60, percent_text(share))
 
 
@@ -349,9 +348,9 @@ def _expected_forward_share(run: PhaseRun) -> Found:
     spans = spans[spans["phase"] == "decode"]
     sums = spans.groupby("stage")["device_ms"].sum()
     whole = float(sums.get("decode", 0.0))
-    if not whole or "decoder" not in sums:
+    if not whole or "language_model" not in sums:
         return "n/a", "not in this record"
-    share = float(sums["decoder"] + sums.get("lm_head", 0.0)) / whole
+    share = float(sums["language_model"] + sums.get("lm_head", 0.0)) / whole
     return _in_range(share, 0.90, 0.95, percent_text(share))
 
 

@@ -22,7 +22,7 @@ from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.analyse.ways import strategy_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
-from ocr_phases.words import count_text, percent_text, stage_key, stage_name
+from ocr_phases.words import count_text, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     "run",
@@ -134,7 +134,6 @@ def in_units(table: pd.DataFrame) -> pd.DataFrame:
     size = shown["unit"] == "bytes"
     shown.loc[size, ["base", "other"]] /= 1e6
     shown["unit"] = shown["unit"].replace("bytes", "MB")
-    shown["metric"] = shown["metric"].map(_metric_key)
     return shown if shown["run"].nunique() > 1 else shown.drop(columns="run")
 
 
@@ -146,8 +145,6 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     `JUDGED` that both records have). Raises `OcrPhasesError` where a name is unknown, a record lacks a named
     one, or a single repeat leaves nothing to judge by.
     """
-    table = table.assign(metric=table["metric"].map(_metric_key))
-    metrics = [_metric_key(name) for name in metrics]
     known = set(table["metric"])
     unknown = [name for name in metrics if name not in known]
     if unknown:
@@ -368,11 +365,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     return "–" if value is None else str(value)
-
-
-def _metric_key(name: str) -> str:
-    """A metric as it is shown and typed: ``prefill/language_model``."""
-    return "/".join(map(stage_key, name.split("/")))
 
 
 def _names(table: pd.DataFrame) -> list[str]:

@@ -226,7 +226,7 @@ def _costs(run: PhaseRun) -> pd.DataFrame | None:
         table, shape = _with_bytes(run_cost(run)), run_shape(run)
     except OcrPhasesError:
         return None
-    prefill = (table["phase"] == "prefill") & (table["stage"] == "decoder")
+    prefill = (table["phase"] == "prefill") & (table["stage"] == "language_model")
     table.loc[prefill, "flops"] -= masked_flops(
         run.model["config"], prompt_len=shape["prompt_len"], batch=shape["batch"]
     )

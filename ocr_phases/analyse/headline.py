@@ -85,7 +85,7 @@ def _phase_sentences(run: PhaseRun) -> list[str]:
     ]
     if not steps:
         sentences.append("The only token came from the prefill, so there is no decode to speak of.")
-        return [*sentences, *_clock_sentences(run), *_closure_sentence(figures)]
+        return [*sentences, *_clock_sentences(run), *_stage_coverage_sentence(figures)]
     ratio = prefill_ms / figures["inter_token_ms"]
     sentences.append(
         f"The first token was there after {ms_text(figures['ttft_ms'])}; one prefill costs as much as "
@@ -96,7 +96,7 @@ def _phase_sentences(run: PhaseRun) -> list[str]:
         *sentences,
         *_steps_sentences(run),
         *_clock_sentences(run),
-        *_closure_sentence(figures),
+        *_stage_coverage_sentence(figures),
     ]
 
 
@@ -168,11 +168,11 @@ def _clock_sentences(run: PhaseRun) -> list[str]:
     return sentences
 
 
-def _closure_sentence(figures: dict[str, Any]) -> list[str]:
-    closure = figures["closure"]
-    if closure is None or not math.isfinite(closure):
+def _stage_coverage_sentence(figures: dict[str, Any]) -> list[str]:
+    coverage = figures["stage_coverage"]
+    if coverage is None or not math.isfinite(coverage):
         return []
-    return [f"The stages account for {100 * closure:.1f} % of the prefill."]
+    return [f"The stages account for {100 * coverage:.1f} % of the prefill."]
 
 
 def text_doubt(run: PhaseRun) -> str:
@@ -185,7 +185,7 @@ def _caveats(run: PhaseRun) -> list[str]:
     caveats = list(filter(None, [text_doubt(run)]))
     if run.request.get("ignore_eos"):
         caveats.append("The end token was ignored, so the number of tokens is the one that was asked for.")
-    elif run.result.get("finish") == "length":
+    elif run.result.get("finish_reason") == "length":
         limit = run.request.get("max_new_tokens", run.token_count)
         caveats.append(
             f"It stopped at the limit of {count_text(limit, 'token')}, so the text may be cut short."
@@ -220,6 +220,6 @@ def _pages_text(run: PhaseRun) -> str:
 
 
 def _where(run: PhaseRun) -> str:
-    details = [run.model.get("dtype"), run.model.get("strategy")]
+    details = [run.model.get("dtype"), run.model["strategy"]]
     named = ", ".join(str(detail) for detail in details if detail)
     return f"on {run.device.get('name') or 'an unnamed device'}{f' ({named})' if named else ''}"

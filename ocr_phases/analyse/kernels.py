@@ -155,7 +155,7 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
     direction of the copy that was waited for. ``count`` is per step in decode: each one beyond the read of
     the end token holds up the next launches.
     """
-    table = _table(run, "syncs")
+    table = _table(run, "host_syncs")
     _per_step(run, table, "count", "wait_ms")
     order = table["phase"].map({"prepare": 0, "prefill": 1, "decode": 2})
     table = table.assign(order=order).sort_values(["order", "count"], ascending=[True, False], kind="stable")
@@ -209,7 +209,7 @@ def kernel_sentence(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
             parts.append(f"{phase} is {row['verdict']}: the GPU works {works}{unit}{_at_floor(row)}")
             if phase == "prefill":
                 parts += _waits(run)
-            elif row["verdict"] == "launch-bound" and run.model.get("strategy") == "eager":
+            elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
                 busy = ms_text(row["busy_ms"])
                 parts.append(f"captured in a graph it would take about that {busy} at best")
     text = "; ".join(parts)

@@ -14,7 +14,6 @@ import pandas as pd
 
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import VISION_STAGES, PhaseRun
-from ocr_phases.words import stage_key
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
@@ -55,11 +54,6 @@ STEP_COLUMNS = (
 )
 
 
-def shown_stages(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with a column ``stage`` as a terminal shows it, by `stage_key`."""
-    return table.assign(stage=table["stage"].map(stage_key))
-
-
 def stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
     """Time of each stage in the typical repeat on the device clock in ms, by phase, stage and view.
 
@@ -80,7 +74,7 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
 
     Times are ms. ``device_ms`` and ``host_ms`` are sums over the ``calls`` of the typical repeat
     (`ocr_phases.analyse.typical`), so that stages add up to their phase; ``device_ms_p10`` and ``_p90`` are
-    over all repeats. ``share`` is what ``device_ms`` is of the phase's own. In decode ``decoder``,
+    over all repeats. ``share`` is what ``device_ms`` is of the phase's own. In decode ``language_model``,
     ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     rows = []

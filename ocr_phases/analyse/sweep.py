@@ -109,8 +109,8 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
             {
                 "cell": cell,
                 "preset": run.page["preset"],
-                "strategy": run.model.get("strategy"),
-                "vision": run.request.get("vision", "eager"),
+                "strategy": run.model["strategy"],
+                "vision": run.request["vision"],
                 "batch": len(run.results),
                 "max_new_tokens": run.request["max_new_tokens"],
                 "vision_share": figures["vision_ms"] / figures["prefill_ms"]
@@ -161,9 +161,9 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     One with eager vision comes before others, which decode alike.
     """
     longest: dict[tuple[Any, ...], tuple[str, PhaseRun]] = {}
-    eager_first = sorted(records.items(), key=lambda item: item[1].request.get("vision", "eager") != "eager")
+    eager_first = sorted(records.items(), key=lambda item: item[1].request["vision"] != "eager")
     for cell, run in eager_first:
-        key = (run.page["preset"], run.model.get("strategy"), len(run.results))
+        key = (run.page["preset"], run.model["strategy"], len(run.results))
         if key not in longest or run.token_count > longest[key][1].token_count:
             longest[key] = (cell, run)
     pieces = []

@@ -160,7 +160,7 @@ def _warnings(run: PhaseRun) -> list[str]:
         for check in run_rules(run)
         if check.verdict == "fail" or (check.verdict == "note" and check.name in _NOTES_SHOWN)
     ]
-    if run.result.get("finish") == "length" and not run.request.get("ignore_eos"):
+    if run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos"):
         found.append("cut at the token limit")
     return found
 

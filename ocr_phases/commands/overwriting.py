@@ -57,7 +57,7 @@ def _differs_from_asked(there: PhaseRun, arguments: argparse.Namespace) -> str:
     for name in _SETTINGS:
         asked = getattr(arguments, name)
         left_open = name == "preset" and asked in (None, "auto")
-        if not left_open and asked != there.request.get(name, "eager"):  # early records have no vision
+        if not left_open and asked != there.request[name]:
             return name
     return ""
 
@@ -67,7 +67,7 @@ def _differs(there: PhaseRun, then: PhaseRun) -> str:
         return "page"
     if there.model["name"] != then.model["name"]:
         return "model"
-    return next((name for name in _SETTINGS if there.request.get(name) != then.request.get(name)), "")
+    return next((name for name in _SETTINGS if there.request[name] != then.request[name]), "")
 
 
 def _number(file: str) -> str:

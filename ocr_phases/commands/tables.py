@@ -12,10 +12,9 @@ def print_kernels(run: PhaseRun) -> None:
     """The kernel view: a verdict per stage, and where the host waits."""
     from ocr_phases.analyse.floors import floor_table
     from ocr_phases.analyse.kernels import host_syncs, stage_verdict
-    from ocr_phases.analyse.summary import shown_stages
 
     for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
-        table = shown_stages(table.dropna(axis="columns", how="all"))
+        table = table.dropna(axis="columns", how="all")
         print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
 
 

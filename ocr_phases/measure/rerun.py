@@ -13,7 +13,6 @@ from ocr_phases.files import split_page
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.request import Page, Request
 from ocr_phases.measure.session import DeepSeekOCRSession
-from ocr_phases.presets import PROMPTS
 from ocr_phases.record import PhaseRun, describe_page
 
 #: What a record may ask for: settings of a measurement, none of the files and callbacks beside them.
@@ -42,8 +41,6 @@ def repeat_run(
     session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
     settings = {name: value for name, value in record.request.items() if name in SETTINGS}
     prompts = record.request["prompts"]
-    if record.request["prompt"] in PROMPTS:
-        settings.pop("grounding", None)  # records of early versions say False of presets that ask for boxes
     run = session.run_inference(
         pages if len(pages) > 1 else pages[0],
         prompts if len(set(prompts)) > 1 else record.request["prompt"],

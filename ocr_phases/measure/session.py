@@ -331,7 +331,7 @@ class DeepSeekOCRSession:
                 inputs = packed.to(self.device, self.dtype)
         self._check_length(packed, request)
         lengths: list[int] = []
-        bytes_per_token = waits = 0
+        bytes_per_token = host_syncs = 0
         seen: dict[str, Any] = {}
         witness = Witness(self.family)
         step = setup.step
@@ -371,13 +371,22 @@ class DeepSeekOCRSession:
                         step=step,
                     )
                 # The prefill's own read, of the first token, is none of decode's.
-                ids, lengths, waits = state.ids, state.lengths, state.reads - 1
+                ids, lengths, host_syncs = state.ids, state.lengths, state.reads - 1
                 seen = witness.verdicts(packed, state)
         spans = timeline.rows(number)
         verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
-        slots = None if step is None else step.slots
+        max_cache_len = None if step is None else step.max_cache_len
         return Run(
-            packed, pages, ids, spans, memory.taken(), lengths, bytes_per_token, waits, slots, verdicts
+            packed,
+            pages,
+            ids,
+            spans,
+            memory.taken(),
+            lengths,
+            bytes_per_token,
+            host_syncs,
+            max_cache_len,
+            verdicts,
         )
 
     def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:

@@ -218,7 +218,7 @@ def _answered(run: PhaseRun) -> dict[str, Any]:
         "prompt": request["prompts"][0],
         **{name: request.get(name) for name in ("repeats", "warmup", "seed")},
         **{name: request.get(name) for name in ("preset", "strategy", "batch", "max_new_tokens")},
-        "vision": request.get("vision", "eager"),
+        "vision": request["vision"],
     }
 
 

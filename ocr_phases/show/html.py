@@ -31,7 +31,7 @@ from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.figures import figure_image as figure_image
 from ocr_phases.show.figures import figure_png as figure_png
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_key, stage_name
+from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -159,8 +159,8 @@ def cards_html(run: PhaseRun) -> str:
     if figures["kv_cache_bytes"]:
         each = run.cache.get("bytes_per_token")
         note = f"{bytes_text(each)} a token" if each else "at its largest"
-        if run.cache.get("capacity_bytes"):
-            note += f"; static, room for {bytes_text(run.cache['capacity_bytes'])}"
+        if run.cache.get("allocated_bytes"):
+            note += f"; static, room for {bytes_text(run.cache['allocated_bytes'])}"
         cards.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
     return cards_block(cards)
 
@@ -445,9 +445,7 @@ def _value(key: str, value: Any) -> str:
     if isinstance(value, int) and key.endswith("_bytes"):
         return bytes_text(value)
     if isinstance(value, Mapping):
-        return ", ".join(
-            f"{stage_key(str(inner))} {_value(str(inner), item)}" for inner, item in value.items()
-        )
+        return ", ".join(f"{inner} {_value(str(inner), item)}" for inner, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(_value(key, item) for item in value)
     if isinstance(value, int) and key in (
@@ -455,7 +453,7 @@ def _value(key: str, value: Any) -> str:
         "sam",
         "clip",
         "projector",
-        "decoder",
+        "language_model",
         "lm_head",
         "total",
     ):

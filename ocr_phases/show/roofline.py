@@ -105,7 +105,7 @@ def _draw_roof(axes: Axes, ceilings: Ceilings, ridge: float, low: float, high: f
 def _draw_points(axes: Axes, key: Axes, points: pd.DataFrame, ceilings: Ceilings) -> None:
     """Numbered points, each under its ceiling, and their names in the key."""
     for place, row in enumerate(points.sort_values("distance").to_dict("records")):
-        stage = "decoder" if row["phase"] == "decode" else row["stage"]
+        stage = "language_model" if row["phase"] == "decode" else row["stage"]
         look = (_MARKERS.get(row["view"], "D"), STAGE_COLOURS.get(stage, MUTED), str(place + 1))
         x, y, line = row["intensity"], row["rate"], 0.96 - _LINE * place
         roof = min(x * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)

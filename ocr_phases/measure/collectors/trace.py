@@ -140,8 +140,8 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     it, and the host's time in it. ``decode_steps``: the same for each step. ``top``: the kernels that took
     longest, by the innermost stage; the rest is one row without a name. ``gaps``: idle time by the innermost
     stage of the kernel that ended it, by cause (`_cause`) and by length. ``parts``: KV cache update and
-    attention of the language model. ``syncs``: the host's waits for the device. ``unattributed``: what was
-    launched outside every stage.
+    attention of the language model. ``host_syncs``: the host's waits for the device. ``unattributed``: what
+    was launched outside every stage.
 
     Raises `OcrPhasesError` where the trace and the spans do not belong together.
     """
@@ -155,7 +155,7 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     inside = [one for one in work if one.place >= 0]
     outside = [one for one in work if one.place < 0]
     syncs = [one for one in events if one.category in _CALLS and _SYNC.match(one.name)]
-    sync_rows = _syncs(syncs, ranges, nesting, operators, work)
+    sync_rows = _host_syncs(syncs, ranges, nesting, operators, work)
     return {
         "steps": sum(one.stage == "decode_step" for one in ranges),
         "stages": _stages(ranges, nesting, inside),
@@ -163,7 +163,7 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
         "top": _top(ranges, inside),
         "gaps": _gaps(ranges, inside, syncs),
         "parts": _parts(events, ranges, inside, operators),
-        "syncs": sync_rows,
+        "host_syncs": sync_rows,
         "unattributed": {"events": len(outside), "busy_ms": _ms(busy_ms(map(_interval, outside)))},
     }
 
@@ -248,7 +248,7 @@ def _decode_steps(
     for place, inside in within.items():
         step = ranges[place]
         rows.append((step.step, *_counts(inside), waits[place], _ms(step.end - step.start)))
-    return _columns(("step", "kernels", "copies", "launches", "busy_ms", "syncs", "host_ms"), rows)
+    return _columns(("step", "kernels", "copies", "launches", "busy_ms", "host_syncs", "host_ms"), rows)
 
 
 def _counts(work: Sequence[Work]) -> tuple[int, int, int, float]:
@@ -320,13 +320,13 @@ def _parts(
                 found[phase, "kv_update", "name"].append(one)
         elif updates.innermost(time) >= 0:
             found[phase, "kv_update", "range"].append(one)
-        elif stage == "decoder" and attention.innermost(time) >= 0:
+        elif stage == "language_model" and attention.innermost(time) >= 0:
             found[phase, "attention", "operator"].append(one)
     rows = [(*key, len(inside), _ms(busy_ms(map(_interval, inside)))) for key, inside in found.items()]
     return _columns(("phase", "part", "by", "kernels", "busy_ms"), rows)
 
 
-def _syncs(
+def _host_syncs(
     syncs: Sequence[Event],
     ranges: Sequence[Range],
     nesting: Nesting,
