@@ -273,15 +273,15 @@ def test_verdicts_with_and_without_floors() -> None:
         ("arithmetic", 0.5, "compute-bound"),
         ("arithmetic", 0.09, "device-bound"),
     )
-    for limit, share, word in cases:
+    for bound_by, share, word in cases:
         floor_ms = share * step["busy_ms"]
-        floor = {"floor_ms": floor_ms, "limit": limit, "mfu": 0.01, "mbu": 0.41}
+        floor = {"floor_ms": floor_ms, "bound_by": bound_by, "mfu": 0.01, "mbu": 0.41}
         floors = pd.DataFrame([{**key, **floor}])
         found = analyse.stage_verdict(busy, floors).set_index("stage").loc["decode_step"]
         assert found["verdict"] == word
         assert found["mbu"] == 0.41
         assert found["of_floor"] == pytest.approx(share)
-        assert f"{limit} allows {ms_text(floor_ms)} (MFU 1.0 %, MBU 41 %)" in found["reason"]
+        assert f"{bound_by} allows {ms_text(floor_ms)} (MFU 1.0 %, MBU 41 %)" in found["reason"]
         sentence = analyse.kernel_sentence(busy, floors)
         assert f"decode is {word}" in sentence
         for text in (found["reason"], sentence):

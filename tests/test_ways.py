@@ -23,7 +23,7 @@ NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "com
 
 def cell(strategy: str, ms: float | None, **others: object) -> dict[str, object]:
     usual = {"preset": "base", "prefill_len": 291, "vision": "eager", "batch": 1, "max_new_tokens": 128}
-    floor = {"step_floor_ms": 0.28, "step_limit": "bandwidth", "floor_source": "measured"}
+    floor = {"step_floor_ms": 0.28, "step_bound_by": "bandwidth", "floor_source": "measured"}
     usual |= {"model": "dummy", "dtype": "bfloat16", "device": "NVIDIA H200"}
     return {**usual, **floor, "strategy": strategy, "inter_token_ms": ms, **others}
 
@@ -40,7 +40,7 @@ def test_strategies_and_floor_are_one_sentence() -> None:
         "memory bandwidth allows 0.280 (measured on this device)."
     )
     cells = [
-        cell("eager", 2500.0, floor_source="datasheet", step_limit="arithmetic"),
+        cell("eager", 2500.0, floor_source="datasheet", step_bound_by="arithmetic"),
         cell("compiled", 999.0),
     ]
     assert said(*cells).endswith(
@@ -57,7 +57,7 @@ def test_what_is_missing_is_not_named() -> None:
     assert said(cell("eager", 8.9), cell("compiled", 1.0, batch=4)) == ""
     assert said(cell("eager", 8.9), cell("compiled", 1.0, device="another")) == ""
     assert said(cell("eager", 8.9), cell("compiled", 1.0, max_new_tokens=32)) == ""
-    unknown = {"step_floor_ms": None, "step_limit": None, "floor_source": None}
+    unknown = {"step_floor_ms": None, "step_bound_by": None, "floor_source": None}
     without = said(cell("eager", 8.9, **unknown), cell("compiled", 1.0, **unknown))
     assert without == "Decode takes 8.90 ms a token eager, 1.00 compiled."
 
@@ -128,4 +128,4 @@ def test_the_sweeps_table_says_where_a_floor_is_from() -> None:
     run = make_run(cuda=True)  # a GPU with a datasheet, but without ceilings of its own
     run = dataclasses.replace(run, model={**run.model, "config": TINY})
     row = sweep_table({"a": run}).iloc[0]
-    assert (row["floor_source"], row["step_limit"]) == ("datasheet", "bandwidth")
+    assert (row["floor_source"], row["step_bound_by"]) == ("datasheet", "bandwidth")

@@ -62,7 +62,7 @@ GAP_CAUSES = ("host sync", "launch", "device")
 DEVICE_BOUND = 0.7
 #: From this share of the idle time on that follows the host's waits, they and not the launches are to blame.
 _SYNC_BOUND = 0.5
-#: From this share of its floor's rate on that the device reaches while it works, the floor's limit bounds it.
+#: From this share of its floor's rate on that the device reaches while it works, it is bound as its floor is.
 FLOOR_BOUND = 0.5
 #: From this share of the prefill on, both under the profiler, one operator's waits are worth a word.
 _CLEAR_WAIT = 0.05
@@ -171,7 +171,7 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
     (``idle_after_sync``; gaps were seen under the profiler, so it is cut at 1), else ``launch-bound``. Any
     other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of, where the floor is at
     least `FLOOR_BOUND` of the busy time (``of_floor``); ``floors`` is `floor_table`'s (``phase``, ``stage``,
-    ``view``, ``floor_ms``, ``limit``, ``mfu``, ``mbu``). Farther from its floor, or without one, it is
+    ``view``, ``floor_ms``, ``bound_by``, ``mfu``, ``mbu``). Farther from its floor, or without one, it is
     ``device-bound``. ``prepare`` is the host's own work and has no verdict.
     """
     table = kernel_table(run).dropna(subset=["wall_ms"])
@@ -188,7 +188,7 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
         floor: Mapping[Any, Any] = known.get(key, {})
         floor_ms, mfu, mbu = (floor.get(name, math.nan) for name in ("floor_ms", "mfu", "mbu"))
         of_floor = floor_ms / row["busy_ms"]
-        verdict = _verdict(row, after_sync, queue_ms, of_floor, floor.get("limit"))
+        verdict = _verdict(row, after_sync, queue_ms, of_floor, floor.get("bound_by"))
         reason = _reason(row, verdict, after_sync, of_floor, floor)
         times = (row["busy_ms"], row["wall_ms"], after_sync, queue_ms)
         rows.append((*key, verdict, *times, floor_ms, of_floor, mfu, mbu, reason))
@@ -295,12 +295,12 @@ def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series
 
 
 def _verdict(
-    row: Mapping[Any, Any], after_sync: float, queue_ms: float, of_floor: float, limit: str | None
+    row: Mapping[Any, Any], after_sync: float, queue_ms: float, of_floor: float, bound_by: str | None
 ) -> str:
     if row["busy_ms"] + queue_ms < DEVICE_BOUND * row["wall_ms"]:
         return "host-sync-bound" if after_sync >= _SYNC_BOUND else "launch-bound"
     if of_floor >= FLOOR_BOUND:
-        return "compute-bound" if limit == "arithmetic" else "bandwidth-bound"
+        return "compute-bound" if bound_by == "arithmetic" else "bandwidth-bound"
     return "device-bound"
 
 
@@ -324,7 +324,7 @@ def _reason(
     text += _at_floor({"verdict": verdict, "of_floor": of_floor})
     if not floor:
         return text
-    allows = "arithmetic" if floor["limit"] == "arithmetic" else "memory bandwidth"
+    allows = "arithmetic" if floor["bound_by"] == "arithmetic" else "memory bandwidth"
     used = f"MFU {percent_text(floor['mfu'])}, MBU {percent_text(floor['mbu'])}"
     return f"{text}; {allows} allows {ms_text(floor['floor_ms'])} ({used})"
 

@@ -44,7 +44,7 @@ SWEEP_COLUMNS = (
     "tokens_per_s",
     "kv_cache_bytes",
     "peak_bytes",
-    "step_limit",
+    "step_bound_by",
     "floor_source",
     "model",
     "dtype",
@@ -95,7 +95,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     are a row's, ``peak_bytes`` the largest of any phase. ``page_ms`` is a page's time from its file to its
     last token (the whole batch's), with p90 and p99 over the repeats; ``pages_per_min`` counts all rows. The
     floors are what the hardware allows
-    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
+    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_bound_by``; their
     ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``vision_share`` is ``vision_ms`` over
     ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by
     prompt length, strategy, vision (eager first), batch and tokens.
@@ -127,7 +127,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
-    numbers = list(SWEEP_COLUMNS[SWEEP_COLUMNS.index("prefill_ms") : SWEEP_COLUMNS.index("step_limit")])
+    numbers = list(SWEEP_COLUMNS[SWEEP_COLUMNS.index("prefill_ms") : SWEEP_COLUMNS.index("step_bound_by")])
     table[numbers] = table[numbers].astype("float64")
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
     return table.sort_values(
@@ -150,7 +150,7 @@ def _floors(run: PhaseRun) -> dict[str, Any]:
         known |= {"prefill_floor_ms": whole["floor_ms"], "floor_source": whole["source"]}
     if "decode_step" in floors.index:
         step = floors.loc["decode_step"]
-        known |= {"step_floor_ms": step["floor_ms"], "step_limit": step["limit"]}
+        known |= {"step_floor_ms": step["floor_ms"], "step_bound_by": step["bound_by"]}
     return known
 
 

@@ -10,7 +10,7 @@ from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.words import ms_text
 
 _NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
-_LIMITS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}
+_ALLOWS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}
 _SOURCES = {"measured": "measured on this device", "datasheet": "by the maker's datasheet"}
 #: What makes two cells of a sweep differ.
 _CELL = [
@@ -32,7 +32,7 @@ def strategy_sentence(table: pd.DataFrame) -> str:
     batch = rows["batch"].iloc[0]
     unit = "a token" if batch == 1 else f"for a step of {batch} rows"
     floor = _floor(rows, "step_floor_ms")
-    allows = "".join(_LIMITS[limit] for limit in floor["step_limit"])
+    allows = "".join(_ALLOWS[bound_by] for bound_by in floor["step_bound_by"])
     times = _side_by_side(
         rows, "strategy", STRATEGIES, "inter_token_ms", unit, floor["step_floor_ms"], allows
     )
