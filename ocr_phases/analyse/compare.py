@@ -17,9 +17,9 @@ import pandas as pd
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS, difference_and_ratio
 from ocr_phases.analyse.noise import ceilings_apart, noise_warning
 from ocr_phases.analyse.steps import first_other_token
+from ocr_phases.analyse.strategy_text import strategy_sentence
 from ocr_phases.analyse.summary import PHASES, repeat_table
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.analyse.ways import strategy_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
 from ocr_phases.words import count_text, percent_text, stage_name

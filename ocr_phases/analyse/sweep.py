@@ -13,8 +13,8 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.noise import noisy_findings
+from ocr_phases.analyse.strategy_text import cell_name, strategy_sentence, vision_sentence
 from ocr_phases.analyse.summary import end_to_end_ms, step_table
-from ocr_phases.analyse.ways import cell_name, strategy_sentence, vision_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text, ms_text

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_sweep import TINY
 
 from ocr_phases.analyse.compare import compare_runs, compare_verdict
+from ocr_phases.analyse.strategy_text import strategy_sentence, vision_sentence
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.analyse.ways import strategy_sentence, vision_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import ms_text
 
