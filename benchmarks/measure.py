@@ -192,8 +192,8 @@ def _marks(bench: _Bench) -> dict[str, Any]:
 def _overhead(bench: _Bench) -> dict[str, Any]:
     """The measured two-phase run against ``model.generate()``: ms from the prefill's start to the last token.
 
-    Ours has every collector on: spans, memory peaks and the witness. Reading the spans afterwards is not in
-    it.
+    Ours has every collector on: spans, memory peaks and the forward hooks. Reading the spans afterwards is
+    not in it.
     """
     ways = {"two_phase_ms": False, "generate_ms": True}
     times: dict[str, list[float]] = {name: [] for name in ways}

@@ -154,7 +154,7 @@ def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda, golden_for
     inputs = on_cuda(golden_inputs(golden_forward, case))
     rows, length = inputs.input_ids.shape
     expected = golden_forward[f"{case}.greedy_tokens"]
-    step, _ = golden_cuda.workshop.step(strategy, rows, length, expected.shape[1])
+    step, _ = golden_cuda.prepared.step(strategy, rows, length, expected.shape[1])
     for every in (1, 8):
         state = generate(golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every)
         assert state.ids == expected.tolist()
@@ -171,7 +171,7 @@ def test_padded_rows_that_end_apart_by_a_graph(golden_cuda):
 
 def test_a_replayed_step_never_waits(cuda_session):
     inputs = cuda_session.prepare(PAGES / "receipt.png").to("cuda", torch.float32)
-    step, _ = cuda_session.workshop.step("cuda_graph", 1, inputs.input_ids.shape[1], 32)
+    step, _ = cuda_session.prepared.step("cuda_graph", 1, inputs.input_ids.shape[1], 32)
     state = cuda_session.run_prefill(inputs, cache=step.fresh_cache())
     decode_step(cuda_session.model, state, step=step)
     torch.cuda.set_sync_debug_mode("error")

@@ -66,7 +66,7 @@ def failures(run: PhaseRun) -> set[str]:
 def arguments_changed(
     model: Any, change: Callable[[dict[str, Any]], None], *, prefill: bool = False
 ) -> Iterator[None]:
-    """A model whose forward is handed something else than `phases` gave: a fault that only a witness sees."""
+    """A model whose forward is handed something else than `phases` gave: only the forward hooks see it."""
 
     def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if prefill or kwargs["input_ids"].shape[1] == 1:
@@ -147,7 +147,7 @@ def test_pixels_that_slip_in_behind_the_step_are_refused_in_the_same_words(
 
 
 def test_image_arguments_that_slip_in_behind_the_step_are_seen(session: DeepSeekOCRSession) -> None:
-    """Crops alone run no vision, so nothing but the witness would notice."""
+    """Crops alone run no vision, so nothing but the forward hooks would notice."""
     with arguments_changed(session.model, lambda kwargs: kwargs.update(num_local_patches=[0])):
         run = session.run_inference(RECEIPT, **QUICK)
     assert failures(run) == {"no_image_arguments_in_decode"}

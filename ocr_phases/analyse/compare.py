@@ -176,14 +176,14 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
     if not few:
         return ""
-    told = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
+    repeats_text = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
     rests = (
         "which leaves no interval, so nothing is called faster, slower or equivalent"
         if min(few.values()) == 1
         else "so the intervals rest on the assumption that repeats scatter log-normally (Welch's t), and are "
         "wide: small changes stay inconclusive"
     )
-    return f"{told}, {rests}. Measure with --repeats {LEAST_REPEATS} or more."
+    return f"{repeats_text}, {rests}. Measure with --repeats {LEAST_REPEATS} or more."
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
@@ -348,8 +348,8 @@ def _settings(run: PhaseRun) -> Iterator[tuple[tuple[str, str], Any]]:
         "request": run.request,
     }
     for part, values in parts.items():
-        told = {name: value for name, value in values.items() if (part, name) not in _NO_SETTING}
-        for name, value in _flat(told):
+        settings = {name: value for name, value in values.items() if (part, name) not in _NO_SETTING}
+        for name, value in _flat(settings):
             yield (part, name), value
 
 

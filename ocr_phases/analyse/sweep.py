@@ -230,7 +230,7 @@ def _cell(row: pd.Series, table: pd.DataFrame) -> str:
 def _failure(path: Path) -> tuple[Any, ...]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        told = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
-        return (path.name.removesuffix(".failed.json"), *(told[name] for name in FAILURE_COLUMNS[1:]))
+        entries = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
+        return (path.name.removesuffix(".failed.json"), *(entries[name] for name in FAILURE_COLUMNS[1:]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OcrPhasesError(f"{path} is damaged ({error}): remove it and sweep again.") from error

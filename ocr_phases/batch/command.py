@@ -39,7 +39,7 @@ def add_batch_options(command: argparse.ArgumentParser) -> None:
         choices=RENDER,
         default="after",
         help="reports from the records afterwards, holding no device (default); within the measurement, "
-        "by papermill in a warm kernel; none; or only those of a batch that was measured",
+        "by papermill in a reused kernel; none; or only those of a batch that was measured",
     )
     command.add_argument("--retries", type=int, default=1, metavar="N", help="tries again (default: 1)")
     command.add_argument(

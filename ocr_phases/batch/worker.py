@@ -27,7 +27,7 @@ from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
 from ocr_phases.files import TemporaryFolder, split_page
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
+from ocr_phases.report.jupyter_kernels import KernelLost, ReusedKernel
 
 Request = Mapping[str, Any]
 Handler = Callable[[Request, Callable[[], None]], Outcome]
@@ -79,13 +79,13 @@ def serve(handler: Handler) -> None:
 
 
 def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
-    """Measure one page with the warm model and save its record."""
+    """Measure one page with the loaded model and save its record."""
     job, folder = _job_and_folder(request)
     settings = dict(job.settings)
     with _failing_as("model"):
-        from ocr_phases.measure.kept_session import warm_session
+        from ocr_phases.measure.kept_session import kept_session
 
-        session = warm_session(
+        session = kept_session(
             settings.pop("model"),
             device=settings.pop("device"),
             dtype=settings.pop("dtype"),
@@ -120,12 +120,12 @@ def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
 
 
 class Notebooks:
-    """Runs ``page_report`` for page after page in a warm kernel; its files are in the folder ``scratch``."""
+    """Runs ``page_report`` for page after page in a reused kernel, with its files in ``scratch``."""
 
     def __init__(self, scratch: str | None = None) -> None:
-        self.kernel = WarmKernel(scratch=scratch)
+        self.kernel = ReusedKernel(scratch=scratch)
         # A new one would load the model again.
-        self.measuring = WarmKernel(pages_a_kernel=None, scratch=scratch)
+        self.measuring = ReusedKernel(pages_a_kernel=None, scratch=scratch)
 
     def measure(self, request: Request, ready: Callable[[], None]) -> Outcome:
         """Measure within the notebook, which keeps its model in the kernel, and render it."""
@@ -135,8 +135,8 @@ class Notebooks:
         options = {name: job.settings.get(name) for name in ("device", "dtype", "revision")}
         try:
             self.measuring.run(
-                "from ocr_phases.measure.kept_session import warm_session\n"
-                f"warm_session({job.settings['model']!r}, **{options!r})"
+                "from ocr_phases.measure.kept_session import kept_session\n"
+                f"kept_session({job.settings['model']!r}, **{options!r})"
             )
         except KernelLost as error:
             raise Refused("died", str(error)) from error

@@ -10,7 +10,7 @@ from ocr_phases.measure.session import DeepSeekOCRSession
 _kept: dict[tuple[Any, ...], DeepSeekOCRSession] = {}
 
 
-def warm_session(
+def kept_session(
     model: str = "tiny", *, device: str = "auto", dtype: str | None = None, revision: str | None = None
 ) -> DeepSeekOCRSession:
     """The session that was last loaded with these very options, else a new one in its place.

@@ -36,7 +36,7 @@ class Setup:
         return {"strategy_setup": step, "vision_setup": vision}
 
 
-class Workshop:
+class PreparedStrategies:
     """Keeps what strategies made for one model, so that later runs of the same shapes use it again."""
 
     def __init__(self, model: nn.Module) -> None:

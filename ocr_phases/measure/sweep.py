@@ -134,8 +134,8 @@ def run_sweep(
             asked = {**asked_of_all, **asdict(cell)}
             outcome = _known(runs, cell, asked, retry_failed)
             if outcome is None:
-                told = {} if on_run is None else {"progress": partial(on_run, cell)}
-                outcome = _measure(session, page, cell, asked, runs, prompt, {**options, **told})
+                callback = {} if on_run is None else {"progress": partial(on_run, cell)}
+                outcome = _measure(session, page, cell, asked, runs, prompt, {**options, **callback})
             outcomes.append(outcome)
             if progress is not None:
                 progress(outcome)

@@ -140,10 +140,10 @@ def _smi(query: str, device: str) -> list[str]:
     """The lines that ``nvidia-smi`` answers a query with; none where it fails or takes too long."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", device]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line for line in said.splitlines() if line.strip()]
+    return [line for line in output.splitlines() if line.strip()]
 
 
 def _number(value: str) -> int | None:
