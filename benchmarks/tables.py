@@ -189,8 +189,8 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     rows = []
     for preset, found in _results(bench, "strategies"):
         for strategy, way in found["ways"].items():
-            steps = np.concatenate([np.asarray(one) for one in way["step_ms"]])
-            each = [whole / len(one) for whole, one in zip(way["decode_ms"], way["step_ms"], strict=True)]
+            steps = np.concatenate([np.asarray(times) for times in way["step_ms"]])
+            each = [total / len(times) for total, times in zip(way["decode_ms"], way["step_ms"], strict=True)]
             low, middle, high = np.quantile(steps, (0.1, 0.5, 0.9))
             ms, floor = float(np.median(each)), way.get("floor_ms") or np.nan
             setup = way["setup"] or {}

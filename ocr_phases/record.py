@@ -140,7 +140,7 @@ class PhaseRun:
             sum(self.repeat_ms(stage, "prefill") for stage in stages)
             for stages in (VISION_STAGES, PREFILL_STAGES)
         )
-        whole = self.repeat_ms("prefill", "prefill")
+        prefill = self.repeat_ms("prefill", "prefill")
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
@@ -148,14 +148,14 @@ class PhaseRun:
             "decode_ms": decode_ms,
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
-            "vision_ms": _median(vision_sum) if whole.all() else None,
+            "vision_ms": _median(vision_sum) if prefill.all() else None,
             **vision,
             "text": self.text,
             "prepare_ms": prepare_ms,
-            "ttft_ms": _median(self.repeat_ms("prepare", "prepare") + whole) if whole.all() else None,
+            "ttft_ms": _median(self.repeat_ms("prepare", "prepare") + prefill) if prefill.all() else None,
             "vision_fusion_ms": self._median("prefill", "vision_fusion"),
             "prefill_language_model_ms": self._median("prefill", "language_model"),
-            "stage_coverage": _median(stage_sum / whole) if whole.all() else None,
+            "stage_coverage": _median(stage_sum / prefill) if prefill.all() else None,
             "decode_steps": int(self._decode_steps().max()) if len(steps) else 0,
             "inter_token_ms": _quantile(steps, 0.5),
             "inter_token_ms_p90": _quantile(steps, 0.9),
@@ -321,10 +321,10 @@ class PhaseRun:
         return np.asarray([steps.get(number, 0) for number in self.repeats])
 
     def _tokens_per_s(self) -> float | None:
-        whole = self.repeat_ms("decode", "decode")
-        if not self.decoded_tokens or not whole.all():
+        decode_ms = self.repeat_ms("decode", "decode")
+        if not self.decoded_tokens or not decode_ms.all():
             return None
-        return _median(self.decoded_tokens / whole * 1000.0)
+        return _median(self.decoded_tokens / decode_ms * 1000.0)
 
 
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
@@ -370,5 +370,5 @@ def _quantile(values: np.ndarray, q: float) -> float | None:
     return float(np.quantile(values, q)) if len(values) else None
 
 
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+def _ratio(part: float | None, total: float | None) -> float | None:
+    return part / total if part is not None and total else None

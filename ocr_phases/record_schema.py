@@ -342,8 +342,8 @@ def check_spans(spans: pd.DataFrame) -> None:
     Each repeat has a prefill or a ``generate`` that took time, and decode steps from 0 on, once each.
     """
     repeats = spans["repeat"].nunique()
-    wholes = spans[(spans["stage"] == spans["phase"]) & (spans["device_ms"] > 0)]
-    timed = wholes.groupby("phase")["repeat"].nunique()
+    phases = spans[(spans["stage"] == spans["phase"]) & (spans["device_ms"] > 0)]
+    timed = phases.groupby("phase")["repeat"].nunique()
     prefills = ((spans["stage"] == "prefill") & (spans["phase"] == "prefill")).any()
     if timed.get("prefill" if prefills else "generate", 0) != repeats:
         raise OcrPhasesError("spans: not every repeat has the time of its prefill or of its generate()")

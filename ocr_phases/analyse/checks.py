@@ -236,7 +236,7 @@ def _decode_trend(run: PhaseRun) -> Found:
         return ("pass" if excess <= _DRIFT else "note"), text
     # The model's own growth is in every repeat; one repeat alone cannot be told from a neighbour's start.
     each = [decode_trend(one_repeat(run, number)) for number in run.repeats]
-    held = [one is not None and _excess(one, due) > _RUNAWAY for one in each]
+    held = [trend is not None and _excess(trend, due) > _RUNAWAY for trend in each]
     if len(held) > 1 and all(held):
         return "fail", text
     return "note", f"{text}; in {sum(held)} of {len(held)} repeat{'s' if len(held) > 1 else ''}"
@@ -315,8 +315,8 @@ def _in_range(value: float | None, low: float, high: float, text: str) -> Found:
 
 
 def _expected_prefill(run: PhaseRun) -> Found:
-    whole = typical_run(run)["prefill_ms"]
-    return _in_range(whole, 50.0, 200.0, ms_text(whole))
+    total = typical_run(run)["prefill_ms"]
+    return _in_range(total, 50.0, 200.0, ms_text(total))
 
 
 def _expected_decode_step(run: PhaseRun) -> Found:
@@ -347,10 +347,10 @@ def _expected_forward_share(run: PhaseRun) -> Found:
     spans = typical_run(run).spans
     spans = spans[spans["phase"] == "decode"]
     sums = spans.groupby("stage")["device_ms"].sum()
-    whole = float(sums.get("decode", 0.0))
-    if not whole or "language_model" not in sums:
+    total = float(sums.get("decode", 0.0))
+    if not total or "language_model" not in sums:
         return "n/a", "not in this record"
-    share = float(sums["language_model"] + sums.get("lm_head", 0.0)) / whole
+    share = float(sums["language_model"] + sums.get("lm_head", 0.0)) / total
     return _in_range(share, 0.90, 0.95, percent_text(share))
 
 

@@ -207,8 +207,8 @@ def environment_table(
     """
     names = run_labels(runs) if labels is None else list(labels)
     settings = [dict(_settings(run)) for run in runs]
-    keys = dict.fromkeys(key for one in settings for key in one)
-    rows = [(*key, *(_text(one.get(key)) for one in settings)) for key in keys]
+    keys = dict.fromkeys(key for entries in settings for key in entries)
+    rows = [(*key, *(_text(entries.get(key)) for entries in settings)) for key in keys]
     if not everything:
         rows = [row for row in rows if len(set(row[2:])) > 1]
     return pd.DataFrame(rows, columns=["part", "name", *names])
@@ -308,7 +308,7 @@ def _compared(base: Metric | None, other: Metric | None, margin: float) -> tuple
     assert metric is not None
     named = (metric.name, metric.phase, metric.stage, metric.view, metric.unit)
     if base is None or other is None:
-        values = [one and float(np.nanquantile(one.samples, one.quantile)) for one in (base, other)]
+        values = [side and float(np.nanquantile(side.samples, side.quantile)) for side in (base, other)]
         return (*named, *values, *[np.nan] * 7, "n/a")
     difference, ratio = difference_and_ratio(base.samples, other.samples, metric.quantile)
     return (

@@ -176,8 +176,8 @@ def logits_bytes(
     float32 by default, because the vendor's class makes float32 logits of all positions.
     """
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
-    one = batch * read_architecture(config).text.vocab * dtype_bytes
-    return {"all": prompt_len * one, "last": one}
+    position_bytes = batch * read_architecture(config).text.vocab * dtype_bytes
+    return {"all": prompt_len * position_bytes, "last": position_bytes}
 
 
 def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:

@@ -117,14 +117,14 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     measured = {place: ms for place, ms in stage_ms(run).items() if ms > 0}
     rows = []
     for phase, stages in costs.groupby("phase", sort=False):
-        whole, floors = (str(phase), _WHOLES[str(phase)], ""), 0.0
+        key, floors = (str(phase), _WHOLES[str(phase)], ""), 0.0
         for stage, view, flops, count in stages[["stage", "view", *_WORK]].itertuples(index=False, name=None):
             floor = ceilings.floor_ms(flops, count)
             place = (str(phase), stage, view)
             rows.append(_floor_row(place, ceilings, flops, count, floor, measured.get(place, np.nan)))
             floors += floor
         flops, count = (float(stages[name].sum()) for name in _WORK)
-        rows.append(_floor_row(whole, ceilings, flops, count, floors, measured.get(whole, np.nan)))
+        rows.append(_floor_row(key, ceilings, flops, count, floors, measured.get(key, np.nan)))
     return pd.DataFrame(rows, columns=list(FLOOR_COLUMNS))
 
 

@@ -104,8 +104,8 @@ def top_kernels(run: PhaseRun, stage: str | None = None) -> pd.DataFrame:
     table = _table(run, "top")
     if stage is not None:
         table = table[(table["stage"] == stage) | (table["phase"] == stage)].reset_index(drop=True)
-    whole = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
-    table["share"] = table["device_ms"] / whole
+    total = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
+    table["share"] = table["device_ms"] / total
     _per_step(run, table, "count", "device_ms")
     return table[list(TOP_COLUMNS)]
 
@@ -139,11 +139,11 @@ def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     a graph cannot be told and has no row.
     """
     table = _table(run, "parts")
-    whole = kernel_table(run).set_index(["phase", "stage", "view"])
+    totals = kernel_table(run).set_index(["phase", "stage", "view"])
     _per_step(run, table, "kernels", "busy_ms")
     for column, of in (("of_busy", "busy_ms"), ("of_wall", "wall_ms")):
-        wholes = [whole[of].get((phase, _whole(phase), ""), math.nan) for phase in table["phase"]]
-        table[column] = table["busy_ms"] / np.asarray(wholes, dtype=np.float64)
+        of_phase = [totals[of].get((phase, _whole(phase), ""), math.nan) for phase in table["phase"]]
+        table[column] = table["busy_ms"] / np.asarray(of_phase, dtype=np.float64)
     return table[list(SHARE_COLUMNS)]
 
 
@@ -273,14 +273,14 @@ def _whole(phase: str) -> str:
 def _waits(run: PhaseRun) -> list[str]:
     """The operator that waits longest in the prefill, as a clause; none where that is little of it."""
     table, waits = kernel_table(run), host_syncs(run)
-    whole = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
+    total = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
     waits = waits[(waits["phase"] == "prefill") & (waits["operator"] != "")]
     each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
     return [
         f"in it the host waits {count:,.0f} times for the GPU in {operator} of {stage_name(stage)}, "
         f"{ms_text(ms)} under the profiler"
         for (stage, operator), count, ms in each.itertuples(name=None)
-        if ms >= _CLEAR_WAIT * whole
+        if ms >= _CLEAR_WAIT * total
     ]
 
 

@@ -79,12 +79,12 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
     """
     rows = []
     sums, shown = _repeat_sums(run), typical_run(run)
-    wholes = {phase: float(shown.repeat_ms(phase, phase)[0]) for phase in PHASES}
+    totals = {phase: float(shown.repeat_ms(phase, phase)[0]) for phase in PHASES}
     for key, spans in shown.spans.groupby([*STAGE_KEYS], sort=False):
         phase, stage, view = map(str, key)
         low, high = np.quantile(sums.loc[(phase, stage, view), :].to_numpy(dtype=np.float64), (0.1, 0.9))
         ms, host = (float(spans[clock].sum()) for clock in ("device_ms", "host_ms"))
-        share = ms / wholes[phase] if wholes[phase] else math.nan
+        share = ms / totals[phase] if totals[phase] else math.nan
         row = (phase, stage, view, len(spans), ms, float(low), float(high), host, share)
         rows.append(((PHASES.index(phase), stage != phase, spans["host_start_ms"].min(), -ms), row))
     rows.sort(key=lambda row: row[0])
@@ -99,8 +99,8 @@ def repeat_table(run: PhaseRun) -> pd.DataFrame:
     """
     table = pd.DataFrame({"repeat": run.repeats})
     for phase in PHASES:
-        whole = run.repeat_ms(phase, phase)
-        table[f"{phase}_ms"] = np.where(whole > 0, whole, math.nan)
+        total = run.repeat_ms(phase, phase)
+        table[f"{phase}_ms"] = np.where(total > 0, total, math.nan)
     steps = run.spans[run.spans["stage"] == "decode_step"].groupby("repeat").size()
     table["steps"] = table["repeat"].map(steps).fillna(0).astype("int64")
     table["ttft_ms"] = table["prepare_ms"].fillna(0.0) + table["prefill_ms"]
@@ -133,9 +133,9 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     known = [lengths[step + 1] if step + 1 < len(lengths) else pd.NA for step in table["step"]]
     table["cache_len"] = pd.array(known, dtype="Int64")
     times = table["device_ms"]
-    middle = times.median()
-    limit = middle + OUTLIER_DEVIATIONS * (times - middle).abs().median()
-    table["outlier"] = (times > limit) & (times > OUTLIER_FACTOR * middle)
+    median = times.median()
+    limit = median + OUTLIER_DEVIATIONS * (times - median).abs().median()
+    table["outlier"] = (times > limit) & (times > OUTLIER_FACTOR * median)
     return table[list(STEP_COLUMNS)]
 
 
@@ -147,9 +147,9 @@ def end_to_end_ms(run: PhaseRun) -> np.ndarray:
 def vision_share(run: PhaseRun) -> float | None:
     """SAM, CLIP and projector as a part of the prefill, in the typical repeat; None without a prefill."""
     shown = typical_run(run)
-    whole = float(shown.repeat_ms("prefill", "prefill")[0])
+    total = float(shown.repeat_ms("prefill", "prefill")[0])
     return (
-        sum(float(shown.repeat_ms(stage, "prefill")[0]) for stage in VISION_STAGES) / whole if whole else None
+        sum(float(shown.repeat_ms(stage, "prefill")[0]) for stage in VISION_STAGES) / total if total else None
     )
 
 

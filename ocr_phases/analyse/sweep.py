@@ -136,9 +136,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 
 def _end_to_end(run: PhaseRun) -> dict[str, float]:
-    middle, *tail = np.quantile(end_to_end_ms(run), (0.5, 0.9, 0.99))
+    median, *tail = np.quantile(end_to_end_ms(run), (0.5, 0.9, 0.99))
     names = ("page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min")
-    return dict(zip(names, (middle, *tail, 60_000.0 * len(run.results) / middle), strict=True))
+    return dict(zip(names, (median, *tail, 60_000.0 * len(run.results) / median), strict=True))
 
 
 def _floors(run: PhaseRun) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def _floors(run: PhaseRun) -> dict[str, Any]:
     floors = floor_table(run).set_index("stage")
     known: dict[str, Any] = {}
     if "prefill" in floors.index:
-        whole = floors.loc["prefill"]
-        known |= {"prefill_floor_ms": whole["floor_ms"], "floor_source": whole["source"]}
+        prefill = floors.loc["prefill"]
+        known |= {"prefill_floor_ms": prefill["floor_ms"], "floor_source": prefill["source"]}
     if "decode_step" in floors.index:
         step = floors.loc["decode_step"]
         known |= {"step_floor_ms": step["floor_ms"], "step_bound_by": step["bound_by"]}

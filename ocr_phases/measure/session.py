@@ -402,14 +402,14 @@ class DeepSeekOCRSession:
                 f"{type(self.model).__name__} has no generate() here: measure without generate=True."
             )
         with torch.no_grad(), self.family.silenced():
-            whole = self.model.generate(
+            tokens = self.model.generate(
                 **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
                 max_new_tokens=request.max_new_tokens,
                 pad_token_id=self.pad_id,
                 **ends,
                 **request.infer.as_generate(),
             )
-        return whole[:, inputs.input_ids.shape[1] :].tolist()
+        return tokens[:, inputs.input_ids.shape[1] :].tolist()
 
     # -- parts ------------------------------------------------------------------------------------
 

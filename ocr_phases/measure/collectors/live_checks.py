@@ -127,7 +127,7 @@ def merged(runs: list[dict[str, Verdict]]) -> list[dict[str, str]]:
         found = [run[name] for run in runs if name in run]
         if not found:
             continue
-        verdict, measured = next((one for one in found if one[0] != "pass"), found[0])
+        verdict, measured = next((pair for pair in found if pair[0] != "pass"), found[0])
         checks.append({"name": name, "verdict": verdict, "expected": expected, "measured": measured})
     return checks
 
