@@ -26,7 +26,7 @@ from ocr_phases.analyse.sweep import (
 )
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.sweep import Cell, Outcome, make_cells, run_sweep
+from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
@@ -149,12 +149,12 @@ def test_what_a_sweep_without_visions_left_is_taken_up(tiny_session: Any, tmp_pa
     assert again[1].reason == reason["reason"]
 
 
-def states(outcomes: list[Outcome]) -> list[str]:
+def states(outcomes: list[CellOutcome]) -> list[str]:
     return [outcome.state for outcome in outcomes]
 
 
 def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path: Path) -> None:
-    seen: list[Outcome] = []
+    seen: list[CellOutcome] = []
     told: list[tuple[str, int, int]] = []
     first = run_sweep(
         tiny_session,

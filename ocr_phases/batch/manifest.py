@@ -141,7 +141,7 @@ def _globbed(pattern: str, own: Path | None, pages_of: _PagesOf) -> Iterator[Pag
     fixed = itertools.takewhile(lambda part: not set(part) & set("*?["), expanded.parts)
     base = Path(*fixed)
     try:
-        matches = sorted(glob.iglob(str(path), recursive=True))  # noqa: PTH207 (may be absolute)
+        matches = sorted(glob.iglob(str(expanded), recursive=True))  # noqa: PTH207 (may be absolute)
     except RecursionError as error:
         raise OcrPhasesError(f"{pattern} leads through too many folders: name the folder {base}.") from error
     for match in matches:

@@ -67,7 +67,7 @@ class Range(NamedTuple):
         return self.phase, self.stage, self.view
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """One kernel, copy or fill on the device, the call that launched it and the innermost range around it."""
 
     event: Event
@@ -205,7 +205,7 @@ def _ranges(events: Sequence[Event], spans: Sequence[Identity]) -> list[Range]:
     return [Range(*waiting[span.name].pop(), span.start, span.end, span.thread) for span in annotations]
 
 
-def _work(events: Sequence[Event], nesting: Nesting) -> list[Work]:
+def _work(events: Sequence[Event], nesting: Nesting) -> list[DeviceWork]:
     launches = {event.correlation: event for event in events if event.category in _CALLS}
     # A call that the trace has lost leaves the operator or range which made it.
     operators = {event.external: event for event in events if event.category in ("cpu_op", "user_annotation")}
@@ -214,15 +214,15 @@ def _work(events: Sequence[Event], nesting: Nesting) -> list[Work]:
         if event.category in _DEVICE:
             launched = launches.get(event.correlation) or operators.get(event.external)
             place = -1 if launched is None else nesting.innermost(launched.start)
-            work.append(Work(event, launched or event, place))
+            work.append(DeviceWork(event, launched or event, place))
     return work
 
 
 # -- the tables ---------------------------------------------------------------------------------------
 
 
-def _stages(ranges: Sequence[Range], nesting: Nesting, work: Sequence[Work]) -> dict[str, list]:
-    within: dict[Key, list[Work]] = {span.key: [] for span in ranges}
+def _stages(ranges: Sequence[Range], nesting: Nesting, work: Sequence[DeviceWork]) -> dict[str, list]:
+    within: dict[Key, list[DeviceWork]] = {span.key: [] for span in ranges}
     for item in work:
         for place in nesting.chain(item.place):
             within[ranges[place].key].append(item)
@@ -235,9 +235,9 @@ def _stages(ranges: Sequence[Range], nesting: Nesting, work: Sequence[Work]) -> 
 
 
 def _decode_steps(
-    ranges: Sequence[Range], nesting: Nesting, work: Sequence[Work], syncs: Sequence[Event]
+    ranges: Sequence[Range], nesting: Nesting, work: Sequence[DeviceWork], syncs: Sequence[Event]
 ) -> dict[str, list]:
-    within: dict[int, list[Work]] = {
+    within: dict[int, list[DeviceWork]] = {
         place: [] for place, span in enumerate(ranges) if span.stage == "decode_step"
     }
     waits: Counter[int] = Counter()
@@ -253,14 +253,14 @@ def _decode_steps(
     return _columns(("step", "kernels", "copies", "launches", "busy_ms", "host_syncs", "host_ms"), rows)
 
 
-def _counts(work: Sequence[Work]) -> tuple[int, int, int, float]:
+def _counts(work: Sequence[DeviceWork]) -> tuple[int, int, int, float]:
     """Kernels, copies (and fills), launching calls, and the time the device worked."""
     kernels = sum(item.event.category == "kernel" for item in work)
     launches = len({item.event.correlation for item in work})
     return kernels, len(work) - kernels, launches, _ms(busy_ms(map(_interval, work)))
 
 
-def _top(ranges: Sequence[Range], work: Sequence[Work]) -> dict[str, list]:
+def _top(ranges: Sequence[Range], work: Sequence[DeviceWork]) -> dict[str, list]:
     times: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for item in work:
         phase, stage, _ = ranges[item.place].key
@@ -275,10 +275,10 @@ def _top(ranges: Sequence[Range], work: Sequence[Work]) -> dict[str, list]:
     return _columns(("phase", "stage", "kernel", "count", "device_ms"), rows)
 
 
-def _gaps(ranges: Sequence[Range], work: Sequence[Work], syncs: Sequence[Event]) -> dict[str, list]:
+def _gaps(ranges: Sequence[Range], work: Sequence[DeviceWork], syncs: Sequence[Event]) -> dict[str, list]:
     returns = sorted(event.end for event in syncs)
     found: dict[tuple, list[float]] = defaultdict(list)
-    phases: dict[str, list[Work]] = defaultdict(list)
+    phases: dict[str, list[DeviceWork]] = defaultdict(list)
     for item in work:
         phases[ranges[item.place].phase].append(item)
     for inside in phases.values():
@@ -292,7 +292,7 @@ def _gaps(ranges: Sequence[Range], work: Sequence[Work], syncs: Sequence[Event])
     return _columns(names, rows)
 
 
-def _cause(ended_by: Work, start: float, end: float, sync_returns: Sequence[float]) -> str:
+def _cause(ended_by: DeviceWork, start: float, end: float, sync_returns: Sequence[float]) -> str:
     """Why the device was idle between ``start`` and ``end``.
 
     ``host sync``: the host was waiting for the device and only then went on. ``launch``: the host was late
@@ -305,7 +305,7 @@ def _cause(ended_by: Work, start: float, end: float, sync_returns: Sequence[floa
 
 
 def _parts(
-    events: Sequence[Event], ranges: Sequence[Range], work: Sequence[Work], operators: Sequence[Event]
+    events: Sequence[Event], ranges: Sequence[Range], work: Sequence[DeviceWork], operators: Sequence[Event]
 ) -> dict[str, list]:
     """KV cache update and attention within the language model; ``by`` says how their kernels were told.
 
@@ -315,7 +315,7 @@ def _parts(
         [event for event in events if event.category == "user_annotation" and event.name == KV_RANGE]
     )
     attention = Nesting([event for event in operators if event.name == _ATTENTION_OPERATOR])
-    found: dict[Key, list[Work]] = defaultdict(list)
+    found: dict[Key, list[DeviceWork]] = defaultdict(list)
     for item in work:
         phase, stage, _ = ranges[item.place].key
         time = item.launched.start
@@ -335,7 +335,7 @@ def _host_syncs(
     ranges: Sequence[Range],
     nesting: Nesting,
     operators: Sequence[Event],
-    work: Sequence[Work],
+    work: Sequence[DeviceWork],
 ) -> dict[str, list]:
     """The host's waits by stage, call and operator: the outermost within the stage, and what it went through.
 
@@ -368,7 +368,7 @@ def _host_syncs(
     return _columns(("phase", "stage", "call", "operator", "through", "copy", "count", "wait_ms"), rows)
 
 
-def _interval(work: Work) -> tuple[float, float]:
+def _interval(work: DeviceWork) -> tuple[float, float]:
     return work.event.start, work.event.end
 
 
