@@ -21,7 +21,7 @@ import pandas as pd
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page, write_atomic
-from ocr_phases.plain_json import decode
+from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
 
@@ -103,8 +103,8 @@ class PhaseRun:
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
-        figures = self.summary()
-        times = {phase: figures[f"{phase}_ms"] for phase in ("prefill", "decode", "generate")}
+        metrics = self.summary()
+        times = {phase: metrics[f"{phase}_ms"] for phase in ("prefill", "decode", "generate")}
         shown = ", ".join(f"{phase} {ms:.1f} ms" for phase, ms in times.items() if ms is not None)
         return f"<PhaseRun {self.page['file']} on {self.model['name']}: {self.token_count} tokens, {shown}>"
 
@@ -278,7 +278,7 @@ class PhaseRun:
     def from_json(cls, data: bytes) -> PhaseRun:
         """`from_dict` of a record file's content; `OcrPhasesError` for what is no JSON, too."""
         try:
-            record = decode(data)
+            record = parse_json(data)
         except OcrPhasesError as error:
             raise OcrPhasesError(f"This is not an ocr_phases record: {error}.") from error
         return cls.from_dict(record)

@@ -98,7 +98,7 @@ def verified(run: PhaseRun, base: PhaseRun) -> None:
 
 def compared(run: PhaseRun, base: PhaseRun) -> None:
     table = compare.compare_runs([base, run])
-    compare_show.compare_html(compare.figures(table))
+    compare_show.compare_html(compare.headline_metrics(table))
     compare.compare_verdict(table, [base, run], compare.run_labels([base, run]))
 
 
@@ -152,7 +152,7 @@ def test_damaged_records_of_schema_1_load_or_are_refused():
 
 
 def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
-    ratios = compare.figures(compare.compare_runs([base, run]))
+    ratios = compare.headline_metrics(compare.compare_runs([base, run]))
     floor = floors.decode_floor(run)["floor_ms"]
     figures = [
         *(plot(run) for plot in (plots.plot_vision_stages, plots.plot_phase_timeline, plots.plot_memory)),

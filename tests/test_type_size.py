@@ -207,7 +207,7 @@ def test_small_type_is_a_note_in_the_checks_and_stands_beside_the_text() -> None
     size = (run.page["width"], run.page["height"])
     sentence = small_type(run.request["preset"], [size], [3.0], 20.0)
     assert (check.verdict, check.measured) == ("note", sentence)
-    for shown in (verdict(run), html.text_doubt_html(run), panes.text_html(run)):
+    for shown in (verdict(run), html.text_doubt_html(run), panes.text_pane(run)):
         assert "may be invented" in shown
         assert sentence in shown
     large = small_type_run(least=2.0)

@@ -193,8 +193,8 @@ def _cache_linear(run: PhaseRun) -> Found:
 
 def _decode_memory(run: PhaseRun) -> Found:
     """Above the prefill's peak by more than the cache's own growth, something is kept that should not be."""
-    figures = run.summary()
-    prefill, decode = figures["prefill_peak_bytes"], figures["decode_peak_bytes"]
+    metrics = run.summary()
+    prefill, decode = metrics["prefill_peak_bytes"], metrics["decode_peak_bytes"]
     if prefill is None or decode is None:
         return "n/a", "memory was not counted"
     text = f"{bytes_text(decode)} in decode, {bytes_text(prefill)} in the prefill"
@@ -210,9 +210,9 @@ def _decode_memory(run: PhaseRun) -> Found:
 
 
 def _stage_coverage(run: PhaseRun) -> Found:
-    figures = typical_run(run).summary()  # beside the stages of that repeat
-    coverage = figures["stage_coverage"]
-    if coverage is None or figures["prefill_ms"] is None:
+    metrics = typical_run(run).summary()  # beside the stages of that repeat
+    coverage = metrics["stage_coverage"]
+    if coverage is None or metrics["prefill_ms"] is None:
         return "n/a", "there is no prefill to divide"
     if coverage > _OVERLAP:
         return "fail", f"{coverage * 100:.1f} %: stages overlap, so one is counted twice"
@@ -325,8 +325,8 @@ def _expected_decode_step(run: PhaseRun) -> Found:
 
 
 def _expected_ratio(run: PhaseRun) -> Found:
-    figures = typical_run(run).summary()
-    prefill, step = figures["prefill_ms"], figures["inter_token_ms"]
+    metrics = typical_run(run).summary()
+    prefill, step = metrics["prefill_ms"], metrics["inter_token_ms"]
     ratio = prefill / step if prefill and step else None
     return _in_range(ratio, 5.0, 15.0, f"{ratio or 0:.1f} steps")
 
@@ -337,8 +337,8 @@ def _expected_vision_share(run: PhaseRun) -> Found:
 
 
 def _expected_language_share(run: PhaseRun) -> Found:
-    figures = typical_run(run).summary()
-    total, language_model = figures["prefill_ms"], figures["prefill_language_model_ms"]
+    metrics = typical_run(run).summary()
+    total, language_model = metrics["prefill_ms"], metrics["prefill_language_model_ms"]
     share = language_model / total if total and language_model is not None else None
     return _in_range(share, 0.40, 0.60, percent_text(share))
 
@@ -363,8 +363,8 @@ def _expected_constant_decode(run: PhaseRun) -> Found:
 
 
 def _expected_memory(run: PhaseRun) -> Found:
-    figures = run.summary()
-    prefill, decode = figures["prefill_peak_bytes"], figures["decode_peak_bytes"]
+    metrics = run.summary()
+    prefill, decode = metrics["prefill_peak_bytes"], metrics["decode_peak_bytes"]
     ratio = decode / prefill if prefill and decode is not None else None
     return _in_range(ratio, 0.0, 1.0, f"{percent_text(ratio)} of the prefill's peak")
 

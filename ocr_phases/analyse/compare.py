@@ -122,7 +122,7 @@ def compare_runs(
     return pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
 
 
-def figures(table: pd.DataFrame) -> pd.DataFrame:
+def headline_metrics(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `compare_runs` that are figures of the whole run, which both records have."""
     return table[(table["stage"] == "") & table["ratio"].notna()].reset_index(drop=True)
 

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.summary import stage_ms, step_table
+from ocr_phases.analyse.summary import step_table, typical_stage_ms
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, ms_text
@@ -114,7 +114,7 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     if why_no_floor(run) is not None or ceilings is None or costs is None:
         return pd.DataFrame(columns=list(FLOOR_COLUMNS))
     # A stage too short for the clock says nothing.
-    measured = {place: ms for place, ms in stage_ms(run).items() if ms > 0}
+    measured = {place: ms for place, ms in typical_stage_ms(run).items() if ms > 0}
     rows = []
     for phase, stages in costs.groupby("phase", sort=False):
         key, floors = (str(phase), _WHOLES[str(phase)], ""), 0.0

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.summary import STAGE_KEYS, stage_ms
+from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
 from ocr_phases.words import ms_text, percent_text, stage_name
@@ -88,7 +88,7 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     counts = ["kernels", "copies", "launches", "busy_ms"]
     table[counts] = table[counts].div(per_step, axis=0)
     table["profiled_ms"] = table["host_ms"] / per_step
-    walls = stage_ms(run, steps=_table(run, "decode_steps")["step"].tolist())
+    walls = typical_stage_ms(run, steps=_table(run, "decode_steps")["step"].tolist())
     keys = table[[*STAGE_KEYS]].itertuples(index=False, name=None)
     table["wall_ms"] = [walls.get(key, math.nan) for key in keys]
     table["idle_share"] = (1.0 - table["busy_ms"] / table["wall_ms"]).clip(lower=0.0)

@@ -54,7 +54,7 @@ STEP_COLUMNS = (
 )
 
 
-def stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
+def typical_stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
     """Time of each stage in the typical repeat on the device clock in ms, by phase, stage and view.
 
     The sum over its calls; of decode's stages the median over its steps, or over ``steps`` of them. The loop

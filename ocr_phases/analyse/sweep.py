@@ -102,9 +102,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     """
     rows = []
     for cell, run in records.items():
-        figures = run.summary()
+        metrics = run.summary()
         peaks = [max(values) for values in run.memory.get("peak_bytes", {}).values() if values]
-        known = {name: figures[name] for name in SWEEP_COLUMNS if name in figures}
+        known = {name: metrics[name] for name in SWEEP_COLUMNS if name in metrics}
         rows.append(
             {
                 "cell": cell,
@@ -113,8 +113,8 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "vision": run.request["vision"],
                 "batch": len(run.results),
                 "max_new_tokens": run.request["max_new_tokens"],
-                "vision_share": figures["vision_ms"] / figures["prefill_ms"]
-                if figures["prefill_ms"]
+                "vision_share": metrics["vision_ms"] / metrics["prefill_ms"]
+                if metrics["prefill_ms"]
                 else None,
                 "peak_bytes": max(peaks, default=None),
                 "model": run.model["name"],

@@ -21,16 +21,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ocr_phases.batch.job import Job, versions
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.job import Job, code_versions
+from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
 from ocr_phases.files import TemporaryFolder, split_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import KernelLost, ReusedKernel
 
-Request = Mapping[str, Any]
-Handler = Callable[[Request, Callable[[], None]], Outcome]
+Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 
 #: Errors of a notebook's cell that say more than that something unexpected happened, by their names.
 _OWN_ERRORS = {kind.__name__: kind for kind in (OcrPhasesError, OutOfMemory, CannotWrite)}
@@ -78,7 +77,7 @@ def serve(handler: Handler) -> None:
             sys.exit(1)
 
 
-def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
+def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Measure one page with the loaded model and save its record."""
     job, folder = _job_and_folder(request)
     settings = dict(job.settings)
@@ -102,7 +101,7 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     return Outcome(place=place.name)
 
 
-def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
+def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """How many pages the file ``source`` has."""
     from ocr_phases.measure.inputs.images import page_count
 
@@ -111,7 +110,7 @@ def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
         return Outcome(pages=page_count(request["source"]))
 
 
-def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
+def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """What ``auto`` stands for in this process."""
     from ocr_phases.measure.models.checkpoint import resolve_device
 
@@ -127,7 +126,7 @@ class Notebooks:
         # A new one would load the model again.
         self.measuring = ReusedKernel(pages_a_kernel=None, scratch=scratch)
 
-    def measure(self, request: Request, ready: Callable[[], None]) -> Outcome:
+    def measure(self, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         """Measure within the notebook, which keeps its model in the kernel, and render it."""
         from ocr_phases.report.render import report_page
 
@@ -172,7 +171,7 @@ class Notebooks:
             self.measuring.stop()  # it keeps what the failed cell held
         return refused
 
-    def render(self, request: Request, ready: Callable[[], None]) -> Outcome:
+    def render(self, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         """Render a record that is there."""
         from ocr_phases.report.render import report_page
 
@@ -183,7 +182,7 @@ class Notebooks:
         return Outcome()
 
 
-def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None]) -> Outcome:
+def handle_page(notebooks: Notebooks, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
     handlers = {
         "measure": measure_page,
@@ -195,9 +194,9 @@ def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None
     return handlers[request["mode"]](request, ready)
 
 
-def _job_and_folder(request: Request) -> tuple[Job, Path]:
+def _job_and_folder(request: WorkerRequest) -> tuple[Job, Path]:
     job = Job.from_dict(request["job"])
-    here = versions()
+    here = code_versions()
     if here != job.versions:
         different = ", ".join(
             f"{name} {here.get(name)} instead of {asked}"
@@ -301,7 +300,7 @@ def main() -> None:
     """Serve a driver, which gives a folder as the only argument."""
     notebooks = Notebooks(sys.argv[1])
 
-    def handler(request: Request, ready: Callable[[], None]) -> Outcome:
+    def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         return handle_page(notebooks, request, ready)
 
     serve(handler)

@@ -23,14 +23,16 @@ def print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
     from ocr_phases.analyse.compare import (
         compare_runs,
         few_repeats,
-        figures,
+        headline_metrics,
         in_units,
         same_tokens,
         what_differs,
     )
     from ocr_phases.analyse.steps import first_other_token
 
-    table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
+    table = in_units(headline_metrics(compare_runs([then, now]))).rename(
+        columns={"base": "then", "other": "now"}
+    )
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     few = few_repeats([then, now], ["then", "now"])
     if few:

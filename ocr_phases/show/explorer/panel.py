@@ -60,8 +60,8 @@ class Explorer(widgets.VBox):
             "Vision": panes.Pane(panes.vision_html, "vision"),
             "Timeline": panes.Pane(panes.timeline_html, "timeline"),
             "Page": self.page_pane,
-            "Text": panes.Pane(panes.text_html, "text"),
-            "Checks": panes.Pane(panes.checks_html, "checks"),
+            "Text": panes.Pane(panes.text_pane, "text"),
+            "Checks": panes.Pane(panes.checks_pane, "checks"),
             "Compare": self.compare_pane,
             "Record": self.record_pane,
         }

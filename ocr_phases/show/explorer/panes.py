@@ -102,7 +102,7 @@ def timeline_html(run: PhaseRun) -> str:
     return "".join(parts)
 
 
-def text_html(run: PhaseRun) -> str:
+def text_pane(run: PhaseRun) -> str:
     """What was written, row by row, as it was written."""
     parts = [html.text_doubt_html(run), html.compression_html(run)]
     for row, result in enumerate(run.results):
@@ -114,7 +114,7 @@ def text_html(run: PhaseRun) -> str:
     return "".join(parts)
 
 
-def checks_html(run: PhaseRun) -> str:
+def checks_pane(run: PhaseRun) -> str:
     """The verification checklist."""
     checks = run_checks(run)
     return html.note_html(checks_verdict(checks)) + html.checks_html(checks)
