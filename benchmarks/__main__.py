@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         "--parts",
         type=names,
         metavar="LIST",
-        help="of marks, overhead, collectors, closure, prefill, strategies, batches (default: all)",
+        help="of marks, overhead, collectors, stage_coverage, prefill, strategies, batches (default: all)",
     )
     command.add_argument(
         "--batch", type=numbers, default="1,4,16", metavar="LIST", help="default: %(default)s"

@@ -5,9 +5,9 @@ python -m benchmarks.batch_evidence VERB ...
     pages PAGES --count 500                  draws pages; every 20th of PAGES-bad is damaged
     steady PAGES OUT                         a whole batch beside the bare measuring loop
     faults PAGES-bad OUT --compare STEADY    the same, with everything killed
-    cold PAGES                               what a cold start costs, what a warm model saves
+    cold PAGES                               what a cold start costs, what a loaded model saves
     gpus PAGES OUT --workers 2 --options 'BATCH OPTIONS'    one against more
-    report OUT                               what a report costs in a warm kernel
+    report OUT                               what a report costs in a reused kernel
     scheduler                                what a waiting page costs a dask scheduler
     million EVIDENCE.json...                 what 1,000,000 pages need, from these figures
     write DOC.md EVIDENCE.json...            all of it into the document
@@ -342,13 +342,13 @@ def cold(pages: Path, rounds: int = 5) -> dict[str, Any]:
             child.stop()
         child = Child()
         one(child, jobs[0], folder)
-        warm = [one(child, job, folder) for job in jobs[1:]]
+        loaded = [one(child, job, folder) for job in jobs[1:]]
         child.stop()
     return {
         "what": "cold",
         "cold_s": statistics.median(new),
-        "warm_s": statistics.median(warm),
-        "saved_s_a_page": statistics.median(new) - statistics.median(warm),
+        "warm_s": statistics.median(loaded),
+        "saved_s_a_page": statistics.median(new) - statistics.median(loaded),
     }
 
 
@@ -483,7 +483,7 @@ def as_markdown(evidence: list[Path]) -> str:
     rows: list[tuple[str, str]] = []
     if run := known.get("cold"):
         rows.append(("first page in a new worker, with its imports and the model", f"{run['cold_s']:.1f} s"))
-        rows.append(("page in a warm worker", f"{run['warm_s']:.2f} s"))
+        rows.append(("page in a worker with its model loaded", f"{run['warm_s']:.2f} s"))
     if run := known.get("steady"):
         first, last = (f"{value / 1e6:.0f}" for value in run["worker_rss_bytes"])
         rows += [
@@ -507,7 +507,7 @@ def as_markdown(evidence: list[Path]) -> str:
             ("records that differ in more than timings", f"{len(run['different'])} of {run['compared']}"),
         ]
     if run := known.get("report"):
-        rows.append(("report in a warm kernel", f"{run['seconds_a_report']:.2f} s"))
+        rows.append(("report in a reused kernel", f"{run['seconds_a_report']:.2f} s"))
         rows.append(("report in a fresh kernel", f"{run['seconds_in_a_fresh_kernel']:.2f} s"))
     if run := known.get("gpus"):
         one, several = run["one"]["pages_per_min"], run["several"]["pages_per_min"]
@@ -587,10 +587,10 @@ def write(document: Path, evidence: list[Path]) -> dict[str, Any]:
 
 
 def report(out: Path, count: int = 20) -> dict[str, Any]:
-    """What rendering a report takes in a warm kernel and in a fresh one, and its size."""
+    """What rendering a report takes in a reused kernel and in a fresh one, and its size."""
     import tempfile
 
-    from ocr_phases.report.jupyter_kernels import WarmKernel
+    from ocr_phases.report.jupyter_kernels import ReusedKernel
     from ocr_phases.report.render import report_page
 
     records = [
@@ -598,7 +598,7 @@ def report(out: Path, count: int = 20) -> dict[str, Any]:
     ]
     warm_s, fresh_s, sizes = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        kernel = WarmKernel()
+        kernel = ReusedKernel()
         report_page(folder, {"record": str(records[0])}, kernel=kernel)
         for record in records[:count]:
             began = time.perf_counter()

@@ -106,7 +106,7 @@ def presets() -> list[tuple[str, ...]]:
         flops = table.groupby("stage")["flops"].sum()
         read = table["weight_bytes"].sum() + table["kv_bytes"].sum()
         shown = f"{name} {grid[0]}x{grid[1]}" if grid != (1, 1) else name
-        work = [f"{flops[stage] / 1e9:,.0f}" for stage in ("sam", "clip", "decoder")]
+        work = [f"{flops[stage] / 1e9:,.0f}" for stage in ("sam", "clip", "language_model")]
         rows.append((shown, str(prompt), *work, f"{flops['lm_head'] / 1e9:.2f}", _gb(read)))
     return rows
 

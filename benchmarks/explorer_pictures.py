@@ -53,8 +53,8 @@ def main() -> None:
         page.locator(".opx-scrubber .noUi-handle").focus()
         for _ in range(TOKENS_ON):
             page.keyboard.press("ArrowRight")
-        said = f"Token {TOKENS_ON + 1} "
-        page.wait_for_function(f"document.querySelector('.opx-said').textContent.includes('{said}')")
+        start = f"Token {TOKENS_ON + 1} "
+        page.wait_for_function(f"document.querySelector('.opx-token-text').textContent.includes('{start}')")
         for name, theme in THEMES.items():
             (DOCS / f"explorer-{name}.png").write_bytes(take(page, theme))
 

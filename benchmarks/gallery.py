@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases import DeepSeekOCRSession, PhaseRun
-from ocr_phases.analyse.compare import compare_runs, figures, run_labels
+from ocr_phases.analyse.compare import compare_runs, headline_metrics, run_labels
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.sweep import decode_curves
@@ -125,7 +125,7 @@ def main(records: str | None = None) -> None:
     runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
     gpu = PhaseRun.load(asset("data", "runs", f"{GPU_RECORD}.json"))
     other = PhaseRun.load(asset("data", "runs", f"{OTHER_RECORD}.json"))
-    ratios = figures(compare_runs([other, gpu], run_labels([other, gpu])))
+    ratios = headline_metrics(compare_runs([other, gpu], run_labels([other, gpu])))
     receipt = runs["receipt"]
     save("receipt", overview(receipt), flat=False)
     here = f"The built-in model on {receipt.device['name']}"

@@ -35,7 +35,7 @@ from ocr_phases.presets import get_preset
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
-PARTS = ("marks", "overhead", "collectors", "closure", "prefill", "strategies", "batches")
+PARTS = ("marks", "overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
 
 _MARKS = 1_000  # marks a sample
 _MARK_SAMPLES = 15
@@ -192,8 +192,8 @@ def _marks(bench: _Bench) -> dict[str, Any]:
 def _overhead(bench: _Bench) -> dict[str, Any]:
     """The measured two-phase run against ``model.generate()``: ms from the prefill's start to the last token.
 
-    Ours has every collector on: spans, memory peaks and the witness. Reading the spans afterwards is not in
-    it.
+    Ours has every collector on: spans, memory peaks and the forward hooks. Reading the spans afterwards is
+    not in it.
     """
     ways = {"two_phase_ms": False, "generate_ms": True}
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -247,7 +247,7 @@ def _in_blocks(
         yield (perf_counter() - start) * 1e3
 
 
-def _closure(bench: _Bench) -> dict[str, Any]:
+def _stage_coverage(bench: _Bench) -> dict[str, Any]:
     """The prefill's stages and the whole of it, ms on the device clock, a list over repeats each."""
     run = bench.run(max_new_tokens=1, repeats=bench.settings.pairs, warmup=2)
     stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in PREFILL_STAGES}
@@ -357,7 +357,7 @@ _PARTS: dict[str, Callable[[_Bench], dict[str, Any]]] = {
     "marks": _marks,
     "overhead": _overhead,
     "collectors": _collectors,
-    "closure": _closure,
+    "stage_coverage": _stage_coverage,
     "prefill": _prefill,
     "strategies": _strategies,
     "batches": _batches,
@@ -394,7 +394,7 @@ def _floor(run: PhaseRun) -> dict[str, Any]:
     return {
         "floor_" + name: value
         for _, row in steps.iterrows()
-        for name, value in (("ms", row["floor_ms"]), ("limit", row["limit"]), ("source", row["source"]))
+        for name, value in (("ms", row["floor_ms"]), ("bound_by", row["bound_by"]), ("source", row["source"]))
     }
 
 

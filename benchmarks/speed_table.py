@@ -16,10 +16,10 @@ import pandas as pd
 
 from benchmarks.tables import (
     KIND,
-    closure_table,
     load_bench,
     prefill_table,
     ratio_table,
+    stage_coverage_table,
     strategy_table,
 )
 from ocr_phases.files import write_atomic
@@ -36,7 +36,7 @@ COLUMNS = (
     "floor",
     "run / `generate()`",
     "collectors on / off",
-    "closure",
+    "stage coverage",
 )
 NONE = "–"
 
@@ -52,12 +52,12 @@ def find_benches(folder: Path) -> list[dict[str, Any]]:
 def speed_rows(bench: Mapping[str, Any]) -> list[list[str]]:
     """The cells of one benchmark's rows, a preset each, in the order of `COLUMNS`."""
     prefill, decode = prefill_table(bench), strategy_table(bench)
-    ratios, closure = ratio_table(bench), closure_table(bench)
+    ratios, coverage = ratio_table(bench), stage_coverage_table(bench)
     rows = []
     for preset in bench["settings"]["presets"]:
         here = decode[decode["preset"] == preset].set_index("strategy")
         eager = prefill[(prefill["preset"] == preset) & (prefill["vision"] == "eager")]
-        closed = closure[closure["preset"] == preset]["closure"]
+        covered = coverage[coverage["preset"] == preset]["stage_coverage"]
         rows.append(
             [
                 f"{bench['device']['name']}, `{bench['model']['name']}` {bench['model']['dtype']}",
@@ -69,7 +69,7 @@ def speed_rows(bench: Mapping[str, Any]) -> list[list[str]]:
                 ),
                 ms_text(_first(here["floor_ms"])),
                 *(_ratio(ratios[ratios["preset"] == preset], what) for what in ("two-phase", "collectors")),
-                NONE if closed.empty else f"{100.0 * closed.iloc[0]:.1f} %",
+                NONE if covered.empty else f"{100.0 * covered.iloc[0]:.1f} %",
             ]
         )
     shown = [[NONE if cell == "n/a" else cell for cell in row] for row in rows]

@@ -1,4 +1,4 @@
-"""A benchmark's raw times as figures: ratios of alternating pairs, closure, time a token, throughput.
+"""A benchmark's raw times as tables: ratios of alternating pairs, stage coverage, time a token, throughput.
 
 Intervals are 95 % bootstrap intervals over the pairs or repeats (`ocr_phases.analyse.bootstrap`).
 """
@@ -18,17 +18,17 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.words import percent_text
 
 KIND = "ocr_phases bench"
-BENCH_SCHEMA = 1
+BENCH_SCHEMA = 2
 
 RATIO_COLUMNS = ("preset", "what", "pairs", "ours_ms", "theirs_ms", "ratio", "ratio_low", "ratio_high")
 MARK_COLUMNS = ("what", "us", "us_low", "us_high")
-CLOSURE_COLUMNS = (
+STAGE_COVERAGE_COLUMNS = (
     "preset",
     "prefill_len",
     "repeats",
     "prefill_ms",
-    "closure",
-    "closure_least",
+    "stage_coverage",
+    "stage_coverage_least",
     "fusion_share",
 )
 PREFILL_COLUMNS = (
@@ -52,8 +52,8 @@ STRATEGY_COLUMNS = (
     "step_ms_p90",
     "busy_ms",
     "floor_ms",
-    "limit",
-    "distance",
+    "bound_by",
+    "times_floor",
     "setup_s",
     "equal_tokens",
     "tokens",
@@ -65,12 +65,18 @@ BATCH_COLUMNS = (
     "tokens_per_s",
     "step_ms",
     "floor_ms",
-    "limit",
-    "distance",
+    "bound_by",
+    "times_floor",
     "prefill_ms",
 )
 FAILURE_COLUMNS = ("preset", "part", "way", "reason")
 
+_SCHEMA_1 = {
+    "decoder": "language_model",
+    "floor_limit": "floor_bound_by",
+    "slots": "max_cache_len",
+    "capacity_bytes": "allocated_bytes",
+}
 _PAIRS = {
     "overhead": ("two-phase run over generate()", "two_phase_ms", "generate_ms"),
     "collectors": ("collectors on over off", "on_ms", "off_ms"),
@@ -88,9 +94,25 @@ def load_bench(path: str | Path) -> dict[str, Any]:
         raise OcrPhasesError(f"{path} is no benchmark: it is no JSON ({error}).") from error
     if not isinstance(bench, dict) or bench.get("kind") != KIND:
         raise OcrPhasesError(f"{path} is not what python -m benchmarks wrote.")
+    if bench.get("schema") == 1:
+        bench = {**_upgraded(bench), "schema": BENCH_SCHEMA}
     if bench.get("schema") != BENCH_SCHEMA:
-        raise OcrPhasesError(f"{path} has schema {bench.get('schema')}, this version reads {BENCH_SCHEMA}.")
+        raise OcrPhasesError(
+            f"{path} has schema {bench.get('schema')}, this version reads 1 and {BENCH_SCHEMA}."
+        )
     return bench
+
+
+def _upgraded(part: Any) -> Any:
+    """A benchmark of schema 1, or a part of it, with the names of schema 2."""
+    if isinstance(part, list):
+        return [_upgraded(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    renamed = {_SCHEMA_1.get(name, name): _upgraded(value) for name, value in part.items()}
+    if renamed.get("part") == "closure":
+        renamed["part"] = "stage_coverage"
+    return renamed
 
 
 def ratio_table(bench: Mapping[str, Any]) -> pd.DataFrame:
@@ -115,22 +137,22 @@ def mark_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     return _table(rows, MARK_COLUMNS)
 
 
-def closure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """How much of the prefill its stages account for, columns `CLOSURE_COLUMNS`; shares of one.
+def stage_coverage_table(bench: Mapping[str, Any]) -> pd.DataFrame:
+    """How much of the prefill its stages account for, columns `STAGE_COVERAGE_COLUMNS`; shares of one.
 
-    ``closure`` leaves out ``vision_fusion``, which runs from one stage to another and holds what lies between
-    (``fusion_share``): it is the stages' sum over the whole without it. Medians over repeats;
-    ``closure_least`` is the smallest of them.
+    ``stage_coverage`` leaves out ``vision_fusion``, which runs from one stage to another and holds what lies
+    between (``fusion_share``): it is the stages' sum over the whole without it. Medians over repeats;
+    ``stage_coverage_least`` is the smallest of them.
     """
     rows = []
-    for preset, found in _results(bench, "closure"):
+    for preset, found in _results(bench, "stage_coverage"):
         stages = {stage: np.asarray(times) for stage, times in found["stages_ms"].items()}
         whole = np.asarray(found["prefill_ms"])
         fusion = stages.pop("vision_fusion")
-        closure = sum(stages.values()) / (whole - fusion)
-        figures = (float(np.median(whole)), float(np.median(closure)), float(closure.min()))
+        coverage = sum(stages.values()) / (whole - fusion)
+        figures = (float(np.median(whole)), float(np.median(coverage)), float(coverage.min()))
         rows.append((preset, found["prefill_len"], len(whole), *figures, float(np.median(fusion / whole))))
-    return _table(rows, CLOSURE_COLUMNS)
+    return _table(rows, STAGE_COVERAGE_COLUMNS)
 
 
 def prefill_table(bench: Mapping[str, Any]) -> pd.DataFrame:
@@ -160,15 +182,15 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
 
     ``ms_per_token`` is the whole decode on the host's clock over its steps, a median over rounds; ``step_ms``
     the median step on the device clock of all rounds, with p10 and p90, ``busy_ms`` how long the GPU works in
-    one. ``floor_ms`` is what the hardware allows a step in the middle of the run, by ``limit`` (bandwidth or
-    arithmetic), ``distance`` ``ms_per_token`` over it. ``setup_s`` is compilation and capture.
+    one. ``floor_ms`` is what the hardware allows a step in the middle of the run, by ``bound_by`` (bandwidth
+    or arithmetic), ``times_floor`` ``ms_per_token`` over it. ``setup_s`` is compilation and capture.
     ``equal_tokens`` counts those equal to eager's before the first that is not.
     """
     rows = []
     for preset, found in _results(bench, "strategies"):
         for strategy, way in found["ways"].items():
-            steps = np.concatenate([np.asarray(one) for one in way["step_ms"]])
-            each = [whole / len(one) for whole, one in zip(way["decode_ms"], way["step_ms"], strict=True)]
+            steps = np.concatenate([np.asarray(times) for times in way["step_ms"]])
+            each = [total / len(times) for total, times in zip(way["decode_ms"], way["step_ms"], strict=True)]
             low, middle, high = np.quantile(steps, (0.1, 0.5, 0.9))
             ms, floor = float(np.median(each)), way.get("floor_ms") or np.nan
             setup = way["setup"] or {}
@@ -182,7 +204,7 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
                 float(high),
                 way.get("busy_ms") or np.nan,
                 floor,
-                way.get("floor_limit"),
+                way.get("floor_bound_by"),
                 ms / floor,
             )
             rows.append((preset, strategy, *figures, seconds, way["equal_tokens"], way["tokens"]))
@@ -192,8 +214,8 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
 def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     """Throughput by batch size, columns `BATCH_COLUMNS`: tokens/s of all rows, ms of one step of them all.
 
-    ``distance`` is the median step over its floor: far above 1 the step waits for launches, near 1 for
-    ``limit``. A file that does not say how many rows differ has the floor of rows that all do. Copies of a
+    ``times_floor`` is the median step over its floor: far above 1 the step waits for launches, near 1 for
+    ``bound_by``. A file that does not say how many rows differ has the floor of rows that all do. Copies of a
     page do not, so there it is left out.
     """
     rows = []
@@ -202,7 +224,7 @@ def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
             rate = 1e3 * way["steps"] * way["batch"] / float(np.median(way["decode_ms"]))
             known = way if "distinct_rows" in way else {}
             step, floor = float(np.median(way["step_ms"])), known.get("floor_ms") or np.nan
-            figures = (rate, step, floor, known.get("floor_limit"), step / floor)
+            figures = (rate, step, floor, known.get("floor_bound_by"), step / floor)
             prefill = float(np.median(way["prefill_ms"]))
             rows.append((preset, way["strategy"], way["batch"], *figures, prefill))
     return _table(rows, BATCH_COLUMNS)
@@ -230,7 +252,7 @@ def failure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
 TABLES = {
     "What measuring costs": ratio_table,
     "One mark, on the host": mark_table,
-    "What the prefill's stages account for": closure_table,
+    "What the prefill's stages account for": stage_coverage_table,
     "Prefill": prefill_table,
     "Decode": strategy_table,
     "Batches": batch_table,

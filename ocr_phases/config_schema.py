@@ -241,8 +241,8 @@ def _fits(config: dict[str, Any]) -> Any:
         (text.get("num_experts_per_tok") or 1) <= experts,
     )
     if text.get("num_key_value_heads") and "num_attention_heads" in text:
-        whole = text["num_attention_heads"] % text["num_key_value_heads"] == 0
-        yield "num_attention_heads is no multiple of num_key_value_heads", whole
+        divides = text["num_attention_heads"] % text["num_key_value_heads"] == 0
+        yield "num_attention_heads is no multiple of num_key_value_heads", divides
     for name in ("layer_types", "mlp_layer_types"):
         if text.get(name) is not None:
             yield (

@@ -32,7 +32,7 @@ class Plain(TypedDict):
     value: _Plain
 
 
-def decode(data: bytes) -> Any:
+def parse_json(data: bytes) -> Any:
     """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything else."""
     try:
         return msgspec.json.decode(data)

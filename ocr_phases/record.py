@@ -21,13 +21,14 @@ import pandas as pd
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page, write_atomic
-from ocr_phases.plain_json import decode
+from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
+from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
 #: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
@@ -56,8 +57,8 @@ TOKEN_COLUMNS = (
     "host_ms",
 )
 VISION_STAGES = ("sam", "clip", "projector")
-#: What closure adds up and divides by the whole prefill.
-PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "decoder", "lm_head", "sampling")
+#: What stage coverage adds up and divides by the whole prefill.
+PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 #: Fields that a record has only where they were asked for.
 _OPTIONAL = ("kernels",)
@@ -102,8 +103,8 @@ class PhaseRun:
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
-        figures = self.summary()
-        times = {phase: figures[f"{phase}_ms"] for phase in ("prefill", "decode", "generate")}
+        metrics = self.summary()
+        times = {phase: metrics[f"{phase}_ms"] for phase in ("prefill", "decode", "generate")}
         shown = ", ".join(f"{phase} {ms:.1f} ms" for phase, ms in times.items() if ms is not None)
         return f"<PhaseRun {self.page['file']} on {self.model['name']}: {self.token_count} tokens, {shown}>"
 
@@ -124,10 +125,11 @@ class PhaseRun:
 
         ``ttft_ms`` (time to first token) is prepare plus prefill in each repeat. Inter-token latency pools
         the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
-        ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase. ``closure``
-        is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is text tokens over
-        valid image tokens, as the vendor counts both, of the first row: the text is tokenised anew, and may
-        then have more tokens than were generated. ``generated_compression_ratio`` is of the generated ones.
+        ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase.
+        ``stage_coverage`` is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is
+        text tokens over valid image tokens, as the vendor counts both, of the first row: the text is
+        tokenised anew, and may then have more tokens than were generated. ``generated_compression_ratio`` is
+        of the generated ones.
         """
         steps = self.stage_ms("decode_step")
         decode_ms = self._phase_ms("decode")
@@ -138,7 +140,7 @@ class PhaseRun:
             sum(self.repeat_ms(stage, "prefill") for stage in stages)
             for stages in (VISION_STAGES, PREFILL_STAGES)
         )
-        whole = self.repeat_ms("prefill", "prefill")
+        prefill = self.repeat_ms("prefill", "prefill")
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
@@ -146,14 +148,14 @@ class PhaseRun:
             "decode_ms": decode_ms,
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
-            "vision_ms": _median(vision_sum) if whole.all() else None,
+            "vision_ms": _median(vision_sum) if prefill.all() else None,
             **vision,
             "text": self.text,
             "prepare_ms": prepare_ms,
-            "ttft_ms": _median(self.repeat_ms("prepare", "prepare") + whole) if whole.all() else None,
+            "ttft_ms": _median(self.repeat_ms("prepare", "prepare") + prefill) if prefill.all() else None,
             "vision_fusion_ms": self._median("prefill", "vision_fusion"),
-            "prefill_decoder_ms": self._median("prefill", "decoder"),
-            "closure": _median(stage_sum / whole) if whole.all() else None,
+            "prefill_language_model_ms": self._median("prefill", "language_model"),
+            "stage_coverage": _median(stage_sum / prefill) if prefill.all() else None,
             "decode_steps": int(self._decode_steps().max()) if len(steps) else 0,
             "inter_token_ms": _quantile(steps, 0.5),
             "inter_token_ms_p90": _quantile(steps, 0.9),
@@ -176,7 +178,7 @@ class PhaseRun:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The first row's result: ``ids``, ``token_texts``, ``text``, ``finish``."""
+        """The first row's result: ``ids``, ``token_texts``, ``text``, ``finish_reason``."""
         return self.results[0]
 
     @property
@@ -252,13 +254,15 @@ class PhaseRun:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
-        """The inverse of `to_dict`; `OcrPhasesError` for another schema or a record that misses a part."""
+        """The inverse of `to_dict`, also of schema 1; `OcrPhasesError` for what is no record of these."""
         if not isinstance(record, dict) or "schema" not in record:
             raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
+        if record["schema"] == SCHEMA_1:
+            record = upgrade(record)
         if record["schema"] != SCHEMA:
             raise OcrPhasesError(
-                f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}: "
-                "install the ocr_phases version that wrote it."
+                f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA_1} and "
+                f"{SCHEMA}: install the ocr_phases version that wrote it."
             )
         names = [item.name for item in fields(cls) if item.name not in _OPTIONAL or item.name in record]
         try:
@@ -274,7 +278,7 @@ class PhaseRun:
     def from_json(cls, data: bytes) -> PhaseRun:
         """`from_dict` of a record file's content; `OcrPhasesError` for what is no JSON, too."""
         try:
-            record = decode(data)
+            record = parse_json(data)
         except OcrPhasesError as error:
             raise OcrPhasesError(f"This is not an ocr_phases record: {error}.") from error
         return cls.from_dict(record)
@@ -317,10 +321,10 @@ class PhaseRun:
         return np.asarray([steps.get(number, 0) for number in self.repeats])
 
     def _tokens_per_s(self) -> float | None:
-        whole = self.repeat_ms("decode", "decode")
-        if not self.decoded_tokens or not whole.all():
+        decode_ms = self.repeat_ms("decode", "decode")
+        if not self.decoded_tokens or not decode_ms.all():
             return None
-        return _median(self.decoded_tokens / whole * 1000.0)
+        return _median(self.decoded_tokens / decode_ms * 1000.0)
 
 
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
@@ -366,5 +370,5 @@ def _quantile(values: np.ndarray, q: float) -> float | None:
     return float(np.quantile(values, q)) if len(values) else None
 
 
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+def _ratio(part: float | None, total: float | None) -> float | None:
+    return part / total if part is not None and total else None

@@ -102,7 +102,7 @@ class _Model(TypedDict):
     attention: NotRequired[str | None]
     cuda_calls: NotRequired[str | None]
     least_type_px: NotRequired[_TypePx | None]
-    strategy: NotRequired[str | None]
+    strategy: str
     strategy_setup: NotRequired[_Setup | None]
     vision_setup: NotRequired[_Setup | None]
 
@@ -144,9 +144,9 @@ class _Request(TypedDict):
     ignore_eos: NotRequired[bool]
     eos_check_every: NotRequired[AtLeastOne]
     first_token: NotRequired[str]
-    seed: NotRequired[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]]
-    strategy: NotRequired[str]
-    vision: NotRequired[str]
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    strategy: str
+    vision: str
     exact_mask: NotRequired[bool]
     autocast: NotRequired[bool]
     embed_page: NotRequired[bool]
@@ -158,7 +158,7 @@ class _Result(TypedDict):
     ids: Annotated[list[Count], Meta(min_length=1)]
     token_texts: _Texts
     text: str | None
-    finish: NotRequired[str]
+    finish_reason: NotRequired[str]
     text_tokens: NotRequired[Count | None]
 
 
@@ -184,8 +184,8 @@ class _Cache(TypedDict, total=False):
     lengths: list[_Positions]
     bytes_per_token: Count
     bytes: list[Count]
-    capacity: Count | None
-    capacity_bytes: Count | None
+    max_cache_len: Count | None
+    allocated_bytes: Count | None
 
 
 class _Check(TypedDict):
@@ -255,7 +255,7 @@ class _Parts(TypedDict):
     busy_ms: list[_Ms]
 
 
-class _Syncs(TypedDict):
+class _HostSyncs(TypedDict):
     phase: _Texts
     stage: _Texts
     call: _Texts
@@ -274,11 +274,11 @@ class _Kernels(TypedDict):
     top: _Top
     gaps: _Gaps
     parts: _Parts
-    syncs: _Syncs
+    host_syncs: _HostSyncs
 
 
 _Columns = dict[str, list[None | bool | int | float | str]]
-_KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "syncs")
+_KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "host_syncs")
 
 
 class _FailedKernels(TypedDict):
@@ -342,8 +342,8 @@ def check_spans(spans: pd.DataFrame) -> None:
     Each repeat has a prefill or a ``generate`` that took time, and decode steps from 0 on, once each.
     """
     repeats = spans["repeat"].nunique()
-    wholes = spans[(spans["stage"] == spans["phase"]) & (spans["device_ms"] > 0)]
-    timed = wholes.groupby("phase")["repeat"].nunique()
+    phases = spans[(spans["stage"] == spans["phase"]) & (spans["device_ms"] > 0)]
+    timed = phases.groupby("phase")["repeat"].nunique()
     prefills = ((spans["stage"] == "prefill") & (spans["phase"] == "prefill")).any()
     if timed.get("prefill" if prefills else "generate", 0) != repeats:
         raise OcrPhasesError("spans: not every repeat has the time of its prefill or of its generate()")

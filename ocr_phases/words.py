@@ -46,12 +46,7 @@ def percent_text(share: float | None) -> str:
 
 def stage_name(stage: str) -> str:
     """What a stage is called in a picture or a report."""
-    return _STAGE_NAMES.get(stage, stage_key(stage).replace("_", " "))
-
-
-def stage_key(stage: str) -> str:
-    """What a stage is called where its name is typed: schema 1 records the language model as ``decoder``."""
-    return "language_model" if stage == "decoder" else stage
+    return _STAGE_NAMES.get(stage, stage.replace("_", " "))
 
 
 def digits_text(value: float) -> str:

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import attempt_folder
-from ocr_phases.batch.worker import Refused, Request, serve
+from ocr_phases.batch.worker import Refused, serve
 
 RECORD = Path(__file__).with_name("golden") / "run.json"
 
 
-def handler(request: Request, ready: Callable[[], None]) -> Outcome:
+def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     ready()
     if request.get("mode") == "device":
         return Outcome(device="cpu")

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from ocr_phases.analyse.checks import Check, run_checks
 from ocr_phases.analyse.sweep import FAILURE_COLUMNS
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import report_page
 
 EOS = "<｜end▁of▁sentence｜>"
@@ -66,7 +66,7 @@ def page_image(width: int = 620, height: int = 877) -> Image.Image:
     return image
 
 
-def report_of(run: PhaseRun, folder: Path, kernel: WarmKernel) -> dict[str, Path]:
+def report_of(run: PhaseRun, folder: Path, kernel: ReusedKernel) -> dict[str, Path]:
     """The files of the page report made from a record."""
     record = run.save(folder / "measured.json")
     return report_page(folder / "out", {"record": str(record)}, kernel=kernel)
@@ -112,7 +112,7 @@ def make_run(
         "ids": list(range(len(pieces))),
         "token_texts": pieces if return_text else [""] * len(pieces),
         "text": shown if return_text else None,
-        "finish": "eos" if pieces[-1] == EOS else "length",
+        "finish_reason": "eos" if pieces[-1] == EOS else "length",
     }
     phases = (
         {"prepare": 0.7, "generate": 1.9} if generate else {"prepare": 0.7, "prefill": 1.9, "decode": 1.4}
@@ -148,6 +148,8 @@ def make_run(
             "repeats": repeats,
             "warmup": 1,
             "seed": 0,
+            "strategy": "eager",
+            "vision": "eager",
             "generate": generate,
         },
         results=[dict(result) for _ in range(rows)],
@@ -178,7 +180,7 @@ def make_run(
                 "measured": f"{lengths[0]} to {lengths[-1]} entries",
             },
             {
-                "name": "closure",
+                "name": "stage_coverage",
                 "verdict": "fail",
                 "expected": "the stages sum to 90 % of the prefill",
                 "measured": "81 %",
@@ -247,7 +249,7 @@ def _repeat(
             clock = add(
                 "prefill", stage, view, None, clock + 0.2, jitter(ms * (1.3 if view == "local" else 1))
             )
-    for stage, ms in (("vision_fusion", 3.5), ("decoder", 160.0), ("lm_head", 2.0), ("sampling", 0.4)):
+    for stage, ms in (("vision_fusion", 3.5), ("language_model", 160.0), ("lm_head", 2.0), ("sampling", 0.4)):
         clock = add("prefill", stage, "", None, clock, jitter(ms))
     clock += 2.0 * scale
     add("prefill", "prefill", "", None, start, clock - start)
@@ -256,7 +258,7 @@ def _repeat(
         slow = 4.0 if step == 60 else 1.0
         begin = clock + 0.05 * scale
         clock = begin + 0.02 * scale
-        for stage, ms in (("decoder", 14.0 + step * 0.004), ("lm_head", 1.1), ("sampling", 0.5)):
+        for stage, ms in (("language_model", 14.0 + step * 0.004), ("lm_head", 1.1), ("sampling", 0.5)):
             clock = add("decode", stage, "", step, clock, jitter(ms * slow))
         add("decode", "decode_step", "", step, begin, clock - begin)
     add("decode", "decode", "", None, start, clock + 0.02 - start)

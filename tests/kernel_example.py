@@ -67,7 +67,7 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
     trace.stage("prefill", "sam", 10, 300, view="global")
     trace.launch(20, ("conv", 100, 200))
     trace.launch(30, ("gelu", 180, 260))  # overlaps on another stream
-    trace.stage("prefill", "decoder", 400, 1200)
+    trace.stage("prefill", "language_model", 400, 1200)
     trace.operator("aten::scaled_dot_product_attention", 410, 450)
     trace.launch(420, ("flash_fwd", 430, 530))
     trace.event("user_annotation", KV_RANGE, 460, 500)
@@ -118,9 +118,9 @@ def example_view(steps: int = 4) -> dict[str, Any]:
                 f"void at::native::{('gemm', 'elementwise', 'layer_norm', 'softmax')[number % 4]}_kernel<4>"
             )
             start = max(clock + 8, busy_until + 1)
-            if stage == "decoder" and number % 20 == 3:
+            if stage == "language_model" and number % 20 == 3:
                 trace.event("user_annotation", KV_RANGE, clock, clock + 6)
-            if stage == "decoder" and number % 20 == 5:
+            if stage == "language_model" and number % 20 == 5:
                 trace.operator("aten::scaled_dot_product_attention", clock, clock + 6)
             trace.launch(clock, (name, start, start + each))
             busy_until = start + each
@@ -141,7 +141,7 @@ def example_view(steps: int = 4) -> dict[str, Any]:
         work("prefill", "clip", 160, 52.0, view)
         work("prefill", "projector", 2, 40.0, view)
     work("prefill", "vision_fusion", 30, 2.0)
-    work("prefill", "decoder", 500, 9.0)
+    work("prefill", "language_model", 500, 9.0)
     work("prefill", "lm_head", 2, 60.0)
     work("prefill", "sampling", 2, 2.0)
     trace.stage("prefill", "prefill", begin - 1, clock)
@@ -149,7 +149,7 @@ def example_view(steps: int = 4) -> dict[str, Any]:
     for step in range(steps):
         step_begin = clock
         clock += 3
-        work("decode", "decoder", 160, 2.2, step=step)
+        work("decode", "language_model", 160, 2.2, step=step)
         work("decode", "lm_head", 2, 40.0, step=step)
         work("decode", "sampling", 2, 2.0, step=step)
         trace.stage("decode", "decode_step", step_begin, clock, step=step)

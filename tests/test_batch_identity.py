@@ -46,7 +46,7 @@ def edit(name: str) -> Callable[[Path], object]:
 def test_a_changed_file_of_an_installed_package_changes_its_hash(tmp_path, change, counts):
     package = shutil.copytree(PACKAGE, tmp_path / "ocr_phases")
     before = hashed(package)
-    assert before == code_hash() == batch_job.versions()["code"]
+    assert before == code_hash() == batch_job.code_versions()["code"]
     change(package)
     assert (hashed(package) != before) == counts
 
@@ -58,10 +58,10 @@ def hashed(package: Path) -> str:
 def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_model(tmp_path, monkeypatch):
     before = one_job()
     monkeypatch.setattr(batch_job, "code_hash", lambda: "another")
-    batch_job.versions.cache_clear()
+    batch_job.code_versions.cache_clear()
     changed = one_job()
     monkeypatch.undo()
-    batch_job.versions.cache_clear()
+    batch_job.code_versions.cache_clear()
     assert changed.id != before.id
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(batch_job, "asset", lambda *parts: tmp_path)

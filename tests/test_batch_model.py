@@ -104,7 +104,7 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(
 
 
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
-    from ocr_phases.measure import kept_session as warm
+    from ocr_phases.measure import kept_session as module
 
     loaded: list[tuple[str | None, ...]] = []
 
@@ -112,13 +112,13 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
         loaded.append(tuple(settings[name] for name in ("model", "device", "dtype", "revision")))
         return object()
 
-    monkeypatch.setattr(warm.DeepSeekOCRSession, "load", load)
-    monkeypatch.setattr(warm, "_kept", {})
-    first = warm.warm_session(model="tiny", device="cpu")
-    assert warm.warm_session(model="tiny", device="cpu") is first
-    assert warm.warm_session(model="tiny", device="cpu", dtype="bfloat16") is not first
-    assert warm.warm_session(model="tiny", device="cpu", dtype="bfloat16", revision="a") is not first
-    assert len(warm._kept) == 1
+    monkeypatch.setattr(module.DeepSeekOCRSession, "load", load)
+    monkeypatch.setattr(module, "_kept", {})
+    first = module.kept_session(model="tiny", device="cpu")
+    assert module.kept_session(model="tiny", device="cpu") is first
+    assert module.kept_session(model="tiny", device="cpu", dtype="bfloat16") is not first
+    assert module.kept_session(model="tiny", device="cpu", dtype="bfloat16", revision="a") is not first
+    assert len(module._kept) == 1
     assert loaded == [
         ("tiny", "cpu", None, None),
         ("tiny", "cpu", "bfloat16", None),

@@ -18,13 +18,13 @@ from benchmarks.tables import (
     TABLES,
     batch_table,
     bench_text,
-    closure_table,
     failure_table,
     few_pairs,
     load_bench,
     mark_table,
     prefill_table,
     ratio_table,
+    stage_coverage_table,
     strategy_table,
 )
 from ocr_phases.errors import OcrPhasesError
@@ -43,7 +43,7 @@ def example() -> dict[str, Any]:
     way = {"setup": None, "cache_len": [100, 104], "equal_tokens": 4, "tokens": 4, "step_ms": steps}
     fast = {**way, "setup": {"compile_ms": 1500.0, "capture_ms": 500.0}, "equal_tokens": 3}
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "ocr_phases bench",
         "device": {"name": "NVIDIA H200"},
         "model": {"name": "dummy", "dtype": "bfloat16"},
@@ -66,7 +66,7 @@ def example() -> dict[str, Any]:
             },
             {"part": "collectors", "preset": "base", "failed": "no room"},
             {
-                "part": "closure",
+                "part": "stage_coverage",
                 "preset": "base",
                 "prefill_len": 282,
                 "prefill_ms": [100.0, 110.0, 120.0],
@@ -89,7 +89,7 @@ def example() -> dict[str, Any]:
                         **way,
                         "decode_ms": [9.0, 12.0, 15.0],
                         "floor_ms": 0.5,
-                        "floor_limit": "bandwidth",
+                        "floor_bound_by": "bandwidth",
                         "busy_ms": 1.5,
                     },
                     "compiled": {**fast, "decode_ms": [3.0, 3.0, 3.0], "busy_failed": "no profiler"},
@@ -137,9 +137,9 @@ def test_every_part_has_its_figures(measured: dict[str, Any]) -> None:
     assert ratios["pairs"].tolist() == [2, 2]
     assert (ratios["ratio_low"] <= ratios["ratio_high"]).all()
     assert len(mark_table(measured)) == 3
-    closure = closure_table(measured).iloc[0]
-    assert 0.5 < closure["closure"] <= 1.0
-    assert closure["prefill_len"] > 73
+    coverage = stage_coverage_table(measured).iloc[0]
+    assert 0.5 < coverage["stage_coverage"] <= 1.0
+    assert coverage["prefill_len"] > 73
     decode = strategy_table(measured).iloc[0]
     assert (decode["strategy"], decode["equal_tokens"], decode["tokens"]) == ("eager", 3, 3)
     strategies = next(result for result in measured["results"] if result["part"] == "strategies")
@@ -147,7 +147,7 @@ def test_every_part_has_its_figures(measured: dict[str, Any]) -> None:
     batches = batch_table(measured)
     assert batches["batch"].tolist() == [1, 2]
     assert batches["floor_ms"].notna().all()  # of rows that are known to be copies
-    assert decode["distance"] > 1
+    assert decode["times_floor"] > 1
     assert prefill_table(measured)["vision"].tolist() == ["eager"]
     assert "data" not in measured["page"] or measured["page"]["data"] is None
 
@@ -164,13 +164,13 @@ def test_a_part_that_fails_leaves_the_others(
     def broken(bench: Any) -> dict[str, Any]:
         raise RuntimeError("the device is gone\nfor good")
 
-    monkeypatch.setitem(measure._PARTS, "closure", broken)
-    settings = BenchSettings(parts=("marks", "closure"), presets=("tiny", "small"))
+    monkeypatch.setitem(measure._PARTS, "stage_coverage", broken)
+    settings = BenchSettings(parts=("marks", "stage_coverage"), presets=("tiny", "small"))
     bench = run_bench(golden_session, PAGE, settings, tmp_path / "bench.json")
     assert [(result["part"], result["preset"]) for result in bench["results"]] == [
         ("marks", "tiny"),
-        ("closure", "tiny"),
-        ("closure", "small"),
+        ("stage_coverage", "tiny"),
+        ("stage_coverage", "small"),
     ]
     assert failure_table(bench)["reason"].tolist() == ["RuntimeError: the device is gone"] * 2
     assert len(mark_table(bench)) == 3
@@ -200,19 +200,19 @@ def test_figures_of_known_times() -> None:
     ratio = ratio_table(bench).iloc[0]
     assert (ratio["ratio"], ratio["ratio_low"], ratio["ratio_high"]) == pytest.approx((0.9, 0.9, 0.9))
     assert (ratio["ours_ms"], ratio["theirs_ms"]) == pytest.approx((135.0, 150.0))
-    closure = closure_table(bench).iloc[0]
-    assert closure["closure"] == closure["closure_least"] == pytest.approx(89 / 90)
-    assert closure["fusion_share"] == pytest.approx(20 / 110)
+    coverage = stage_coverage_table(bench).iloc[0]
+    assert coverage["stage_coverage"] == coverage["stage_coverage_least"] == pytest.approx(89 / 90)
+    assert coverage["fusion_share"] == pytest.approx(20 / 110)
     prefill = prefill_table(bench).set_index("vision")
     assert prefill.loc["compiled", "ratio"] == pytest.approx(0.75)
     assert np.isnan(prefill.loc["eager", "ratio"])
     decode = strategy_table(bench).set_index("strategy")
     assert decode.loc["eager", "ms_per_token"] == pytest.approx(4.0)
-    assert decode.loc["eager", "distance"] == pytest.approx(8.0)
+    assert decode.loc["eager", "times_floor"] == pytest.approx(8.0)
     assert decode.loc["eager", "cache_len"] == 102
     assert decode.loc["compiled", "setup_s"] == pytest.approx(2.0)
-    assert np.isnan(decode.loc["compiled", "distance"])
-    assert decode.loc["eager", "limit"] == "bandwidth"
+    assert np.isnan(decode.loc["compiled", "times_floor"])
+    assert decode.loc["eager", "bound_by"] == "bandwidth"
     assert decode.loc["eager", "busy_ms"] == 1.5
     assert batch_table(bench)["tokens_per_s"].tolist() == pytest.approx([400.0])
     marks = mark_table(bench).set_index("what")
@@ -243,12 +243,20 @@ def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
         load_bench(tmp_path / "none.json")
 
 
+def test_published_benchmarks_of_schema_1_are_read() -> None:
+    bench = load_bench(ROOT / "data" / "runs" / "cpu-bench.json")
+    assert bench["schema"] == 2
+    assert stage_coverage_table(bench)["stage_coverage"].between(0.9, 1.0).all()
+    decode = strategy_table(load_bench(ROOT / "data" / "runs" / "h200-strategies-base.json"))
+    assert set(decode["bound_by"]) == {"bandwidth"}
+
+
 # -- the command -----------------------------------------------------------------------------------------
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new" / "bench.json"
-    command = [str(PAGE), "--parts", "marks,closure", "--presets", "tiny", "--pairs", "1"]
+    command = [str(PAGE), "--parts", "marks,stage_coverage", "--presets", "tiny", "--pairs", "1"]
     assert main([*command, "--device", "cpu", "--save", str(target)]) == 0
     said = capsys.readouterr().out
     assert "What the prefill's stages account for" in said

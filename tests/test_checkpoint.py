@@ -74,7 +74,7 @@ def test_the_published_sizes_are_the_published_counts():
         "sam": 95.6,
         "clip": 302.6,
         "projector": 2.6,
-        "decoder": 2769.3,
+        "language_model": 2769.3,
         "lm_head": 165.5,
         "total": 3335.5,
     }

@@ -29,7 +29,7 @@ from ocr_phases.analyse.checks import (
     run_checks,
 )
 from ocr_phases.analyse.steps import LOOP_PERIOD, decode_trend, outlier_causes, repetition_loop
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
 
@@ -69,7 +69,7 @@ def test_records_from_before_the_checklist_say_so(path: Any) -> None:
     assert {checks[name].verdict for name in LIVE_ONLY} == {"n/a"}
     assert "without it" in checks["gradients_off"].measured
     assert "ocr-phases verify" in checks["parity"].measured
-    assert checks["cache_linear"].verdict == checks["closure"].verdict == "pass"
+    assert checks["cache_linear"].verdict == checks["stage_coverage"].verdict == "pass"
     assert checks["vision_in_prefill_only"].verdict == checks["decode_memory"].verdict == "pass"
 
 
@@ -120,12 +120,12 @@ def test_decode_memory_above_the_prefills(cuda: bool, decode: float, verdict: st
 
 
 @pytest.mark.parametrize(("scale", "verdict"), [(1.0, "pass"), (0.5, "note"), (1.5, "fail")])
-def test_closure(scale: float, verdict: str) -> None:
+def test_stage_coverage(scale: float, verdict: str) -> None:
     run = make_run()
     spans = run.spans.copy()
     inner = (spans["phase"] == "prefill") & (spans["stage"] != "prefill")
     spans.loc[inner, "device_ms"] *= scale
-    assert check_of(dataclasses.replace(run, spans=spans), "closure").verdict == verdict
+    assert check_of(dataclasses.replace(run, spans=spans), "stage_coverage").verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_what_is_no_loop(ids: list[int]) -> None:
 
 def test_a_loop_is_a_note_with_its_place() -> None:
     run = make_run(rows=2)
-    looping = {**run.result, "ids": [*range(100), *[5, 6, 7] * 20], "finish": "length"}
+    looping = {**run.result, "ids": [*range(100), *[5, 6, 7] * 20], "finish_reason": "length"}
     check = check_of(dataclasses.replace(run, results=[run.result, looping]), "repetition_loop")
     assert check.verdict == "note"
     assert says(check.measured, "row 1", "3 tokens", "60 of 160 tokens")
@@ -225,7 +225,7 @@ def test_a_loop_is_a_note_with_its_place() -> None:
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
     bad = Check("a<b", "fail", "<i>", "<script>", "why", "<b>fix")
-    elements = Elements(html.checks_html([bad, Check("closure", "pass", "x", "y", "why", "fix")]))
+    elements = Elements(html.checks_html([bad, Check("stage_coverage", "pass", "x", "y", "why", "fix")]))
     assert "<script>" in elements.said
     assert "script" not in elements.tags()
     assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [True, False]
@@ -234,10 +234,10 @@ def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
 def test_the_troubleshooting_page_names_checks_that_exist() -> None:
     page = (PAGES.parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     names = {name.replace("_", " ") for name in (*RULES, *EXPECTATIONS)}
-    named = set(re.findall(r"`([a-z]+ [a-z ]*[a-z]|closure|parity)`", page))
+    named = set(re.findall(r"`([a-z]+ [a-z ]*[a-z]|stage coverage|parity)`", page))
     assert named <= names
     missing = names - named - {name for name in names if name.startswith("expected")}
-    assert missing <= {"repeats agree", "single token steps", "cache reused", "cache growth", "host waits"}
+    assert missing <= {"repeats agree", "single token steps", "cache reused", "cache growth", "host syncs"}
 
 
 def test_texts_are_complete() -> None:
@@ -248,14 +248,14 @@ def test_texts_are_complete() -> None:
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "record"])
-def test_the_verify_notebook(live: bool, tmp_path: Path, warm_kernel: WarmKernel) -> None:
+def test_the_verify_notebook(live: bool, tmp_path: Path, reused_kernel: ReusedKernel) -> None:
     parameters: dict[str, Any] = {"output_dir": str(tmp_path)}
     if live:
         parameters |= {"max_new_tokens": 8, "repeats": 1, "warmup": 0, "device": "cpu"}
         parameters |= {"strategy": "eager", "vision": "eager", "eos_check_every": 4, "ceilings": False}
     else:
         parameters["record"] = str(GOLDEN / "run.json")
-    notebook = execute_notebook("verify", parameters, tmp_path / "verify.ipynb", kernel=warm_kernel)
+    notebook = execute_notebook("verify", parameters, tmp_path / "verify.ipynb", kernel=reused_kernel)
     elements = Elements(render_html(notebook, tmp_path / "verify.html").read_text(encoding="utf-8"))
     assert not elements.open
     assert not elements.stray

@@ -27,7 +27,7 @@ def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
     assert main(["profile", str(PAGES / "slide.png"), "--save", str(target), *QUICK]) == 0
     out = capsys.readouterr().out
     assert "prefill" in out
-    assert "language_model" in out and "decoder" not in out
+    assert "language_model" in out and "language_model" not in out
     assert out.splitlines()[-1] == f"Wrote {target}"
     assert PhaseRun.load(target)["tokens"] == 6
 
@@ -179,7 +179,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
     (folder / "file").touch()
     (folder / "bad.json").write_text("{}")
     (folder / "cut.json").write_text(RECORD.read_text()[:1000])
-    (folder / "other.json").write_text(json.dumps({**json.loads(RECORD.read_text()), "schema": 2}))
+    (folder / "other.json").write_text(json.dumps({**json.loads(RECORD.read_text()), "schema": 9}))
     table = {
         "a folder as page": (["profile", str(folder)], "is a folder"),
         "unknown preset": (["profile", page, "--preset", "huge"], "huge"),
@@ -206,7 +206,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "page and record": (["report", page, "--record", str(RECORD)], "one of the two"),
         "no record": (["artifacts", str(folder / "bad.json")], "no schema number"),
         "cut record": (["artifacts", str(folder / "cut.json")], "no JSON"),
-        "another schema": (["report", "--record", str(folder / "other.json")], "schema 2"),
+        "another schema": (["report", "--record", str(folder / "other.json")], "schema 9"),
         "missing record": (["artifacts", str(folder / "none.json")], "cannot be read"),
     }
     for name, (content, message) in bad_pages(folder).items():

@@ -24,7 +24,7 @@ from ocr_phases.analyse.compare import (
     compare_verdict,
     environment_table,
     few_repeats,
-    figures,
+    headline_metrics,
     in_units,
     metrics_of,
     run_labels,
@@ -151,7 +151,7 @@ def test_what_only_one_has_and_single_repeats_have_no_verdict() -> None:
     assert table.loc["prefill/sam/local", "verdict"] == "n/a"
     assert np.isnan(table.loc["prefill/sam/local", "base"])
     assert table.loc["prefill_ms", "verdict"] == "n/a"
-    assert not figures(table.reset_index()).empty
+    assert not headline_metrics(table.reset_index()).empty
     with pytest.raises(OcrPhasesError, match="at least two records"):
         compare_runs([make_run()])
 
@@ -178,7 +178,7 @@ def test_few_repeats_are_told_and_judge_what_is_far_apart(
     assert times == {"slower" if min(counts) > 1 else "n/a"}
     assert ("slower" in said.removesuffix(sentence)) == (min(counts) > 1)
     assert table.loc["kv_cache_bytes", "verdict"] == ("equivalent" if min(counts) > 1 else "n/a")
-    assert figure_png(show.plot_ratios(figures(table.reset_index()))).startswith(b"\x89PNG")
+    assert figure_png(show.plot_ratios(headline_metrics(table.reset_index()))).startswith(b"\x89PNG")
 
 
 def test_what_few_repeats_span_holds_the_median_as_often_as_is_said() -> None:
@@ -278,10 +278,9 @@ def test_a_stage_is_named_as_it_is_shown() -> None:
     base = make_run(repeats=5)
     table = compare_runs([base, scaled(base, 1.2)])
     assert "prefill/language_model" in set(in_units(table)["metric"])
-    for name in ("prefill/language_model", "prefill/decoder"):  # what schema 1 records
-        judged = against_limit(table, 10, [name])
-        assert judged["metric"].tolist() == ["prefill/language_model"]
-        assert judged["outcome"].tolist() == ["worse"]
+    judged = against_limit(table, 10, ["prefill/language_model"])
+    assert judged["metric"].tolist() == ["prefill/language_model"]
+    assert judged["outcome"].tolist() == ["worse"]
 
 
 def test_a_thirtieth_is_told_as_a_speed() -> None:
@@ -333,7 +332,7 @@ def test_every_shape_is_compared_and_drawn(shape: str) -> None:
     assert said.endswith(".")
     assert "nan" not in said
     for figure in (
-        show.plot_ratios(figures(table)),
+        show.plot_ratios(headline_metrics(table)),
         show.plot_prefill_stages(runs, labels),
         show.plot_decode(runs, labels),
     ):

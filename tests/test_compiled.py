@@ -34,9 +34,9 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     assert run.results == eager.results
     setup = run.model["strategy_setup"]
     assert setup["compile_ms"] > 0
-    assert (setup["slots"], setup["capture_ms"], setup["reused"]) == (192, None, False)
+    assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (192, None, False)
     assert run.model["decode_experts"] == "batched_mm"
-    assert run.cache["capacity_bytes"] == setup["capacity_bytes"] == 192 * run.cache["bytes_per_token"]
+    assert run.cache["allocated_bytes"] == setup["allocated_bytes"] == 192 * run.cache["bytes_per_token"]
     assert run.cache["lengths"] == eager.cache["lengths"]
     assert run.request["eos_check_every"] == 16
     stages = run.spans.groupby("phase")["stage"].unique()
@@ -46,11 +46,11 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
     checks = {check.name: check for check in run_checks(loaded)}
     assert not failed(checks.values())
-    for name in ("parity", "cache_growth", "cache_linear", "attention_mask", "host_waits"):
+    for name in ("parity", "cache_growth", "cache_linear", "attention_mask", "host_syncs"):
         assert checks[name].verdict == "pass"
     assert checks["mask_handed_over"].measured.startswith("compiled steps do not call the model")
 
-    room = bytes_text(setup["capacity_bytes"]).replace(" ", "\xa0")
+    room = bytes_text(setup["allocated_bytes"]).replace(" ", "\xa0")
     assert f"room for {room}" in cards_html(loaded)
     assert "set up once before: compiling the decode step" in verdict(loaded)
     again = tiny_session.run_inference(
@@ -80,7 +80,7 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
     assert "forward" not in vars(vision["sam"])
     assert "forward" not in vars(vision["clip"])
     inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    with session.workshop._vision.installed():
+    with session.prepared._vision.installed():
         compiled = session.run_prefill(inputs).logits
     torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
 

@@ -141,7 +141,7 @@ def test_prefill_flops_are_those_torch_counts(built: Any, batch: int, length: in
     for kept, logits_for in ((1, "last"), (0, "all")):
         counted = count(model, lambda kept=kept: language_forward(model, batch, length, logits_to_keep=kept))
         table = prefill_cost(config, prompt_len=length, batch=batch, logits_for=logits_for)
-        agree({stage: counted[stage] for stage in ("decoder", "lm_head")}, ours(table))
+        agree({stage: counted[stage] for stage in ("language_model", "lm_head")}, ours(table))
 
 
 @pytest.mark.parametrize(("batch", "cache_len"), [(1, 2), (1, 1000), (4, 1000), (1, 8192)])
@@ -149,10 +149,10 @@ def test_decode_flops_are_those_torch_counts(built: Any, batch: int, cache_len: 
     config, model = built
     counted = count(model, lambda: language_forward(model, batch, 1, cached=cache_len - 1))
     table = decode_cost(config, cache_len=cache_len, batch=batch)
-    agree({stage: counted[stage] for stage in ("decoder", "lm_head")}, ours(table))
+    agree({stage: counted[stage] for stage in ("language_model", "lm_head")}, ours(table))
 
 
-def test_parts_of_the_decoder_are_those_torch_counts(built: Any) -> None:
+def test_parts_of_the_language_model_are_those_torch_counts(built: Any) -> None:
     """Attention, MLPs, router and experts one by one, by the modules of the layers."""
     config, model = built
     top = type(model).__name__

@@ -14,7 +14,7 @@ from ocr_phases import DeepSeekOCRSession, OcrPhasesError, decode_step
 from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.phases import generate
-from ocr_phases.measure.steps.static_step import slots_for
+from ocr_phases.measure.steps.static_step import max_cache_len_for
 
 pytestmark = [
     pytest.mark.cuda,
@@ -133,7 +133,9 @@ def test_another_shape_makes_another_graph(cuda_session):
     for tokens in (30, 200):
         options = {"max_new_tokens": tokens, "repeats": 1, "warmup": 0}
         run = cuda_session.run_inference(PAGES / "invoice.png", strategy="cuda_graph", **options)
-        assert run.model["strategy_setup"]["slots"] == slots_for(run.request["prefill_len"], tokens)
+        assert run.model["strategy_setup"]["max_cache_len"] == max_cache_len_for(
+            run.request["prefill_len"], tokens
+        )
         assert run.results == cuda_session.run_inference(PAGES / "invoice.png", **options).results
 
 
@@ -152,7 +154,7 @@ def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda, golden_for
     inputs = on_cuda(golden_inputs(golden_forward, case))
     rows, length = inputs.input_ids.shape
     expected = golden_forward[f"{case}.greedy_tokens"]
-    step, _ = golden_cuda.workshop.step(strategy, rows, length, expected.shape[1])
+    step, _ = golden_cuda.prepared.step(strategy, rows, length, expected.shape[1])
     for every in (1, 8):
         state = generate(golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every)
         assert state.ids == expected.tolist()
@@ -169,7 +171,7 @@ def test_padded_rows_that_end_apart_by_a_graph(golden_cuda):
 
 def test_a_replayed_step_never_waits(cuda_session):
     inputs = cuda_session.prepare(PAGES / "receipt.png").to("cuda", torch.float32)
-    step, _ = cuda_session.workshop.step("cuda_graph", 1, inputs.input_ids.shape[1], 32)
+    step, _ = cuda_session.prepared.step("cuda_graph", 1, inputs.input_ids.shape[1], 32)
     state = cuda_session.run_prefill(inputs, cache=step.fresh_cache())
     decode_step(cuda_session.model, state, step=step)
     torch.cuda.set_sync_debug_mode("error")

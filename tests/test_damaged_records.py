@@ -53,9 +53,9 @@ CONDITIONS = {
 
 def with_floors(run: PhaseRun) -> PhaseRun:
     """The record with a model whose cost is known and a device whose ceilings are."""
-    measured = json.loads(asset("data", "runs", "h200-dummy-gundam.json").read_bytes())
-    device = measured["device"] | {"conditions": CONDITIONS, "host_cores": 16, "threads": 8}
-    return replace(run, device=device, model=run.model | measured["model"])
+    measured = PhaseRun.from_json(asset("data", "runs", "h200-dummy-gundam.json").read_bytes())
+    device = measured.device | {"conditions": CONDITIONS, "host_cores": 16, "threads": 8}
+    return replace(run, device=device, model=run.model | measured.model)
 
 
 BASES = [
@@ -98,7 +98,7 @@ def verified(run: PhaseRun, base: PhaseRun) -> None:
 
 def compared(run: PhaseRun, base: PhaseRun) -> None:
     table = compare.compare_runs([base, run])
-    compare_show.compare_html(compare.figures(table))
+    compare_show.compare_html(compare.headline_metrics(table))
     compare.compare_verdict(table, [base, run], compare.run_labels([base, run]))
 
 
@@ -139,8 +139,20 @@ SLOW = (sentences, verified, compared, compared_as_base, swept, fragments)
 READERS = (*QUICK, *SLOW)
 
 
+def test_damaged_records_of_schema_1_load_or_are_refused():
+    old = json.loads(asset("data", "runs", "h200-dummy-gundam.json").read_bytes())
+    loaded = 0
+    for _, damaged in mutants(old, 60, seed=1):
+        try:
+            same_again(PhaseRun.from_dict(damaged), BASES[0])
+            loaded += 1
+        except OcrPhasesError as error:
+            assert "\n" not in str(error)
+    assert 5 < loaded < 55
+
+
 def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
-    ratios = compare.figures(compare.compare_runs([base, run]))
+    ratios = compare.headline_metrics(compare.compare_runs([base, run]))
     floor = floors.decode_floor(run)["floor_ms"]
     figures = [
         *(plot(run) for plot in (plots.plot_vision_stages, plots.plot_phase_timeline, plots.plot_memory)),

@@ -100,10 +100,10 @@ def test_the_scrubber_moves_the_highlight_by_keyboard(panel: Any, ran: list[dict
     handle = panel.locator(".opx-scrubber .noUi-handle")
     handle.focus()
     panel.keyboard.press("Home")
-    panel.wait_for_function("document.querySelector('.opx-said').textContent.includes('Token 1 ')")
+    panel.wait_for_function("document.querySelector('.opx-token-text').textContent.includes('Token 1 ')")
     panel.wait_for_function(f"({MARKED})().join() === '0'")
     panel.keyboard.press("ArrowRight")
-    panel.wait_for_function("document.querySelector('.opx-said').textContent.includes('Token 2 ')")
+    panel.wait_for_function("document.querySelector('.opx-token-text').textContent.includes('Token 2 ')")
     place = "getComputedStyle(document.querySelector('.opx-pane-page .opx-cursor')).transform"
     before = panel.evaluate(place)
     panel.keyboard.press("End")

@@ -47,7 +47,7 @@ from ocr_phases.measure.inputs.packing import (
     resolve_prompt,
 )
 from ocr_phases.measure.steps import phases
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, report_page
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
@@ -68,7 +68,7 @@ def failures(run: PhaseRun) -> set[str]:
 def arguments_changed(
     model: Any, change: Callable[[dict[str, Any]], None], *, prefill: bool = False
 ) -> Iterator[None]:
-    """A model whose forward is handed something else than `phases` gave: a fault that only a witness sees."""
+    """A model whose forward is handed something else than `phases` gave: only the forward hooks see it."""
 
     def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if prefill or kwargs["input_ids"].shape[1] == 1:
@@ -149,7 +149,7 @@ def test_pixels_that_slip_in_behind_the_step_are_refused_in_the_same_words(
 
 
 def test_image_arguments_that_slip_in_behind_the_step_are_seen(session: DeepSeekOCRSession) -> None:
-    """Crops alone run no vision, so nothing but the witness would notice."""
+    """Crops alone run no vision, so nothing but the forward hooks would notice."""
     with arguments_changed(session.model, lambda kwargs: kwargs.update(num_local_patches=[0])):
         run = session.run_inference(RECEIPT, **QUICK)
     assert failures(run) == {"no_image_arguments_in_decode"}
@@ -652,12 +652,12 @@ def test_a_kill_of_profile_leaves_the_old_record_or_the_new_one(tmp_path: Path) 
 
 
 def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(
-    tmp_path: Path, warm_kernel: WarmKernel
+    tmp_path: Path, reused_kernel: ReusedKernel
 ) -> None:
     out = tmp_path / "out"
     records = [make_run(page_name=f"page-{n}.png", repeats=1).save(tmp_path / f"{n}.json") for n in (1, 2)]
     command = ["-m", "ocr_phases.cli", "report", "--out", str(out), "--record"]
-    report_page(out, {"record": str(records[0])}, kernel=warm_kernel)
+    report_page(out, {"record": str(records[0])}, kernel=reused_kernel)
     chance = random.Random(7)
     for _ in range(3):
         killed([*command, str(records[1])], lambda: chance.uniform(1.0, 5.0), ready=False)

@@ -67,11 +67,11 @@ def example(**options: Any) -> PhaseRun:
 def test_the_floor_of_a_decode_step_is_its_bytes_over_the_bandwidth() -> None:
     run = recorded(H200)
     step = floor_table(run).set_index("stage").loc["decode_step"]
-    assert step["limit"] == "bandwidth" and step["source"] == "measured"
+    assert step["bound_by"] == "bandwidth" and step["source"] == "measured"
     assert step["floor_ms"] == pytest.approx(step["bytes"] / 4.3e12 * 1e3)
     assert step["floor_ms"] == pytest.approx(0.27, abs=0.015)
-    assert step["distance"] == pytest.approx(step["device_ms"] / step["floor_ms"])
-    assert step["mbu"] == pytest.approx(1 / step["distance"])
+    assert step["times_floor"] == pytest.approx(step["device_ms"] / step["floor_ms"])
+    assert step["mbu"] == pytest.approx(1 / step["times_floor"])
     assert says(floor_sentence(run), "memory bandwidth", "0.282 ms", "31 times")
     assert floor_sentence(run) in verdict(run)
 
@@ -98,8 +98,8 @@ def test_a_floor_has_only_the_pairs_that_the_causal_mask_lets_through(rows: int)
     seen = sum(4 * keys * channels for keys in range(1, length + 1))
     spared = 4 * length * length * channels - seen
     assert spared == masked_flops(TINY, prompt_len=length, batch=rows) > 0
-    assert cost["prefill", "decoder", ""] - floors["prefill", "decoder", ""] == spared
-    others = [key for key in cost.index if key != ("prefill", "decoder", "") and key in floors.index]
+    assert cost["prefill", "language_model", ""] - floors["prefill", "language_model", ""] == spared
+    others = [key for key in cost.index if key != ("prefill", "language_model", "") and key in floors.index]
     assert (cost[others] == floors[others]).all() and len(others) > 3
 
 
@@ -159,7 +159,7 @@ def test_every_shape_of_record_has_floors(options: dict[str, Any]) -> None:
     assert (table["floor_ms"] > 0).all()
     assert ("decode_step" in set(table["stage"])) == (options.get("max_tokens") != 1)
     assert len(decode_floor(run)) == len(run.token_table["step"].dropna())
-    assert figure_png(plot_roofline(run)) and "time / floor" in floors_html(run)
+    assert figure_png(plot_roofline(run)) and "times floor" in floors_html(run)
     assert figure_png(plot_token_latency(run, decode_floor(run)["floor_ms"]))
     assert bool(floor_sentence(run)) == (options.get("max_tokens") != 1)
 
@@ -167,10 +167,10 @@ def test_every_shape_of_record_has_floors(options: dict[str, Any]) -> None:
 def test_steps_that_show_no_stages_keep_their_whole() -> None:
     """As a captured step leaves them."""
     run = example(cuda=True)
-    inside = (run.spans["phase"] == "decode") & run.spans["stage"].isin(("decoder", "lm_head"))
+    inside = (run.spans["phase"] == "decode") & run.spans["stage"].isin(("language_model", "lm_head"))
     table = floor_table(dataclasses.replace(run, spans=run.spans[~inside]))
     step = table[table["phase"] == "decode"].set_index("stage")
-    assert np.isnan(step.loc["decoder", "device_ms"]) and step.loc["decode_step", "distance"] > 0
+    assert np.isnan(step.loc["language_model", "device_ms"]) and step.loc["decode_step", "times_floor"] > 0
 
 
 def test_a_batch_reads_its_weights_once() -> None:
@@ -191,7 +191,7 @@ def test_a_floor_is_the_larger_of_both(flops: float, count: float, rate: float, 
     floor = ceilings.floor_ms(flops, count)
     assert floor >= flops / rate * 1e3 and floor >= count / bandwidth * 1e3
     of = {"arithmetic": flops / rate, "bandwidth": count / bandwidth}
-    assert floor == pytest.approx(of[ceilings.limit(flops, count)] * 1e3)
+    assert floor == pytest.approx(of[ceilings.bound_by(flops, count)] * 1e3)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from ocr_phases.analyse.typical import typical_run
 from ocr_phases.cli import main
 from ocr_phases.measure.collectors import kernel_profile as measure
 from ocr_phases.measure.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import report_page
 from ocr_phases.show import kernels as plots
 from ocr_phases.show import kernels_html
@@ -106,7 +106,7 @@ def test_stages_of_the_written_trace() -> None:
     expected = {  # calls, kernels, copies, launches, busy µs, host µs
         ("prefill", "prefill", ""): (1, 6, 1, 7, 400, 2000),
         ("prefill", "sam", "global"): (1, 2, 0, 2, 160, 290),
-        ("prefill", "decoder", ""): (1, 3, 1, 4, 230, 800),
+        ("prefill", "language_model", ""): (1, 3, 1, 4, 230, 800),
         ("prefill", "sampling", ""): (1, 1, 0, 1, 10, 100),
         ("decode", "decode", ""): (1, 7, 0, 3, 348, 1400),
         ("decode", "decode_step", ""): (2, 7, 0, 3, 348, 800),
@@ -126,17 +126,17 @@ def test_every_kernel_of_a_graph_belongs_to_the_step_that_launched_it() -> None:
     assert [steps[step,]["kernels"] for step in (0, 1)] == [3, 4]  # the lost call's is in step 1
     assert [steps[step,]["launches"] for step in (0, 1)] == [1, 2]
     assert [steps[step,]["busy_ms"] for step in (0, 1)] == pytest.approx([0.169, 0.179])
-    assert [steps[step,]["syncs"] for step in (0, 1)] == [1, 1]
+    assert [steps[step,]["host_syncs"] for step in (0, 1)] == [1, 1]
 
 
 def test_gaps_have_their_cause() -> None:
     gaps = rows(reduce_trace(*mini_trace()), "gaps", "phase", "stage", "cause", "longer_than_us")
     found = {key: (row["count"], row["idle_ms"]) for key, row in gaps.items()}
     assert found == {
-        ("prefill", "decoder", "launch", 50.0): (1, pytest.approx(0.070)),
-        ("prefill", "decoder", "launch", 100.0): (1, pytest.approx(0.170)),
-        ("prefill", "decoder", "device", 5.0): (1, pytest.approx(0.010)),
-        ("prefill", "decoder", "host sync", 100.0): (1, pytest.approx(0.170)),
+        ("prefill", "language_model", "launch", 50.0): (1, pytest.approx(0.070)),
+        ("prefill", "language_model", "launch", 100.0): (1, pytest.approx(0.170)),
+        ("prefill", "language_model", "device", 5.0): (1, pytest.approx(0.010)),
+        ("prefill", "language_model", "host sync", 100.0): (1, pytest.approx(0.170)),
         ("prefill", "sampling", "launch", 200.0): (1, pytest.approx(0.440)),
         ("decode", "decode_step", "device", 0.0): (2, pytest.approx(0.002)),
         ("decode", "decode_step", "host sync", 200.0): (1, pytest.approx(0.330)),
@@ -173,8 +173,8 @@ def test_attention_in_a_graph_is_not_available_rather_than_wrong() -> None:
 
 
 def test_waits_name_the_operator() -> None:
-    syncs = rows(reduce_trace(*mini_trace()), "syncs", "phase", "stage", "operator")
-    item = syncs["prefill", "decoder", "aten::item"]
+    syncs = rows(reduce_trace(*mini_trace()), "host_syncs", "phase", "stage", "operator")
+    item = syncs["prefill", "language_model", "aten::item"]
     assert (item["through"], item["copy"], item["count"]) == ("aten::_local_scalar_dense", "DtoH", 1)
     assert item["wait_ms"] == pytest.approx(0.085)  # the copy's call and the wait behind it
     bare = syncs["decode", "sampling", ""]
@@ -204,7 +204,9 @@ def test_lost_ranges_are_refused() -> None:
 def test_an_empty_trace_gives_empty_tables() -> None:
     view = reduce_trace({"traceEvents": []}, [])
     assert view["steps"] == 0
-    assert all(not column for name in ("stages", "top", "gaps", "syncs") for column in view[name].values())
+    assert all(
+        not column for name in ("stages", "top", "gaps", "host_syncs") for column in view[name].values()
+    )
 
 
 # -- the record and its tables ------------------------------------------------------------------------
@@ -239,7 +241,7 @@ def test_figures_of_decode_are_of_one_step() -> None:
     assert list(top["kernel"][:2]) == ["gemv", "flash_decode"]
     assert list(top["count"][:2]) == [1.0, 1.0]
     assert top["share"].sum() == pytest.approx(1.0)
-    assert set(analyse.top_kernels(run, "prefill")["stage"]) == {"sam", "decoder", "sampling"}
+    assert set(analyse.top_kernels(run, "prefill")["stage"]) == {"sam", "language_model", "sampling"}
     gaps = analyse.idle_gaps(run)
     assert gaps.loc[gaps["phase"] == "decode", "idle_ms"].sum() == pytest.approx(0.382 / 2)
 
@@ -274,15 +276,15 @@ def test_verdicts_with_and_without_floors() -> None:
         ("arithmetic", 0.5, "compute-bound"),
         ("arithmetic", 0.09, "device-bound"),
     )
-    for limit, share, word in cases:
+    for bound_by, share, word in cases:
         floor_ms = share * step["busy_ms"]
-        floor = {"floor_ms": floor_ms, "limit": limit, "mfu": 0.01, "mbu": 0.41}
+        floor = {"floor_ms": floor_ms, "bound_by": bound_by, "mfu": 0.01, "mbu": 0.41}
         floors = pd.DataFrame([{**key, **floor}])
         found = analyse.stage_verdict(busy, floors).set_index("stage").loc["decode_step"]
         assert found["verdict"] == word
         assert found["mbu"] == 0.41
         assert found["of_floor"] == pytest.approx(share)
-        assert says(found["reason"], limit, ms_text(floor_ms), "MFU 1.0 %", "MBU 41 %")
+        assert says(found["reason"], bound_by, ms_text(floor_ms), "MFU 1.0 %", "MBU 41 %")
         sentence = analyse.kernel_sentence(busy, floors)
         assert says(sentence, "decode", word)
         for text in (found["reason"], sentence):
@@ -434,10 +436,10 @@ def test_the_fragments_hold_the_figures_and_escape_names() -> None:
 
 
 def test_the_page_report_shows_the_view_of_a_record_that_has_one(
-    tmp_path: Path, warm_kernel: WarmKernel
+    tmp_path: Path, reused_kernel: ReusedKernel
 ) -> None:
     record = with_kernels().save(tmp_path / "record.json")
-    written = report_page(tmp_path / "out", {"record": str(record)}, kernel=warm_kernel)
+    written = report_page(tmp_path / "out", {"record": str(record)}, kernel=reused_kernel)
     elements = Elements(written["report.html"].read_text(encoding="utf-8"))
     assert not elements.open
     assert says(elements.said, "64.2 of 100 ms")
@@ -500,15 +502,15 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
     stages = rows(view, "stages", "phase", "stage", "view")
     known = run.spans[identity[1:4]].drop_duplicates().itertuples(index=False, name=None)
     assert set(stages) == set(known)
-    assert stages["decode", "decoder", ""]["calls"] == 3
+    assert stages["decode", "language_model", ""]["calls"] == 3
     inner = sum(row["host_ms"] for (phase, stage, _), row in stages.items() if phase != stage == "sam")
     assert 0 < inner <= stages["prefill", "prefill", ""]["host_ms"]
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     layers = tiny_session.model.config.get_text_config().num_hidden_layers
     updates = [event for event in events if event.get("name") == measure.KV_RANGE]
     assert len(updates) == layers * 4  # of the prefill and three steps
-    decoders = [event for event in events if event.get("name") == "decoder"]
-    assert all(any(_within(one, decoder) for decoder in decoders) for one in updates)
+    forwards = [event for event in events if event.get("name") == "language_model"]
+    assert all(any(_within(one, forward) for forward in forwards) for one in updates)
 
 
 def _within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
@@ -594,7 +596,7 @@ def test_busy_time_is_the_profilers_own(preset: str, monkeypatch: pytest.MonkeyP
     for stage, ms in theirs.items():
         assert ours[stage] == pytest.approx(ms, rel=0.03, abs=0.005), stage
     steps = pd.DataFrame(run.kernels["decode_steps"])
-    assert (steps["syncs"] == 1).all()
+    assert (steps["host_syncs"] == 1).all()
     parts = set(zip(run.kernels["parts"]["phase"], run.kernels["parts"]["part"], strict=True))
     assert ("decode", "kv_update") in parts
 

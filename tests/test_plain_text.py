@@ -26,7 +26,7 @@ from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.cli import main
 from ocr_phases.plain_text import plain, plain_streams
 from ocr_phases.report import render
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, literal_path, render_html
 from ocr_phases.show import compare, plots, regions, sweep
 from ocr_phases.show.blocks import safe
@@ -152,7 +152,7 @@ def test_notebooks_run_in_folders_of_any_name(tmp_path: Path, monkeypatch: pytes
     kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernelspec}), source)
     monkeypatch.setattr(render, "_notebook", lambda name: source)
-    kernel = WarmKernel()
+    kernel = ReusedKernel()
     try:
         for name in BRACES:
             page, folder = f"{name}.png", tmp_path / "arch{1}" / name

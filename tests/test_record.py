@@ -19,7 +19,9 @@ from PIL import Image
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS, describe_page
 
-EXAMPLE = Path(__file__).parent / "golden" / "run.json"
+GOLDEN = Path(__file__).parent / "golden"
+EXAMPLE, EXAMPLE_OF_SCHEMA_1 = GOLDEN / "run.json", GOLDEN / "run-schema-1.json"
+PUBLISHED = sorted((Path(__file__).parents[1] / "data" / "runs").glob("h200-dummy-*.json"))
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,77 @@ def test_the_committed_example_loads_and_stays_itself(run, tmp_path):
     assert tuple(run.spans.columns) == SPAN_COLUMNS
 
 
+@pytest.mark.parametrize("path", [EXAMPLE_OF_SCHEMA_1, *PUBLISHED], ids=lambda path: path.stem)
+def test_records_of_schema_1_are_read_and_saved_as_schema_2(path, tmp_path):
+    old = json.loads(path.read_text())
+    run = PhaseRun.from_dict(old)
+    assert old == json.loads(path.read_text())  # the caller's values stay as they are
+    new = run.to_dict()
+    assert (old["schema"], new["schema"]) == (1, SCHEMA)
+    assert PhaseRun.load(run.save(tmp_path / "run.json")).to_dict() == new
+    stages = {"decoder": "language_model"}
+    assert new["spans"]["stage"] == [stages.get(stage, stage) for stage in old["spans"]["stage"]]
+    assert new["model"]["parameters"] == {stages.get(k, k): n for k, n in old["model"]["parameters"].items()}
+    assert run.result["finish_reason"] == old["results"][0]["finish"]
+    assert run.cache.get("max_cache_len") == old["cache"].get("capacity")
+    assert run.cache.get("allocated_bytes") == old["cache"].get("capacity_bytes")
+    assert run.checks[-1]["name"] in ("host_syncs", "parity")
+    if run.kernels is not None:
+        view = old["kernels"]
+        assert run.kernels["host_syncs"] == view["syncs"]
+        assert run.kernels["decode_steps"]["host_syncs"] == view["decode_steps"]["syncs"]
+        assert "decoder" in view["top"]["stage"] and "decoder" not in str(run.kernels)
+    assert run["stage_coverage"] > 0.9
+    assert run["prefill_language_model_ms"] > 0
+
+
+def test_the_example_is_the_one_of_schema_1(run):
+    old = PhaseRun.load(EXAMPLE_OF_SCHEMA_1)
+    assert old.to_dict() == run.to_dict()
+    assert old.summary() == run.summary()
+    pd.testing.assert_frame_equal(old.token_table, run.token_table, check_exact=True)
+    pd.testing.assert_frame_equal(old.spans, run.spans, check_exact=True)
+
+
+def test_what_early_records_lack_has_its_value():
+    content = json.loads(EXAMPLE_OF_SCHEMA_1.read_text())
+    for name in ("seed", "strategy", "vision"):
+        content["request"].pop(name, None)
+    content["model"]["strategy"] = None
+    content["request"] |= {"prompt": "markdown", "grounding": False}
+    run = PhaseRun.from_dict(content)
+    assert [run.request[name] for name in ("seed", "strategy", "vision")] == [0, "eager", "eager"]
+    assert run.model["strategy"] == "eager"
+    assert run.request["grounding"] is True
+    content["request"] |= {"prompt": "Read it."}
+    assert PhaseRun.from_dict(content).request["grounding"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.update(request=5), "request: expected object"),
+        (lambda r: r.update(model=[]), "model: expected object"),
+        (lambda r: r["request"].update(prompt=[]), "request.prompt: expected str"),
+        (lambda r: r["model"].update(strategy={}), "model.strategy: expected str"),
+        (lambda r: r.update(results=[5]), r"results\[0\]: expected object"),
+        (lambda r: r["results"][0].update(finish=5), r"results\[0\].finish_reason: expected str"),
+        (lambda r: r["cache"].update(capacity="x"), "cache.max_cache_len: expected int"),
+        (lambda r: r["spans"].update(stage=5), "spans.stage: expected array"),
+        (lambda r: r["spans"]["stage"].__setitem__(0, []), r"spans.stage\[0\]: expected str"),
+        (lambda r: r["checks"].append({"name": []}), "name: expected str"),
+        (lambda r: r.update(kernels={"syncs": 5}), "kernels.host_syncs: expected object"),
+        (lambda r: r.pop("spans"), "spans: it is missing"),
+    ],
+)
+def test_a_damaged_record_of_schema_1_is_one_sentence(change, message):
+    content = json.loads(EXAMPLE_OF_SCHEMA_1.read_text())
+    change(content)
+    with pytest.raises(OcrPhasesError, match=f"This record is damaged .*{message}") as caught:
+        PhaseRun.from_dict(content)
+    assert "\n" not in str(caught.value)
+
+
 def test_headline_figures_follow_from_the_spans(run):
     spans = run.spans
     prefill = spans[spans["stage"] == "prefill"]["device_ms"]
@@ -46,7 +119,7 @@ def test_headline_figures_follow_from_the_spans(run):
     assert run["inter_token_ms_p99"] == np.quantile(steps, 0.99)
     prepare = spans[spans["stage"] == "prepare"]["device_ms"]
     assert run["ttft_ms"] == pytest.approx(np.median(prepare.to_numpy() + prefill.to_numpy()))
-    assert 0.9 < run["closure"] <= 1.0
+    assert 0.9 < run["stage_coverage"] <= 1.0
     assert run["vision_ms"] >= run["sam_ms"]
     assert set(run.keys()) == set(run)
 
@@ -54,7 +127,7 @@ def test_headline_figures_follow_from_the_spans(run):
 def test_what_was_not_measured_is_none():
     run = make_run(generate=True)
     assert run["generate_ms"] > 0
-    names = ("prefill_ms", "decode_ms", "vision_ms", "sam_ms", "ttft_ms", "inter_token_ms", "closure")
+    names = ("prefill_ms", "decode_ms", "vision_ms", "sam_ms", "ttft_ms", "inter_token_ms", "stage_coverage")
     assert {run[name] for name in names} == {None}
 
 

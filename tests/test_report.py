@@ -16,7 +16,7 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
 
@@ -248,8 +248,8 @@ def test_what_the_model_wrote_stays_text(
 
 
 @pytest.mark.parametrize("shape", ["one token", "no text", "generate", "batch"])
-def test_odd_records_have_a_report_too(shape: str, tmp_path: Path, warm_kernel: WarmKernel) -> None:
-    made = report_of(make_run(**SHAPES[shape]), tmp_path, warm_kernel)
+def test_odd_records_have_a_report_too(shape: str, tmp_path: Path, reused_kernel: ReusedKernel) -> None:
+    made = report_of(make_run(**SHAPES[shape]), tmp_path, reused_kernel)
     document = Elements(made["report.html"].read_text(encoding="utf-8")).said
     assert "Error" not in document
     assert "nan" not in document

@@ -15,7 +15,7 @@ from conftest import GPU_RECORD
 from example_run import make_run
 
 from ocr_phases.batch.index import build_index
-from ocr_phases.report.jupyter_kernels import WarmKernel
+from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, render_html
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -65,7 +65,7 @@ def reports(
     plain_report: dict[str, Path],
     attacked_report: dict[str, Path],
     gpu_report: dict[str, Path],
-    warm_kernel: WarmKernel,
+    reused_kernel: ReusedKernel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """The HTML file of each kind."""
@@ -74,7 +74,7 @@ def reports(
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
     place |= {"version": "transformers 5.23.0", "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}"}
     parameters = {"record": record, "output_dir": str(folder / "verify"), "references": [place]}
-    kernel = {"kernel": warm_kernel}
+    kernel = {"kernel": reused_kernel}
     verified = execute_notebook("verify", parameters, folder / "verify.ipynb", **kernel)
     cells, batch = folder / "cells", folder / "batch"
     cells.mkdir()
@@ -82,7 +82,7 @@ def reports(
     for name in ("base", "gundam", "gundam-compiled"):
         shutil.copy(GPU_RECORD.with_name(f"h200-dummy-{name}.json"), cells)
     swept = execute_notebook(
-        "sweep_report", {"records": str(cells)}, folder / "sweep.ipynb", kernel=warm_kernel
+        "sweep_report", {"records": str(cells)}, folder / "sweep.ipynb", kernel=reused_kernel
     )
     compared = execute_notebook("compare_runs", {}, folder / "compare.ipynb", **kernel)
     make_batch(batch)

@@ -14,7 +14,7 @@ from example_run import make_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError
+from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import Stopped
 from ocr_phases.measure.models.checkpoint import load_tokenizer
@@ -34,7 +34,7 @@ def run(tiny_session):
 
 def test_tiny_reads_the_receipt(run):
     truth = json.loads((PAGES / "receipt.json").read_text())
-    assert run.result["finish"] == "eos"
+    assert run.result["finish_reason"] == "eos"
     regions = parse_grounding(run.text).regions
     labels = [region.label for region in regions]
     assert len(labels) == len(truth["regions"])
@@ -70,7 +70,7 @@ def test_the_record_holds_what_it_promises(run):
     assert {check["verdict"] for check in run.checks} == {"pass"}
     stages = run.spans.groupby("phase")["stage"].unique()
     assert set(stages["prepare"]) == {"prepare", "load_image", "tokenizer", "transfer"}
-    assert set(stages["decode"]) == {"decode", "decode_step", "decoder", "lm_head", "sampling"}
+    assert set(stages["decode"]) == {"decode", "decode_step", "language_model", "lm_head", "sampling"}
 
 
 def test_the_compression_ratio_is_the_vendors(tiny_session, run):
@@ -85,11 +85,11 @@ def test_the_compression_ratio_is_the_vendors(tiny_session, run):
     assert run["compression_ratio"] == run["text_tokens"] / 100
 
 
-@pytest.mark.parametrize(("every", "waits"), [(1, "23 in 23 steps"), (5, "5 in 23 steps")])
-def test_waits_are_counted(every, waits, tiny_session):
+@pytest.mark.parametrize(("every", "host_syncs"), [(1, "23 in 23 steps"), (5, "5 in 23 steps")])
+def test_host_syncs_are_counted(every, host_syncs, tiny_session):
     run = tiny_session.run_inference(RECEIPT, eos_check_every=every, **QUICK)
-    (check,) = (check for check in run.checks if check["name"] == "host_waits")
-    assert check["measured"] == waits
+    (check,) = (check for check in run.checks if check["name"] == "host_syncs")
+    assert check["measured"] == host_syncs
 
 
 def test_gundam_times_both_views(tiny_session):
@@ -154,7 +154,7 @@ def test_options_reach_the_run(tiny_session):
     assert mute.result["token_texts"] == [""] * 24
     endless = tiny_session.run_inference(RECEIPT, ignore_eos=True, max_new_tokens=300, repeats=1, warmup=0)
     assert endless["tokens"] == 300
-    assert endless.result["finish"] == "length"
+    assert endless.result["finish_reason"] == "length"
     one = tiny_session.run_inference(RECEIPT, max_new_tokens=1, repeats=1, warmup=0)
     assert (one["tokens"], one["decode_steps"], one["inter_token_ms"]) == (1, 0, None)
     sampled = [
@@ -307,7 +307,8 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
         again = asked_for(repeat_run, replace(make_run(), request=request))
         assert again == {**request, "preset_choice": "asked"}
     early = {**request, "prompt": "markdown", "prompts": [PROMPTS["markdown"]]}  # said False, had boxes
-    again = asked_for(repeat_run, replace(make_run(), request=early))
+    record = {**replace(make_run(), request=make_run().request | early).to_dict(), "schema": 1}
+    again = asked_for(repeat_run, PhaseRun.from_dict(record))
     assert (again["prompts"], again["grounding"]) == ([PROMPTS["markdown"]], True)
     with pytest.raises(OcrPhasesError, match="asks for boxes"):
         golden_session.prepare(RECEIPT, grounding=False)

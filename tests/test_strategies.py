@@ -19,7 +19,13 @@ from ocr_phases.measure.models.families import NATIVE, VENDOR
 from ocr_phases.measure.steps import execution as strategies
 from ocr_phases.measure.steps.phases import generate, redecode
 from ocr_phases.measure.steps.sampling import Sampler
-from ocr_phases.measure.steps.static_step import KEPT_STEPS, SLOT_MULTIPLE, StaticStep, kept_step, slots_for
+from ocr_phases.measure.steps.static_step import (
+    CACHE_LEN_MULTIPLE,
+    KEPT_STEPS,
+    StaticStep,
+    kept_step,
+    max_cache_len_for,
+)
 from ocr_phases.settings import SamplingSettings
 
 RECEIPT = PAGES / "receipt.png"
@@ -33,7 +39,7 @@ def static(golden_session, golden_forward):
     def of(case: str) -> StaticStep:
         if case not in made:
             rows, length = golden_inputs(golden_forward, case).input_ids.shape
-            made[case] = StaticStep(golden_session.model, rows, slots_for(length, 40), "eager")
+            made[case] = StaticStep(golden_session.model, rows, max_cache_len_for(length, 40), "eager")
         return made[case]
 
     return of
@@ -70,7 +76,7 @@ def test_the_static_step_equals_eager_step_by_step(case, golden_session, golden_
 def test_padded_rows_keep_their_positions(first_token, golden_session):
     inputs = padded_inputs(golden_session)
     rows, length = inputs.input_ids.shape
-    step = StaticStep(golden_session.model, rows, slots_for(length, 20), "eager")
+    step = StaticStep(golden_session.model, rows, max_cache_len_for(length, 20), "eager")
     eager = generate(golden_session.model, inputs, 16, first_token=first_token)
     mine = generate(golden_session.model, inputs, 16, first_token=first_token, step=step)
     assert mine.ids == eager.ids
@@ -132,8 +138,8 @@ def test_broken_rules_of_a_static_cache_are_errors(golden_session, golden_forwar
         decode(model, prefill(model, inputs), 4, step=step)
 
     state = prefill(model, inputs, cache=step.fresh_cache())
-    with pytest.raises(OcrPhasesError, match=f"full with {step.slots} entries"):
-        decode(model, state, step.slots, step=step)
+    with pytest.raises(OcrPhasesError, match=f"full with {step.max_cache_len} entries"):
+        decode(model, state, step.max_cache_len, step=step)
 
     state = prefill(model, inputs, cache=step.fresh_cache())
     step.cache.layers[-1].cumulative_length.sub_(1)
@@ -143,9 +149,9 @@ def test_broken_rules_of_a_static_cache_are_errors(golden_session, golden_forwar
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000))
 def test_slots_have_room_and_little_more(prompt_len, new):
-    slots = slots_for(prompt_len, new)
-    assert 0 <= slots - prompt_len - new < SLOT_MULTIPLE
-    assert slots % SLOT_MULTIPLE == 0
+    max_cache_len = max_cache_len_for(prompt_len, new)
+    assert 0 <= max_cache_len - prompt_len - new < CACHE_LEN_MULTIPLE
+    assert max_cache_len % CACHE_LEN_MULTIPLE == 0
 
 
 def test_the_last_used_steps_are_kept(golden_session):
@@ -158,7 +164,7 @@ def test_the_last_used_steps_are_kept(golden_session):
     assert kept_step(kept, golden_session.model, 1, 64, "eager")[0] is first
     kept_step(kept, golden_session.model, 1, 128, "eager")
     assert [key[1:] for key in kept] == [(3, 64), (4, 64), (1, 64), (1, 128)]
-    assert first.setup.capacity_bytes == 64 * 2 * 3 * 2 * 40 * 4
+    assert first.setup.allocated_bytes == 64 * 2 * 3 * 2 * 40 * 4
 
 
 # -- refusals -----------------------------------------------------------------------------------------

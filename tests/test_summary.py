@@ -18,9 +18,9 @@ from ocr_phases.analyse.summary import (
     STEP_COLUMNS,
     end_to_end_ms,
     repeat_table,
-    stage_ms,
     stage_table,
     step_table,
+    typical_stage_ms,
     vision_share,
 )
 from ocr_phases.analyse.typical import one_repeat, typical_repeat, typical_run, typical_sentence
@@ -63,17 +63,17 @@ def test_stage_table_sums_calls_of_the_typical_repeat_beside_the_spread_over_all
 
 def test_a_stages_time_is_of_a_repeat_and_in_decode_of_a_step() -> None:
     run = make_run()
-    times, spans = stage_ms(run), typical_run(run).spans
+    times, spans = typical_stage_ms(run), typical_run(run).spans
     for (phase, stage, view), ms in times.items():
         rows = spans[(spans["phase"] == phase) & (spans["stage"] == stage) & (spans["view"] == view)]
         assert ms == pytest.approx(rows["device_ms"].median())  # one call in a repeat or a step
     assert times["decode", "decode_step", ""] == typical_run(run)["inter_token_ms"]
     assert ("decode", "decode", "") not in times
-    first = stage_ms(run, steps=[0, 1])
+    first = typical_stage_ms(run, steps=[0, 1])
     steps = spans[(spans["stage"] == "lm_head") & spans["step"].isin([0, 1])]
     assert first["decode", "lm_head", ""] == steps["device_ms"].median()
     assert first["prefill", "sam", "local"] == times["prefill", "sam", "local"]
-    assert not [key for key in stage_ms(run, steps=[]) if key[0] == "decode"]
+    assert not [key for key in typical_stage_ms(run, steps=[]) if key[0] == "decode"]
 
 
 def test_stage_table_tells_the_views_apart() -> None:
@@ -189,7 +189,7 @@ def uneven(*factors: dict[str, float]) -> PhaseRun:
 
 def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
     """Each repeat is held up in another stage: medians of stages miss all three, those of wholes do not."""
-    run = uneven({"sam": 3.0}, {"clip": 6.0}, {"decoder": 4.0})
+    run = uneven({"sam": 3.0}, {"clip": 6.0}, {"language_model": 4.0})
     medians = run.summary()
     assert medians["vision_ms"] > 1.2 * sum(medians[f"{stage}_ms"] for stage in ("sam", "clip", "projector"))
     figures, table = typical_run(run).summary(), stage_table(run)
@@ -197,7 +197,7 @@ def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
     assert figures["prefill_ms"] == prefill["prefill", ""]
     stages = prefill[prefill.index.get_level_values("stage").isin(PREFILL_STAGES)]
     assert stages.sum() <= figures["prefill_ms"]
-    assert figures["closure"] == pytest.approx(stages.sum() / figures["prefill_ms"])
+    assert figures["stage_coverage"] == pytest.approx(stages.sum() / figures["prefill_ms"])
     assert figures["sam_ms"] == pytest.approx(prefill["sam"].sum())
     assert vision_share(run) == pytest.approx(figures["vision_ms"] / figures["prefill_ms"])
     assert figures["vision_ms"] == pytest.approx(prefill[["sam", "clip", "projector"]].sum())

@@ -25,7 +25,7 @@ from ocr_phases.analyse.sweep import (
 )
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.sweep import Cell, Outcome, make_cells, run_sweep
+from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
@@ -123,6 +123,7 @@ def test_what_a_sweep_without_visions_left_is_taken_up(tiny_session: Any, tmp_pa
         for cell, end in zip(cells, (".json", ".failed.json"), strict=True)
     )
     kept = json.loads(record.read_text())
+    kept["schema"] = 1
     del kept["request"]["vision"]
     record.write_text(json.dumps(kept))
     reason = json.loads(failed.read_text())
@@ -138,12 +139,12 @@ def test_what_a_sweep_without_visions_left_is_taken_up(tiny_session: Any, tmp_pa
     assert again[1].reason == reason["reason"]
 
 
-def states(outcomes: list[Outcome]) -> list[str]:
+def states(outcomes: list[CellOutcome]) -> list[str]:
     return [outcome.state for outcome in outcomes]
 
 
 def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path: Path) -> None:
-    seen: list[Outcome] = []
+    seen: list[CellOutcome] = []
     told: list[tuple[str, int, int]] = []
     first = run_sweep(
         tiny_session,
@@ -364,7 +365,7 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     assert says(elements.said, "2 cells", "not be measured")
     assert "4096 positions" in elements.said
     assert sum(tag == "img" or attributes.get("role") == "img" for tag, attributes in elements.found) == 7
-    assert "over floor" in elements.said
+    assert "times floor" in elements.said
     assert main(["sweep", "--records", str(tmp_path / "out"), "--out", str(tmp_path / "shown")]) == 0
     assert "Wrote" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "shown").iterdir()} == {"sweep.ipynb", "sweep.html"}

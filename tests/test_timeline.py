@@ -29,14 +29,14 @@ def test_spans_nest_and_carry_phase_step_and_view(ranges):
     timeline = Timeline("cpu")
     with timeline.in_phase("decode"):
         timeline.step = 3
-        with timeline.span("decode_step"), timeline.span("decoder", view="global"):
-            assert ranges == ["decode", "decode_step", "decoder"]
+        with timeline.span("decode_step"), timeline.span("language_model", view="global"):
+            assert ranges == ["decode", "decode_step", "language_model"]
         timeline.step = None
     rows = [dict(zip(SPAN_COLUMNS, row, strict=True)) for row in timeline.rows(repeat=2)]
     assert [(r["repeat"], r["phase"], r["stage"], r["view"], r["step"]) for r in rows] == [
         (2, "decode", "decode", "", None),
         (2, "decode", "decode_step", "", 3),
-        (2, "decode", "decoder", "global", 3),
+        (2, "decode", "language_model", "global", 3),
     ]
     for outer, inner in zip(rows, rows[1:], strict=False):
         assert outer["host_start_ms"] <= inner["host_start_ms"]
@@ -55,7 +55,7 @@ def test_everything_is_closed_when_a_phase_raises(ranges):
     assert timeline.phase == ""
 
 
-@pytest.mark.parametrize("failing", [None, "sam", "clip", "projector", "decoder", "lm_head"])
+@pytest.mark.parametrize("failing", [None, "sam", "clip", "projector", "language_model", "lm_head"])
 def test_hooks_and_ranges_go_away_also_after_an_error(failing, ranges, tiny_session):
     from conftest import PAGES
 
@@ -79,7 +79,15 @@ def test_hooks_and_ranges_go_away_also_after_an_error(failing, ranges, tiny_sess
     stages = [row[2] for row in timeline.rows()]
     assert stages[0] == "prefill"
     if failing is None:
-        assert stages[1:] == ["sam", "clip", "projector", "vision_fusion", "decoder", "lm_head", "sampling"]
+        assert stages[1:] == [
+            "sam",
+            "clip",
+            "projector",
+            "vision_fusion",
+            "language_model",
+            "lm_head",
+            "sampling",
+        ]
 
 
 def test_the_profiler_sees_the_stages_while_it_runs(tiny_session):
@@ -90,7 +98,16 @@ def test_the_profiler_sees_the_stages_while_it_runs(tiny_session):
         timeline = Timeline("cpu")
         tiny_session.run_prefill(inputs, timeline)
     seen = {event.key: event.count for event in profiler.key_averages()}
-    for stage in ("prefill", "sam", "clip", "projector", "vision_fusion", "decoder", "lm_head", "sampling"):
+    for stage in (
+        "prefill",
+        "sam",
+        "clip",
+        "projector",
+        "vision_fusion",
+        "language_model",
+        "lm_head",
+        "sampling",
+    ):
         assert seen[stage] == 1
     # An independent clock: the profiler's own time for the range.
     by_name = {event.key: event.cpu_time_total / 1e3 for event in profiler.key_averages()}

@@ -195,9 +195,9 @@ def test_spans_are_complete_and_in_the_class_s_order(session):
     rows = timeline.rows()
     spans = [(phase, stage, view, step) for _, phase, stage, view, step, *_ in rows]
     vision = [(stage, view) for view in ("local", "global") for stage in ("sam", "clip", "projector")]
-    stages = [*vision, ("vision_fusion", ""), ("decoder", ""), ("lm_head", ""), ("sampling", "")]
+    stages = [*vision, ("vision_fusion", ""), ("language_model", ""), ("lm_head", ""), ("sampling", "")]
     assert [span[1:3] for span in spans if span[0] == "prefill"] == [("prefill", ""), *stages]
-    steps = [("decode_step", 0), ("decoder", 0), ("lm_head", 0), ("sampling", 0)]
+    steps = [("decode_step", 0), ("language_model", 0), ("lm_head", 0), ("sampling", 0)]
     assert [(stage, step) for phase, stage, _, step in spans if phase == "decode"] == [
         ("decode", None),
         *((stage, step) for step in range(3) for stage, _ in steps),

@@ -119,12 +119,12 @@ RULES: dict[str, CheckText] = {
         "The prefill holds all activations of the prompt and the page; decode adds one token's.",
         "Look for a cache that is not reused, gradients, or a mask that grows in two dimensions.",
     ),
-    "closure": CheckText(
+    "stage_coverage": CheckText(
         "the stages add up to 97 % of the prefill or more",
         "What no stage accounts for is time this report cannot explain.",
         "Look for work between the stages: masks, copies, waits. On a busy machine, measure again.",
     ),
-    "host_waits": CheckText(
+    "host_syncs": CheckText(
         "one read an EOS check",
         "Each further wait for the device holds up the host, and with it the next step.",
         "Read tokens only where the end is looked for; raise eos_check_every to wait less.",

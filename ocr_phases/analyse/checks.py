@@ -32,7 +32,7 @@ from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
 
-CLOSURE = 0.97
+STAGE_COVERAGE = 0.97
 # Clocks read a little apart may add up to a little more than the whole.
 _OVERLAP = 1.01
 # A growth of the step over the run, as a part of the median step, that a busy machine makes by itself,
@@ -147,9 +147,8 @@ def _why_missing(run: PhaseRun, name: str) -> str:
         return "not asked for: ocr-phases verify compares with generate()"
     if not _has_steps(run) and name in ("single_token_steps", "cache_reused", "mask_handed_over"):
         return "there was no decode step"
-    strategy = run.model.get("strategy")
-    if strategy not in (None, "eager"):
-        return f"{strategy} steps do not call the model, so there is nothing to look at"
+    if run.model["strategy"] != "eager":
+        return f"{run.model['strategy']} steps do not call the model, so there is nothing to look at"
     return "this record was made without it"
 
 
@@ -175,7 +174,7 @@ def _vision_in_prefill_only(run: PhaseRun) -> Found:
     ran, profiled = vision_in_decode(run) if has_kernels(run) else (None, "")
     if ran:
         return "fail", profiled
-    if run.model.get("strategy") not in (None, "eager"):
+    if run.model["strategy"] != "eager":
         return ("n/a", f"{run.model['strategy']} steps show no stages") if ran is None else ("pass", profiled)
     spans_seen = f"no vision span among {int((spans['phase'] == 'decode').sum()):,} of decode"
     return "pass", f"{spans_seen}; {profiled}" if profiled else spans_seen
@@ -194,8 +193,8 @@ def _cache_linear(run: PhaseRun) -> Found:
 
 def _decode_memory(run: PhaseRun) -> Found:
     """Above the prefill's peak by more than the cache's own growth, something is kept that should not be."""
-    figures = run.summary()
-    prefill, decode = figures["prefill_peak_bytes"], figures["decode_peak_bytes"]
+    metrics = run.summary()
+    prefill, decode = metrics["prefill_peak_bytes"], metrics["decode_peak_bytes"]
     if prefill is None or decode is None:
         return "n/a", "memory was not counted"
     text = f"{bytes_text(decode)} in decode, {bytes_text(prefill)} in the prefill"
@@ -210,14 +209,14 @@ def _decode_memory(run: PhaseRun) -> Found:
     return "fail", f"{text}; the cache grew by {bytes_text(sizes[-1] - sizes[0])} only"
 
 
-def _closure(run: PhaseRun) -> Found:
-    figures = typical_run(run).summary()  # beside the stages of that repeat
-    closure = figures["closure"]
-    if closure is None or figures["prefill_ms"] is None:
+def _stage_coverage(run: PhaseRun) -> Found:
+    metrics = typical_run(run).summary()  # beside the stages of that repeat
+    coverage = metrics["stage_coverage"]
+    if coverage is None or metrics["prefill_ms"] is None:
         return "n/a", "there is no prefill to divide"
-    if closure > _OVERLAP:
-        return "fail", f"{closure * 100:.1f} %: stages overlap, so one is counted twice"
-    return ("pass" if closure >= CLOSURE else "note"), f"{closure * 100:.1f} %"
+    if coverage > _OVERLAP:
+        return "fail", f"{coverage * 100:.1f} %: stages overlap, so one is counted twice"
+    return ("pass" if coverage >= STAGE_COVERAGE else "note"), f"{coverage * 100:.1f} %"
 
 
 def _decode_trend(run: PhaseRun) -> Found:
@@ -237,7 +236,7 @@ def _decode_trend(run: PhaseRun) -> Found:
         return ("pass" if excess <= _DRIFT else "note"), text
     # The model's own growth is in every repeat; one repeat alone cannot be told from a neighbour's start.
     each = [decode_trend(one_repeat(run, number)) for number in run.repeats]
-    held = [one is not None and _excess(one, due) > _RUNAWAY for one in each]
+    held = [trend is not None and _excess(trend, due) > _RUNAWAY for trend in each]
     if len(held) > 1 and all(held):
         return "fail", text
     return "note", f"{text}; in {sum(held)} of {len(held)} repeat{'s' if len(held) > 1 else ''}"
@@ -262,7 +261,7 @@ def _outlier_steps(run: PhaseRun) -> Found:
 def _repetition_loop(run: PhaseRun) -> Found:
     found = []
     for row, result in enumerate(run.results):
-        ids = result["ids"][:-1] if result.get("finish") == "eos" else result["ids"]
+        ids = result["ids"][:-1] if result.get("finish_reason") == "eos" else result["ids"]
         loop = repetition_loop(ids)
         if loop is not None:
             period, covered = loop
@@ -297,7 +296,7 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
     "vision_in_prefill_only": _vision_in_prefill_only,
     "cache_linear": _cache_linear,
     "decode_memory": _decode_memory,
-    "closure": _closure,
+    "stage_coverage": _stage_coverage,
     "decode_trend": _decode_trend,
     "outlier_steps": _outlier_steps,
     "repetition_loop": _repetition_loop,
@@ -315,8 +314,8 @@ def _in_range(value: float | None, low: float, high: float, text: str) -> Found:
 
 
 def _expected_prefill(run: PhaseRun) -> Found:
-    whole = typical_run(run)["prefill_ms"]
-    return _in_range(whole, 50.0, 200.0, ms_text(whole))
+    total = typical_run(run)["prefill_ms"]
+    return _in_range(total, 50.0, 200.0, ms_text(total))
 
 
 def _expected_decode_step(run: PhaseRun) -> Found:
@@ -325,8 +324,8 @@ def _expected_decode_step(run: PhaseRun) -> Found:
 
 
 def _expected_ratio(run: PhaseRun) -> Found:
-    figures = typical_run(run).summary()
-    prefill, step = figures["prefill_ms"], figures["inter_token_ms"]
+    metrics = typical_run(run).summary()
+    prefill, step = metrics["prefill_ms"], metrics["inter_token_ms"]
     ratio = prefill / step if prefill and step else None
     return _in_range(ratio, 5.0, 15.0, f"{ratio or 0:.1f} steps")
 
@@ -337,9 +336,9 @@ def _expected_vision_share(run: PhaseRun) -> Found:
 
 
 def _expected_language_share(run: PhaseRun) -> Found:
-    figures = typical_run(run).summary()
-    whole, decoder = figures["prefill_ms"], figures["prefill_decoder_ms"]
-    share = decoder / whole if whole and decoder is not None else None
+    metrics = typical_run(run).summary()
+    total, language_model = metrics["prefill_ms"], metrics["prefill_language_model_ms"]
+    share = language_model / total if total and language_model is not None else None
     return _in_range(share, 0.40, 0.60, percent_text(share))
 
 
@@ -347,10 +346,10 @@ def _expected_forward_share(run: PhaseRun) -> Found:
     spans = typical_run(run).spans
     spans = spans[spans["phase"] == "decode"]
     sums = spans.groupby("stage")["device_ms"].sum()
-    whole = float(sums.get("decode", 0.0))
-    if not whole or "decoder" not in sums:
+    total = float(sums.get("decode", 0.0))
+    if not total or "language_model" not in sums:
         return "n/a", "not in this record"
-    share = float(sums["decoder"] + sums.get("lm_head", 0.0)) / whole
+    share = float(sums["language_model"] + sums.get("lm_head", 0.0)) / total
     return _in_range(share, 0.90, 0.95, percent_text(share))
 
 
@@ -362,8 +361,8 @@ def _expected_constant_decode(run: PhaseRun) -> Found:
 
 
 def _expected_memory(run: PhaseRun) -> Found:
-    figures = run.summary()
-    prefill, decode = figures["prefill_peak_bytes"], figures["decode_peak_bytes"]
+    metrics = run.summary()
+    prefill, decode = metrics["prefill_peak_bytes"], metrics["decode_peak_bytes"]
     ratio = decode / prefill if prefill and decode is not None else None
     return _in_range(ratio, 0.0, 1.0, f"{percent_text(ratio)} of the prefill's peak")
 

@@ -17,12 +17,12 @@ import pandas as pd
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS, difference_and_ratio
 from ocr_phases.analyse.noise import ceilings_apart, noise_warning
 from ocr_phases.analyse.steps import first_other_token
+from ocr_phases.analyse.strategy_text import ways_sentence
 from ocr_phases.analyse.summary import PHASES, repeat_table
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.analyse.ways import ways_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
-from ocr_phases.words import count_text, percent_text, stage_key, stage_name
+from ocr_phases.words import count_text, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     "run",
@@ -122,7 +122,7 @@ def compare_runs(
     return pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
 
 
-def figures(table: pd.DataFrame) -> pd.DataFrame:
+def headline_metrics(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `compare_runs` that are figures of the whole run, which both records have."""
     return table[(table["stage"] == "") & table["ratio"].notna()].reset_index(drop=True)
 
@@ -134,7 +134,6 @@ def in_units(table: pd.DataFrame) -> pd.DataFrame:
     size = shown["unit"] == "bytes"
     shown.loc[size, ["base", "other"]] /= 1e6
     shown["unit"] = shown["unit"].replace("bytes", "MB")
-    shown["metric"] = shown["metric"].map(_metric_key)
     return shown if shown["run"].nunique() > 1 else shown.drop(columns="run")
 
 
@@ -146,8 +145,6 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     `JUDGED` that both records have). Raises `OcrPhasesError` where a name is unknown, a record lacks a named
     one, or a single repeat leaves nothing to judge by.
     """
-    table = table.assign(metric=table["metric"].map(_metric_key))
-    metrics = [_metric_key(name) for name in metrics]
     known = set(table["metric"])
     unknown = [name for name in metrics if name not in known]
     if unknown:
@@ -179,14 +176,14 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
     if not few:
         return ""
-    told = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
+    repeats_text = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
     rests = (
         "which leaves no interval, so nothing is called faster, slower or equivalent"
         if min(few.values()) == 1
         else "so the intervals rest on the assumption that repeats scatter log-normally (Welch's t), and are "
         "wide: small changes stay inconclusive"
     )
-    return f"{told}, {rests}. Measure with --repeats {LEAST_REPEATS} or more."
+    return f"{repeats_text}, {rests}. Measure with --repeats {LEAST_REPEATS} or more."
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
@@ -210,8 +207,8 @@ def environment_table(
     """
     names = run_labels(runs) if labels is None else list(labels)
     settings = [dict(_settings(run)) for run in runs]
-    keys = dict.fromkeys(key for one in settings for key in one)
-    rows = [(*key, *(_text(one.get(key)) for one in settings)) for key in keys]
+    keys = dict.fromkeys(key for entries in settings for key in entries)
+    rows = [(*key, *(_text(entries.get(key)) for entries in settings)) for key in keys]
     if not everything:
         rows = [row for row in rows if len(set(row[2:])) > 1]
     return pd.DataFrame(rows, columns=["part", "name", *names])
@@ -311,7 +308,7 @@ def _compared(base: Metric | None, other: Metric | None, margin: float) -> tuple
     assert metric is not None
     named = (metric.name, metric.phase, metric.stage, metric.view, metric.unit)
     if base is None or other is None:
-        values = [one and float(np.nanquantile(one.samples, one.quantile)) for one in (base, other)]
+        values = [side and float(np.nanquantile(side.samples, side.quantile)) for side in (base, other)]
         return (*named, *values, *[np.nan] * 7, "n/a")
     difference, ratio = difference_and_ratio(base.samples, other.samples, metric.quantile)
     return (
@@ -351,8 +348,8 @@ def _settings(run: PhaseRun) -> Iterator[tuple[tuple[str, str], Any]]:
         "request": run.request,
     }
     for part, values in parts.items():
-        told = {name: value for name, value in values.items() if (part, name) not in _NO_SETTING}
-        for name, value in _flat(told):
+        settings = {name: value for name, value in values.items() if (part, name) not in _NO_SETTING}
+        for name, value in _flat(settings):
             yield (part, name), value
 
 
@@ -368,11 +365,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     return "–" if value is None else str(value)
-
-
-def _metric_key(name: str) -> str:
-    """A metric as it is shown and typed: ``prefill/language_model``."""
-    return "/".join(map(stage_key, name.split("/")))
 
 
 def _names(table: pd.DataFrame) -> list[str]:

@@ -176,12 +176,12 @@ def logits_bytes(
     float32 by default, because the vendor's class makes float32 logits of all positions.
     """
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
-    one = batch * read_architecture(config).text.vocab * dtype_bytes
-    return {"all": prompt_len * one, "last": one}
+    position_bytes = batch * read_architecture(config).text.vocab * dtype_bytes
+    return {"all": prompt_len * position_bytes, "last": position_bytes}
 
 
 def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:
-    """FLOPs of the prefill's decoder on pairs of positions that the causal mask hides.
+    """FLOPs of the prefill's language model on pairs of positions that the causal mask hides.
 
     Of T x T pairs T(T+1)/2 are seen, so T(T-1)/2 are not, at 4 FLOPs a channel of all heads and layer. They
     are in `prefill_cost`, and a causal kernel need not do them.
@@ -251,7 +251,7 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
 def _language_rows(
     phase: str, sizes: Architecture, length: int, context: int, batch: int, dtype_bytes: int, distinct: int
 ) -> list[tuple]:
-    """The decoder's rows: ``length`` new tokens a row of the batch, attending to ``context`` entries.
+    """The language model's rows: ``length`` new tokens a row of the batch, attending to ``context`` entries.
 
     ``distinct`` rows of the batch choose experts of their own.
     """
@@ -275,7 +275,7 @@ def _language_rows(
     kv_bytes = 2 * text.layers * kv_heads * batch * context * dtype_bytes
 
     def row(part: str, work: Work, **counts: float) -> tuple:
-        return _row(phase, "decoder", "", part, work, dtype_bytes, **counts)
+        return _row(phase, "language_model", "", part, work, dtype_bytes, **counts)
 
     return [
         row("embedding", embedding, read=tokens * text.hidden),

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.summary import stage_ms, step_table
+from ocr_phases.analyse.summary import step_table, typical_stage_ms
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, ms_text
@@ -34,13 +34,13 @@ FLOOR_COLUMNS = (
     "intensity",
     "device_ms",
     "floor_ms",
-    "limit",
-    "distance",
+    "bound_by",
+    "times_floor",
     "mfu",
     "mbu",
     "source",
 )
-DECODE_FLOOR_COLUMNS = ("step", "cache_len", "floor_ms", "limit", "source")
+DECODE_FLOOR_COLUMNS = ("step", "cache_len", "floor_ms", "bound_by", "source")
 _WHOLES = {"prefill": "prefill", "decode": "decode_step"}
 
 
@@ -57,7 +57,7 @@ class Ceilings:
         """The least time of ``flops`` operations over ``count`` bytes, ms."""
         return max(flops / self.flops_per_s, count / self.bandwidth_bytes_per_s) * 1e3
 
-    def limit(self, flops: float, count: float) -> str:
+    def bound_by(self, flops: float, count: float) -> str:
         """Which of the two it is: ``arithmetic`` or ``bandwidth``."""
         arithmetic = flops / self.flops_per_s > count / self.bandwidth_bytes_per_s
         return "arithmetic" if arithmetic else "bandwidth"
@@ -106,25 +106,25 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` (without
     `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms`` that of the
     typical repeat (of a decode step: the median of its steps), ``floor_ms`` at the cache length in the middle
-    of the run. ``limit`` is ``arithmetic`` or ``bandwidth``, ``distance`` measured over floor, ``mfu`` and
-    ``mbu`` shares of one, ``source`` that of the ceilings. Empty where `why_no_floor` says so. A stage that
-    was not timed has NaN.
+    of the run. ``bound_by`` is ``arithmetic`` or ``bandwidth``, ``times_floor`` measured over floor, ``mfu``
+    and ``mbu`` shares of one, ``source`` that of the ceilings. Empty where `why_no_floor` says so. A stage
+    that was not timed has NaN.
     """
     ceilings, costs = ceilings_of(run), _costs(run)
     if why_no_floor(run) is not None or ceilings is None or costs is None:
         return pd.DataFrame(columns=list(FLOOR_COLUMNS))
     # A stage too short for the clock says nothing.
-    measured = {place: ms for place, ms in stage_ms(run).items() if ms > 0}
+    measured = {place: ms for place, ms in typical_stage_ms(run).items() if ms > 0}
     rows = []
     for phase, stages in costs.groupby("phase", sort=False):
-        whole, floors = (str(phase), _WHOLES[str(phase)], ""), 0.0
+        key, floors = (str(phase), _WHOLES[str(phase)], ""), 0.0
         for stage, view, flops, count in stages[["stage", "view", *_WORK]].itertuples(index=False, name=None):
             floor = ceilings.floor_ms(flops, count)
             place = (str(phase), stage, view)
             rows.append(_floor_row(place, ceilings, flops, count, floor, measured.get(place, np.nan)))
             floors += floor
         flops, count = (float(stages[name].sum()) for name in _WORK)
-        rows.append(_floor_row(whole, ceilings, flops, count, floors, measured.get(whole, np.nan)))
+        rows.append(_floor_row(key, ceilings, flops, count, floors, measured.get(key, np.nan)))
     return pd.DataFrame(rows, columns=list(FLOOR_COLUMNS))
 
 
@@ -155,7 +155,7 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
             "step": steps["step"].to_numpy(),
             "cache_len": lengths,
             "floor_ms": floor,
-            "limit": [ceilings.limit(*pair) for pair in zip(flops, counts, strict=True)],
+            "bound_by": [ceilings.bound_by(*pair) for pair in zip(flops, counts, strict=True)],
             "source": ceilings.source,
         }
     )
@@ -166,14 +166,14 @@ def floor_sentence(run: PhaseRun) -> str:
     table = floor_table(run)
     ceilings = ceilings_of(run)
     step = table[table["stage"] == "decode_step"]
-    if ceilings is None or step.empty or not np.isfinite(step["distance"].iloc[0]):
+    if ceilings is None or step.empty or not np.isfinite(step["times_floor"].iloc[0]):
         return ""
     row = step.iloc[0]
-    allows = "memory bandwidth" if row["limit"] == "bandwidth" else "arithmetic"
+    allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
     source = "measured on this device" if ceilings.source == "measured" else f"by the {ceilings.name}"
     return (
         f"A decode step takes {ms_text(row['device_ms'])} where {allows} allows {ms_text(row['floor_ms'])}, "
-        f"{times_text(row['distance'])} its floor ({source})."
+        f"{times_text(row['times_floor'])} its floor ({source})."
     )
 
 
@@ -226,7 +226,7 @@ def _costs(run: PhaseRun) -> pd.DataFrame | None:
         table, shape = _with_bytes(run_cost(run)), run_shape(run)
     except OcrPhasesError:
         return None
-    prefill = (table["phase"] == "prefill") & (table["stage"] == "decoder")
+    prefill = (table["phase"] == "prefill") & (table["stage"] == "language_model")
     table.loc[prefill, "flops"] -= masked_flops(
         run.model["config"], prompt_len=shape["prompt_len"], batch=shape["batch"]
     )
@@ -254,7 +254,7 @@ def _floor_row(
         flops / count,
         ms,
         floor,
-        ceilings.limit(flops, count),
+        ceilings.bound_by(flops, count),
         ms / floor,
         flops / seconds / ceilings.flops_per_s,
         count / seconds / ceilings.bandwidth_bytes_per_s,

@@ -57,8 +57,8 @@ def key_figures(run: PhaseRun) -> list[tuple[str, str, str]]:
     if figures["kv_cache_bytes"]:
         each = run.cache.get("bytes_per_token")
         note = f"{bytes_text(each)} a token" if each else "at its largest"
-        if run.cache.get("capacity_bytes"):
-            note += f"; static, room for {bytes_text(run.cache['capacity_bytes'])}"
+        if run.cache.get("allocated_bytes"):
+            note += f"; static, room for {bytes_text(run.cache['allocated_bytes'])}"
         shown.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
     return shown
 
@@ -193,7 +193,7 @@ def _caveats(run: PhaseRun) -> list[str]:
     caveats = list(filter(None, [text_doubt(run)]))
     if run.request.get("ignore_eos"):
         caveats.append("The end token was ignored, so the number of tokens is the one that was asked for.")
-    elif run.result.get("finish") == "length":
+    elif run.result.get("finish_reason") == "length":
         limit = run.request.get("max_new_tokens", run.token_count)
         caveats.append(
             f"It stopped at the limit of {count_text(limit, 'token')}, so the text may be cut short."

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.summary import STAGE_KEYS, stage_ms
+from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import VISION_STAGES, PhaseRun
 from ocr_phases.words import ms_text, percent_text, stage_name
@@ -62,7 +62,7 @@ GAP_CAUSES = ("host sync", "launch", "device")
 DEVICE_BOUND = 0.7
 #: From this share of the idle time on that follows the host's waits, they and not the launches are to blame.
 _SYNC_BOUND = 0.5
-#: From this share of its floor's rate on that the device reaches while it works, the floor's limit bounds it.
+#: From this share of its floor's rate on that the device reaches while it works, it is bound as its floor is.
 FLOOR_BOUND = 0.5
 #: From this share of the prefill on, both under the profiler, one operator's waits are worth a word.
 _CLEAR_WAIT = 0.05
@@ -88,7 +88,7 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     counts = ["kernels", "copies", "launches", "busy_ms"]
     table[counts] = table[counts].div(per_step, axis=0)
     table["profiled_ms"] = table["host_ms"] / per_step
-    walls = stage_ms(run, steps=_table(run, "decode_steps")["step"].tolist())
+    walls = typical_stage_ms(run, steps=_table(run, "decode_steps")["step"].tolist())
     keys = table[[*STAGE_KEYS]].itertuples(index=False, name=None)
     table["wall_ms"] = [walls.get(key, math.nan) for key in keys]
     table["idle_share"] = (1.0 - table["busy_ms"] / table["wall_ms"]).clip(lower=0.0)
@@ -104,8 +104,8 @@ def top_kernels(run: PhaseRun, stage: str | None = None) -> pd.DataFrame:
     table = _table(run, "top")
     if stage is not None:
         table = table[(table["stage"] == stage) | (table["phase"] == stage)].reset_index(drop=True)
-    whole = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
-    table["share"] = table["device_ms"] / whole
+    total = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
+    table["share"] = table["device_ms"] / total
     _per_step(run, table, "count", "device_ms")
     return table[list(TOP_COLUMNS)]
 
@@ -139,11 +139,11 @@ def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     a graph cannot be told and has no row.
     """
     table = _table(run, "parts")
-    whole = kernel_table(run).set_index(["phase", "stage", "view"])
+    totals = kernel_table(run).set_index(["phase", "stage", "view"])
     _per_step(run, table, "kernels", "busy_ms")
     for column, of in (("of_busy", "busy_ms"), ("of_wall", "wall_ms")):
-        wholes = [whole[of].get((phase, _whole(phase), ""), math.nan) for phase in table["phase"]]
-        table[column] = table["busy_ms"] / np.asarray(wholes, dtype=np.float64)
+        of_phase = [totals[of].get((phase, _whole(phase), ""), math.nan) for phase in table["phase"]]
+        table[column] = table["busy_ms"] / np.asarray(of_phase, dtype=np.float64)
     return table[list(SHARE_COLUMNS)]
 
 
@@ -155,7 +155,7 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
     direction of the copy that was waited for. ``count`` is per step in decode: each one beyond the read of
     the end token holds up the next launches.
     """
-    table = _table(run, "syncs")
+    table = _table(run, "host_syncs")
     _per_step(run, table, "count", "wait_ms")
     order = table["phase"].map({"prepare": 0, "prefill": 1, "decode": 2})
     table = table.assign(order=order).sort_values(["order", "count"], ascending=[True, False], kind="stable")
@@ -171,7 +171,7 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
     (``idle_after_sync``; gaps were seen under the profiler, so it is cut at 1), else ``launch-bound``. Any
     other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of, where the floor is at
     least `FLOOR_BOUND` of the busy time (``of_floor``); ``floors`` is `floor_table`'s (``phase``, ``stage``,
-    ``view``, ``floor_ms``, ``limit``, ``mfu``, ``mbu``). Farther from its floor, or without one, it is
+    ``view``, ``floor_ms``, ``bound_by``, ``mfu``, ``mbu``). Farther from its floor, or without one, it is
     ``device-bound``. ``prepare`` is the host's own work and has no verdict.
     """
     table = kernel_table(run).dropna(subset=["wall_ms"])
@@ -188,7 +188,7 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
         floor: Mapping[Any, Any] = known.get(key, {})
         floor_ms, mfu, mbu = (floor.get(name, math.nan) for name in ("floor_ms", "mfu", "mbu"))
         of_floor = floor_ms / row["busy_ms"]
-        verdict = _verdict(row, after_sync, queue_ms, of_floor, floor.get("limit"))
+        verdict = _verdict(row, after_sync, queue_ms, of_floor, floor.get("bound_by"))
         reason = _reason(row, verdict, after_sync, of_floor, floor)
         times = (row["busy_ms"], row["wall_ms"], after_sync, queue_ms)
         rows.append((*key, verdict, *times, floor_ms, of_floor, mfu, mbu, reason))
@@ -209,7 +209,7 @@ def kernel_sentence(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
             parts.append(f"{phase} is {row['verdict']}: the GPU works {works}{unit}{_at_floor(row)}")
             if phase == "prefill":
                 parts += _waits(run)
-            elif row["verdict"] == "launch-bound" and run.model.get("strategy") == "eager":
+            elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
                 busy = ms_text(row["busy_ms"])
                 parts.append(f"captured in a graph it would take about that {busy} at best")
     text = "; ".join(parts)
@@ -273,14 +273,14 @@ def _whole(phase: str) -> str:
 def _waits(run: PhaseRun) -> list[str]:
     """The operator that waits longest in the prefill, as a clause; none where that is little of it."""
     table, waits = kernel_table(run), host_syncs(run)
-    whole = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
+    total = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
     waits = waits[(waits["phase"] == "prefill") & (waits["operator"] != "")]
     each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
     return [
         f"in it the host waits {count:,.0f} times for the GPU in {operator} of {stage_name(stage)}, "
         f"{ms_text(ms)} under the profiler"
         for (stage, operator), count, ms in each.itertuples(name=None)
-        if ms >= _CLEAR_WAIT * whole
+        if ms >= _CLEAR_WAIT * total
     ]
 
 
@@ -295,12 +295,12 @@ def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series
 
 
 def _verdict(
-    row: Mapping[Any, Any], after_sync: float, queue_ms: float, of_floor: float, limit: str | None
+    row: Mapping[Any, Any], after_sync: float, queue_ms: float, of_floor: float, bound_by: str | None
 ) -> str:
     if row["busy_ms"] + queue_ms < DEVICE_BOUND * row["wall_ms"]:
         return "host-sync-bound" if after_sync >= _SYNC_BOUND else "launch-bound"
     if of_floor >= FLOOR_BOUND:
-        return "compute-bound" if limit == "arithmetic" else "bandwidth-bound"
+        return "compute-bound" if bound_by == "arithmetic" else "bandwidth-bound"
     return "device-bound"
 
 
@@ -324,7 +324,7 @@ def _reason(
     text += _at_floor({"verdict": verdict, "of_floor": of_floor})
     if not floor:
         return text
-    allows = "arithmetic" if floor["limit"] == "arithmetic" else "memory bandwidth"
+    allows = "arithmetic" if floor["bound_by"] == "arithmetic" else "memory bandwidth"
     used = f"MFU {percent_text(floor['mfu'])}, MBU {percent_text(floor['mbu'])}"
     return f"{text}; {allows} allows {ms_text(floor['floor_ms'])} ({used})"
 

@@ -84,20 +84,20 @@ def repeat_spread(run: PhaseRun) -> Finding:
     if len(run.repeats) < 2:
         return Finding("n/a", "a single repeat says nothing about the spread")
     table = repeat_table(run)
-    told, worst, why, most = [], 1.0, "", 0.0
+    ranges, worst, why, most = [], 1.0, "", 0.0
     for phase in PHASES[1:]:
         times = table[f"{phase}_ms"]
         if times.isna().any():
             continue
         low, high = float(times.min()), float(times.max())
-        told.append(f"{phase} {ms_text(low)} to {ms_text(high)}")
+        ranges.append(f"{phase} {ms_text(low)} to {ms_text(high)}")
         ratio = high / low if high - low > _CLEAR_MS else 1.0
         worst = max(worst, ratio)
         if ratio > SPREAD_NOISY and high - low > most:  # named is the phase that the most time went astray in
             took = "generate()" if phase == "generate" else f"the {phase}"
             most, why = high - low, f"{took} took {ms_text(low)} in one repeat and {ms_text(high)} in another"
     verdict = "noisy" if worst > SPREAD_NOISY else "note" if worst > SPREAD_NOTE else "pass"
-    return Finding(verdict, "; ".join(told), why, f"{_QUIET}; {_REPEAT}")
+    return Finding(verdict, "; ".join(ranges), why, f"{_QUIET}; {_REPEAT}")
 
 
 def busy_host(run: PhaseRun) -> Finding:
@@ -105,16 +105,16 @@ def busy_host(run: PhaseRun) -> Finding:
     if not run.device.get("conditions"):
         return Finding("n/a", "this record does not say what else the machine did")
     found = [*_host_findings(run), *_gpu_findings(run)]
-    noisy, notes, told = (
+    noisy, notes, passed = (
         [text for verdict, text in found if verdict == kind] for kind in ("noisy", "note", "pass")
     )
-    verdict = "noisy" if noisy else "note" if notes else "pass" if told else "n/a"
+    verdict = "noisy" if noisy else "note" if notes else "pass" if passed else "n/a"
     what = (
         _QUIET
         if any("GPU" not in text for text in noisy)
         else "leave the GPU to this program and let it cool"
     )
-    measured = "; ".join([*noisy, *notes, *told]) or "this system does not tell"
+    measured = "; ".join([*noisy, *notes, *passed]) or "this system does not tell"
     return Finding(verdict, measured, " and ".join(noisy), f"{what}; {_REPEAT}" if noisy else "")
 
 

@@ -14,7 +14,6 @@ import pandas as pd
 
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import VISION_STAGES, PhaseRun
-from ocr_phases.words import stage_key
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
@@ -55,12 +54,7 @@ STEP_COLUMNS = (
 )
 
 
-def shown_stages(table: pd.DataFrame) -> pd.DataFrame:
-    """A table with a column ``stage`` as a terminal shows it, by `stage_key`."""
-    return table.assign(stage=table["stage"].map(stage_key))
-
-
-def stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
+def typical_stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
     """Time of each stage in the typical repeat on the device clock in ms, by phase, stage and view.
 
     The sum over its calls; of decode's stages the median over its steps, or over ``steps`` of them. The loop
@@ -80,17 +74,17 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
 
     Times are ms. ``device_ms`` and ``host_ms`` are sums over the ``calls`` of the typical repeat
     (`ocr_phases.analyse.typical`), so that stages add up to their phase; ``device_ms_p10`` and ``_p90`` are
-    over all repeats. ``share`` is what ``device_ms`` is of the phase's own. In decode ``decoder``,
+    over all repeats. ``share`` is what ``device_ms`` is of the phase's own. In decode ``language_model``,
     ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     rows = []
     sums, shown = _repeat_sums(run), typical_run(run)
-    wholes = {phase: float(shown.repeat_ms(phase, phase)[0]) for phase in PHASES}
+    totals = {phase: float(shown.repeat_ms(phase, phase)[0]) for phase in PHASES}
     for key, spans in shown.spans.groupby([*STAGE_KEYS], sort=False):
         phase, stage, view = map(str, key)
         low, high = np.quantile(sums.loc[(phase, stage, view), :].to_numpy(dtype=np.float64), (0.1, 0.9))
         ms, host = (float(spans[clock].sum()) for clock in ("device_ms", "host_ms"))
-        share = ms / wholes[phase] if wholes[phase] else math.nan
+        share = ms / totals[phase] if totals[phase] else math.nan
         row = (phase, stage, view, len(spans), ms, float(low), float(high), host, share)
         rows.append(((PHASES.index(phase), stage != phase, spans["host_start_ms"].min(), -ms), row))
     rows.sort(key=lambda row: row[0])
@@ -105,8 +99,8 @@ def repeat_table(run: PhaseRun) -> pd.DataFrame:
     """
     table = pd.DataFrame({"repeat": run.repeats})
     for phase in PHASES:
-        whole = run.repeat_ms(phase, phase)
-        table[f"{phase}_ms"] = np.where(whole > 0, whole, math.nan)
+        total = run.repeat_ms(phase, phase)
+        table[f"{phase}_ms"] = np.where(total > 0, total, math.nan)
     steps = run.spans[run.spans["stage"] == "decode_step"].groupby("repeat").size()
     table["steps"] = table["repeat"].map(steps).fillna(0).astype("int64")
     table["ttft_ms"] = table["prepare_ms"].fillna(0.0) + table["prefill_ms"]
@@ -139,9 +133,9 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     known = [lengths[step + 1] if step + 1 < len(lengths) else pd.NA for step in table["step"]]
     table["cache_len"] = pd.array(known, dtype="Int64")
     times = table["device_ms"]
-    middle = times.median()
-    limit = middle + OUTLIER_DEVIATIONS * (times - middle).abs().median()
-    table["outlier"] = (times > limit) & (times > OUTLIER_FACTOR * middle)
+    median = times.median()
+    limit = median + OUTLIER_DEVIATIONS * (times - median).abs().median()
+    table["outlier"] = (times > limit) & (times > OUTLIER_FACTOR * median)
     return table[list(STEP_COLUMNS)]
 
 
@@ -153,9 +147,9 @@ def end_to_end_ms(run: PhaseRun) -> np.ndarray:
 def vision_share(run: PhaseRun) -> float | None:
     """SAM, CLIP and projector as a part of the prefill, in the typical repeat; None without a prefill."""
     shown = typical_run(run)
-    whole = float(shown.repeat_ms("prefill", "prefill")[0])
+    total = float(shown.repeat_ms("prefill", "prefill")[0])
     return (
-        sum(float(shown.repeat_ms(stage, "prefill")[0]) for stage in VISION_STAGES) / whole if whole else None
+        sum(float(shown.repeat_ms(stage, "prefill")[0]) for stage in VISION_STAGES) / total if total else None
     )
 
 

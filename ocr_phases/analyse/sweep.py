@@ -13,8 +13,8 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.noise import noisy_findings
+from ocr_phases.analyse.strategy_text import cell_name, ways_sentence
 from ocr_phases.analyse.summary import end_to_end_ms, step_table
-from ocr_phases.analyse.ways import cell_name, ways_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text, ms_text
@@ -44,7 +44,7 @@ SWEEP_COLUMNS = (
     "tokens_per_s",
     "kv_cache_bytes",
     "peak_bytes",
-    "step_limit",
+    "step_bound_by",
     "floor_source",
     "model",
     "dtype",
@@ -95,26 +95,26 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     are a row's, ``peak_bytes`` the largest of any phase. ``page_ms`` is a page's time from its file to its
     last token (the whole batch's), with p90 and p99 over the repeats; ``pages_per_min`` counts all rows. The
     floors are what the hardware allows
-    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_limit``; their
+    (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_bound_by``; their
     ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``vision_share`` is ``vision_ms`` over
     ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by
     prompt length, strategy, vision (eager first), batch and tokens.
     """
     rows = []
     for cell, run in records.items():
-        figures = run.summary()
+        metrics = run.summary()
         peaks = [max(values) for values in run.memory.get("peak_bytes", {}).values() if values]
-        known = {name: figures[name] for name in SWEEP_COLUMNS if name in figures}
+        known = {name: metrics[name] for name in SWEEP_COLUMNS if name in metrics}
         rows.append(
             {
                 "cell": cell,
                 "preset": run.page["preset"],
-                "strategy": run.model.get("strategy"),
-                "vision": run.request.get("vision", "eager"),
+                "strategy": run.model["strategy"],
+                "vision": run.request["vision"],
                 "batch": len(run.results),
                 "max_new_tokens": run.request["max_new_tokens"],
-                "vision_share": figures["vision_ms"] / figures["prefill_ms"]
-                if figures["prefill_ms"]
+                "vision_share": metrics["vision_ms"] / metrics["prefill_ms"]
+                if metrics["prefill_ms"]
                 else None,
                 "peak_bytes": max(peaks, default=None),
                 "model": run.model["name"],
@@ -127,7 +127,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
-    numbers = list(SWEEP_COLUMNS[SWEEP_COLUMNS.index("prefill_ms") : SWEEP_COLUMNS.index("step_limit")])
+    numbers = list(SWEEP_COLUMNS[SWEEP_COLUMNS.index("prefill_ms") : SWEEP_COLUMNS.index("step_bound_by")])
     table[numbers] = table[numbers].astype("float64")
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
     return table.sort_values(
@@ -136,9 +136,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 
 def _end_to_end(run: PhaseRun) -> dict[str, float]:
-    middle, *tail = np.quantile(end_to_end_ms(run), (0.5, 0.9, 0.99))
+    median, *tail = np.quantile(end_to_end_ms(run), (0.5, 0.9, 0.99))
     names = ("page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min")
-    return dict(zip(names, (middle, *tail, 60_000.0 * len(run.results) / middle), strict=True))
+    return dict(zip(names, (median, *tail, 60_000.0 * len(run.results) / median), strict=True))
 
 
 def _floors(run: PhaseRun) -> dict[str, Any]:
@@ -146,11 +146,11 @@ def _floors(run: PhaseRun) -> dict[str, Any]:
     floors = floor_table(run).set_index("stage")
     known: dict[str, Any] = {}
     if "prefill" in floors.index:
-        whole = floors.loc["prefill"]
-        known |= {"prefill_floor_ms": whole["floor_ms"], "floor_source": whole["source"]}
+        prefill = floors.loc["prefill"]
+        known |= {"prefill_floor_ms": prefill["floor_ms"], "floor_source": prefill["source"]}
     if "decode_step" in floors.index:
         step = floors.loc["decode_step"]
-        known |= {"step_floor_ms": step["floor_ms"], "step_limit": step["limit"]}
+        known |= {"step_floor_ms": step["floor_ms"], "step_bound_by": step["bound_by"]}
     return known
 
 
@@ -161,9 +161,9 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     One with eager vision comes before others, which decode alike.
     """
     longest: dict[tuple[Any, ...], tuple[str, PhaseRun]] = {}
-    eager_first = sorted(records.items(), key=lambda item: item[1].request.get("vision", "eager") != "eager")
+    eager_first = sorted(records.items(), key=lambda item: item[1].request["vision"] != "eager")
     for cell, run in eager_first:
-        key = (run.page["preset"], run.model.get("strategy"), len(run.results))
+        key = (run.page["preset"], run.model["strategy"], len(run.results))
         if key not in longest or run.token_count > longest[key][1].token_count:
             longest[key] = (cell, run)
     pieces = []
@@ -230,7 +230,7 @@ def _cell(row: pd.Series, table: pd.DataFrame) -> str:
 def _failure(path: Path) -> tuple[Any, ...]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        told = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
-        return (path.name.removesuffix(".failed.json"), *(told[name] for name in FAILURE_COLUMNS[1:]))
+        entries = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
+        return (path.name.removesuffix(".failed.json"), *(entries[name] for name in FAILURE_COLUMNS[1:]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OcrPhasesError(f"{path} is damaged ({error}): remove it and sweep again.") from error

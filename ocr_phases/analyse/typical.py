@@ -22,9 +22,9 @@ def typical_repeat(run: PhaseRun) -> int:
     first_token = run.repeat_ms("prepare", "prepare") + run.repeat_ms("prefill", "prefill")
     distance = np.zeros(len(run.repeats))
     for times in (first_token, run.repeat_ms("decode", "decode"), run.repeat_ms("generate", "generate")):
-        middle = float(np.median(times))
-        if middle > 0:
-            distance += np.abs(times / middle - 1.0)
+        median = float(np.median(times))
+        if median > 0:
+            distance += np.abs(times / median - 1.0)
     return run.repeats[int(distance.argmin())]
 
 

@@ -87,8 +87,8 @@ def measure_pages(
     """
     counts = Counts()
     handed_out: dict[Future[Outcome], _Task] = {}
-    alike: collections.Counter[str] = collections.Counter()
-    suspects: dict[str, set[str]] = collections.defaultdict(set)
+    reasons: collections.Counter[str] = collections.Counter()
+    failed_by_slot: dict[str, set[str]] = collections.defaultdict(set)
 
     def hand_out(task: _Task) -> None:
         handed_out[pool.submit(task.request, timeout)] = task
@@ -99,8 +99,8 @@ def measure_pages(
             task = handed_out.pop(future)
             outcome = _result(future)
             task.attempts.append(_attempt(outcome))
-            _stop_if_hopeless(outcome, counts)
-            _stop_if_worker_is_broken(outcome, task.job, suspects)
+            _stop_if_no_page_can_succeed(outcome, counts)
+            _stop_if_worker_is_broken(outcome, task.job, failed_by_slot)
             folder = out / task.job.folder
             if outcome.failure is None:
                 take_attempt(folder, outcome.place)
@@ -113,8 +113,8 @@ def measure_pages(
                 counts.done += 1
             else:
                 counts.failed += 1
-                alike[outcome.reason] += 1
-                _stop_if_all_alike(outcome, counts, alike)
+                reasons[outcome.reason] += 1
+                _stop_if_all_fail_the_same(outcome, counts, reasons)
         progress(counts)
 
     with Listing(out) as listing:
@@ -232,19 +232,19 @@ def _result(future: Future[Outcome]) -> Outcome:
     return Outcome("died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time())
 
 
-def _stop_if_hopeless(outcome: Outcome, counts: Counts) -> None:
+def _stop_if_no_page_can_succeed(outcome: Outcome, counts: Counts) -> None:
     if outcome.failure in ("output", "versions"):
         raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
     if outcome.failure == "model" and not (counts.kept or counts.done or counts.failed):
         raise OcrPhasesError(outcome.reason)
 
 
-def _stop_if_worker_is_broken(outcome: Outcome, job: Job, suspects: dict[str, set[str]]) -> None:
+def _stop_if_worker_is_broken(outcome: Outcome, job: Job, failed_by_slot: dict[str, set[str]]) -> None:
     """A broken device fails its pages faster than sound ones do theirs, and would soon have failed all."""
     if outcome.failure in _SOUND:
-        suspects.pop(outcome.slot, None)
+        failed_by_slot.pop(outcome.slot, None)
     elif outcome.failure in _BROKEN and outcome.slot:
-        failed = suspects[outcome.slot]
+        failed = failed_by_slot[outcome.slot]
         failed.add(job.id)
         if len(failed) >= GIVE_UP_AFTER:
             where = outcome.slot.partition(":")[0]
@@ -256,8 +256,8 @@ def _stop_if_worker_is_broken(outcome: Outcome, job: Job, suspects: dict[str, se
             )
 
 
-def _stop_if_all_alike(outcome: Outcome, counts: Counts, alike: collections.Counter[str]) -> None:
-    if counts.kept or counts.done or alike[outcome.reason] < GIVE_UP_AFTER:
+def _stop_if_all_fail_the_same(outcome: Outcome, counts: Counts, reasons: collections.Counter[str]) -> None:
+    if counts.kept or counts.done or reasons[outcome.reason] < GIVE_UP_AFTER:
         return
     raise OcrPhasesError(
         f"The first {GIVE_UP_AFTER} pages failed alike: {outcome.reason.rstrip('.')}. "

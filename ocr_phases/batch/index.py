@@ -19,7 +19,7 @@ from ocr_phases.analyse.summary import end_to_end_ms, vision_share
 from ocr_phases.batch.store import (
     RECORD,
     Entry,
-    check_record,
+    check_record_hash,
     page_status,
     read_listing,
 )
@@ -59,7 +59,7 @@ DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
 _SLOWEST = 25
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
-_FIGURES = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
+_METRICS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
 _NOTES_SHOWN = ("repetition_loop",)
 _FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "page_ms", "vision_share", "seconds")
 
@@ -128,18 +128,18 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], PhaseRun | None]
         }
         if status["failure"]:
             return {**base, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
-        check_record(folder, status)
+        check_record_hash(folder, status)
         run = PhaseRun.load(folder / RECORD)
     except OcrPhasesError as error:
         return {**base, "status": FAILED, "reason": str(error)}, None
-    figures = run.summary()
+    metrics = run.summary()
     report = status["report"]
     warnings = _warnings(run)
     if report and report["state"] == "failed":
         warnings.append("report not rendered")
     row = {
         **base,
-        **{name: figures[name] for name in _FIGURES},
+        **{name: metrics[name] for name in _METRICS},
         "status": DONE,
         "reason": report["reason"] if report else "",
         "model": run.model["name"],
@@ -160,7 +160,7 @@ def _warnings(run: PhaseRun) -> list[str]:
         for check in run_rules(run)
         if check.verdict == "fail" or (check.verdict == "note" and check.name in _NOTES_SHOWN)
     ]
-    if run.result.get("finish") == "length" and not run.request.get("ignore_eos"):
+    if run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos"):
         found.append("cut at the token limit")
     return found
 

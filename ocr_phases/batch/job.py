@@ -80,7 +80,7 @@ def make_jobs(
     What a name leaves open is settled here: ``auto_device()`` is the device that ``auto`` stands for, and the
     ``revision`` of a hub id is the commit in this machine's cache.
     """
-    found = versions()
+    found = code_versions()
     for page in pages:
         merged = {**settings, **page.settings}
         if merged.get("device") == "auto" and auto_device is not None:
@@ -95,7 +95,7 @@ def make_jobs(
 
 
 @lru_cache(maxsize=1)
-def versions() -> dict[str, Any]:
+def code_versions() -> dict[str, Any]:
     """What a measurement depends on, read without importing it; None for what is not installed."""
     installed: dict[str, Any] = {"python": platform.python_version()}
     for package in _PACKAGES:

@@ -134,11 +134,11 @@ def _below(
 
 def _globbed(pattern: str, own: Path | None, pages_of: _PagesOf) -> Iterator[Page]:
     """The pages that a glob finds, named from its last folder without a wildcard."""
-    whole = Path(pattern).expanduser()
-    fixed = itertools.takewhile(lambda part: not set(part) & set("*?["), whole.parts)
+    expanded = Path(pattern).expanduser()
+    fixed = itertools.takewhile(lambda part: not set(part) & set("*?["), expanded.parts)
     base = Path(*fixed)
     try:
-        matches = sorted(glob.iglob(str(whole), recursive=True))  # noqa: PTH207 (may be absolute)
+        matches = sorted(glob.iglob(str(expanded), recursive=True))  # noqa: PTH207 (may be absolute)
     except RecursionError as error:
         raise OcrPhasesError(f"{pattern} leads through too many folders: name the folder {base}.") from error
     for match in matches:

@@ -1,9 +1,12 @@
-"""What became of one attempt at a page."""
+"""What a worker is asked, and what became of one attempt at a page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+WorkerRequest = Mapping[str, Any]
 
 #: Why an attempt failed, as the index names it.
 FAILURES = {

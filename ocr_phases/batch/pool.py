@@ -8,22 +8,20 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 from ocr_phases.batch.child import WORKER_COMMAND, Child
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.errors import OcrPhasesError
-
-Request = Mapping[str, Any]
 
 
 class Pool(Protocol):
     """Where pages are done: what the driver needs of it."""
 
-    def submit(self, request: Request, timeout: float | None) -> Future[Outcome]:
+    def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
         """Do one page some time; the future's result is its outcome."""
 
-    def ask(self, request: Request) -> list[Future[Outcome]]:
+    def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """The same of every worker that may differ from the others; none while there is no worker."""
 
     def room(self) -> int:
@@ -50,11 +48,11 @@ class LocalPool:
         self.children: list[Child] = []
         self.closed = False
 
-    def submit(self, request: Request, timeout: float | None) -> Future[Outcome]:
+    def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
         """As in `Pool`."""
         return self.threads.submit(self._run, request, timeout)
 
-    def ask(self, request: Request) -> list[Future[Outcome]]:
+    def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """As in `Pool`; here all are alike."""
         return [self.submit(request, None)]
 
@@ -76,7 +74,7 @@ class LocalPool:
         for child in self.children:
             child.stop()
 
-    def _run(self, request: Request, timeout: float | None) -> Outcome:
+    def _run(self, request: WorkerRequest, timeout: float | None) -> Outcome:
         if not hasattr(self.own, "child"):
             self.own.child = Child(self.environments.pop(), self.command)
             self.children.append(self.own.child)

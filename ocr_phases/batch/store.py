@@ -180,7 +180,7 @@ def finished(folder: Path, job_id: str) -> Status | None:
     with contextlib.suppress(OcrPhasesError):
         status = read_status(folder)
         if status is not None and status["id"] == job_id and status["state"] == "done":
-            check_record(folder, status)
+            check_record_hash(folder, status)
             return status
     return None
 
@@ -199,7 +199,7 @@ def page_status(out: Path, entry: Entry) -> Status | None:
     return status if status is not None and status["id"] == entry["id"] else None
 
 
-def check_record(folder: Path, status: Status) -> None:
+def check_record_hash(folder: Path, status: Status) -> None:
     """Raise `OcrPhasesError` where a measured page's record is missing, or is not as it was measured."""
     path = folder / RECORD
     if not path.is_file():

@@ -21,17 +21,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ocr_phases.batch.job import Job, versions
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.job import Job, code_versions
+from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
 from ocr_phases.files import TemporaryFolder, split_page
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
+from ocr_phases.report.jupyter_kernels import KernelLost, ReusedKernel
 from ocr_phases.settings import ModelSettings, names
 
-Request = Mapping[str, Any]
-Handler = Callable[[Request, Callable[[], None]], Outcome]
+Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 
 #: Errors of a notebook's cell that say more than that something unexpected happened, by their names.
 _OWN_ERRORS = {kind.__name__: kind for kind in (OcrPhasesError, OutOfMemory, CannotWrite)}
@@ -79,13 +78,13 @@ def serve(handler: Handler) -> None:
             sys.exit(1)
 
 
-def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
-    """Measure one page with the warm model and save its record."""
+def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
+    """Measure one page with the loaded model and save its record."""
     job, folder = _job_and_folder(request)
     with _failing_as("model"):
-        from ocr_phases.measure.kept_session import warm_session
+        from ocr_phases.measure.kept_session import kept_session
 
-        session = warm_session(**_of_model(job))
+        session = kept_session(**_of_model(job))
     ready()
     run_settings = {name: value for name, value in job.settings.items() if name not in names(ModelSettings)}
     try:
@@ -98,7 +97,7 @@ def measure_page(request: Request, ready: Callable[[], None]) -> Outcome:
     return Outcome(place=place.name)
 
 
-def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
+def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """How many pages the file ``source`` has."""
     from ocr_phases.measure.inputs.images import page_count
 
@@ -107,7 +106,7 @@ def count_pages(request: Request, ready: Callable[[], None]) -> Outcome:
         return Outcome(pages=page_count(request["source"]))
 
 
-def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
+def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """What ``auto`` stands for in this process."""
     from ocr_phases.measure.models.checkpoint import resolve_device
 
@@ -116,22 +115,22 @@ def find_device(request: Request, ready: Callable[[], None]) -> Outcome:
 
 
 class Notebooks:
-    """Runs ``page_report`` for page after page in a warm kernel; its files are in the folder ``scratch``."""
+    """Runs ``page_report`` for page after page in a reused kernel, with its files in ``scratch``."""
 
     def __init__(self, scratch: str | None = None) -> None:
-        self.kernel = WarmKernel(scratch=scratch)
+        self.kernel = ReusedKernel(scratch=scratch)
         # A new one would load the model again.
-        self.measuring = WarmKernel(pages_a_kernel=None, scratch=scratch)
+        self.measuring = ReusedKernel(pages_a_kernel=None, scratch=scratch)
 
-    def measure(self, request: Request, ready: Callable[[], None]) -> Outcome:
+    def measure(self, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         """Measure within the notebook, which keeps its model in the kernel, and render it."""
         from ocr_phases.report.render import report_page
 
         job, folder = _job_and_folder(request)
         try:
             self.measuring.run(
-                "from ocr_phases.measure.kept_session import warm_session\n"
-                f"warm_session(**{_of_model(job)!r})"
+                "from ocr_phases.measure.kept_session import kept_session\n"
+                f"kept_session(**{_of_model(job)!r})"
             )
         except KernelLost as error:
             raise Refused("died", str(error)) from error
@@ -167,7 +166,7 @@ class Notebooks:
             self.measuring.stop()  # it keeps what the failed cell held
         return refused
 
-    def render(self, request: Request, ready: Callable[[], None]) -> Outcome:
+    def render(self, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         """Render a record that is there."""
         from ocr_phases.report.render import report_page
 
@@ -178,7 +177,7 @@ class Notebooks:
         return Outcome()
 
 
-def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None]) -> Outcome:
+def handle_page(notebooks: Notebooks, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
     handlers = {
         "measure": measure_page,
@@ -190,9 +189,9 @@ def handle_page(notebooks: Notebooks, request: Request, ready: Callable[[], None
     return handlers[request["mode"]](request, ready)
 
 
-def _job_and_folder(request: Request) -> tuple[Job, Path]:
+def _job_and_folder(request: WorkerRequest) -> tuple[Job, Path]:
     job = Job.from_dict(request["job"])
-    here = versions()
+    here = code_versions()
     if here != job.versions:
         different = ", ".join(
             f"{name} {here.get(name)} instead of {asked}"
@@ -300,7 +299,7 @@ def main() -> None:
     """Serve a driver, which gives a folder as the only argument."""
     notebooks = Notebooks(sys.argv[1])
 
-    def handler(request: Request, ready: Callable[[], None]) -> Outcome:
+    def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         return handle_page(notebooks, request, ready)
 
     serve(handler)

@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         pages = count_text(counts.pages, "page")
         print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
         unrendered = 0 if arguments.render == "none" else _render(out, arguments)
-    figures = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
-    figures |= {"named_twice": counts.again, "reports_failed": unrendered}
-    arguments.result = {**figures, **_tell_failures(out)}
+    result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
+    result |= {"named_twice": counts.again, "reports_failed": unrendered}
+    arguments.result = {**result, **_tell_failures(out)}
     return 1 if counts.failed or unrendered else 0
 
 
@@ -89,14 +89,14 @@ def _tell_failures(out: Path) -> dict[str, Any]:
 
 def _any_failed(out: Path) -> bool:
     """Whether a page failed or is damaged; one that is damaged is named."""
-    from ocr_phases.batch.store import check_record, page_status, read_listing
+    from ocr_phases.batch.store import check_record_hash, page_status, read_listing
 
     failed = False
     for entry in read_listing(out):
         try:
             status = page_status(out, entry)
             if status is not None and status["state"] == "done":
-                check_record(out / entry["folder"], status)
+                check_record_hash(out / entry["folder"], status)
             failed |= status is not None and status["state"] == "failed"
         except OcrPhasesError as error:
             print(f"{entry['page']!r}: {error}", file=sys.stderr)

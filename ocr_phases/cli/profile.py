@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.headline import key_figures_text, verdict
     from ocr_phases.analyse.kernels import has_kernels
-    from ocr_phases.analyse.summary import shown_stages, stage_table
+    from ocr_phases.analyse.summary import stage_table
     from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
 
     target = output_file(arguments.save or free_name("run.json"))
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     save_or_rescue(record.save, target)
     if then is not None:
         _print_then_and_now(then, record)
-    print(shown_stages(stage_table(record)).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    print(stage_table(record).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
     if has_kernels(record):
         _print_kernels(record)
     arguments.result = {**run_result(record), "record": str(target)}
@@ -79,10 +79,9 @@ def _print_kernels(run: PhaseRun) -> None:
     """The kernel view: a verdict per stage, and where the host waits."""
     from ocr_phases.analyse.floors import floor_table
     from ocr_phases.analyse.kernels import host_syncs, stage_verdict
-    from ocr_phases.analyse.summary import shown_stages
 
     for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
-        table = shown_stages(table.dropna(axis="columns", how="all"))
+        table = table.dropna(axis="columns", how="all")
         print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
 
 
@@ -91,14 +90,16 @@ def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
     from ocr_phases.analyse.compare import (
         compare_runs,
         few_repeats,
-        figures,
+        headline_metrics,
         in_units,
         same_tokens,
         what_differs,
     )
     from ocr_phases.analyse.steps import first_other_token
 
-    table = in_units(figures(compare_runs([then, now]))).rename(columns={"base": "then", "other": "now"})
+    table = in_units(headline_metrics(compare_runs([then, now]))).rename(
+        columns={"base": "then", "other": "now"}
+    )
     print(table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     few = few_repeats([then, now], ["then", "now"])
     if few:

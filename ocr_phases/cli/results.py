@@ -50,7 +50,7 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
     return {
         "page": run.page["file"],
         "headline": headline(run),
-        "figures": rows(pd.DataFrame([run.summary()]))[0],
+        "metrics": rows(pd.DataFrame([run.summary()]))[0],
         "repeats": run.request["repeats"],
         "checks": {
             "verdict": worst_verdict(checks),

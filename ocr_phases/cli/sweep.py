@@ -70,7 +70,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
     from ocr_phases.measure.session import DeepSeekOCRSession
-    from ocr_phases.measure.sweep import Cell, Outcome, make_cells, run_sweep
+    from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
 
     cells = make_cells(
         arguments.presets,
@@ -85,7 +85,7 @@ def _measure(arguments: argparse.Namespace) -> None:
         def on_run(cell: Cell, runs_done: int, runs: int) -> None:
             bar.set_postfix_str(f"{cell.name}: {runs_done} of {runs} runs done")
 
-        def done(outcome: Outcome) -> None:
+        def done(outcome: CellOutcome) -> None:
             bar.update()
             bar.write(f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}")
 

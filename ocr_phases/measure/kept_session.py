@@ -11,7 +11,7 @@ from ocr_phases.settings import ModelSettings
 _kept: dict[ModelSettings, DeepSeekOCRSession] = {}
 
 
-def warm_session(**settings: Any) -> DeepSeekOCRSession:
+def kept_session(**settings: Any) -> DeepSeekOCRSession:
     """The session last loaded with these very ``settings`` (`ModelSettings`), else a new one.
 
     One is kept, so that a device never holds two models. Raises as `DeepSeekOCRSession.load` does.

@@ -61,8 +61,10 @@ def make_record(
             "bytes_per_token": first.bytes_per_token,
             "bytes": [length * first.bytes_per_token for length in first.lengths],
             # A static cache's size, which is there from the start.
-            "capacity": first.slots,
-            "capacity_bytes": None if first.slots is None else first.slots * first.bytes_per_token,
+            "max_cache_len": first.max_cache_len,
+            "allocated_bytes": None
+            if first.max_cache_len is None
+            else first.max_cache_len * first.bytes_per_token,
         },
         checks=[*_checks(runs, request), *([parity] if parity else [])],
         kernels=kernels,
@@ -116,7 +118,7 @@ def _describe_row(session: LoadedModel, request: Request, ids: list[int]) -> dic
         "text": "".join(texts[: len(written)]) if request.return_text else None,
         # As the vendor counts them: the output, end token included, tokenised again.
         "text_tokens": len(session.encode("".join(texts))),
-        "finish": "eos" if ended else "length",
+        "finish_reason": "eos" if ended else "length",
     }
 
 
@@ -180,10 +182,10 @@ def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
         steps, every = len(runs[0].lengths) - 1, request.eos_check_every
         checks.append(
             {
-                "name": "host_waits",
-                "verdict": "pass" if runs[0].waits <= -(-steps // every) else "fail",
+                "name": "host_syncs",
+                "verdict": "pass" if runs[0].host_syncs <= -(-steps // every) else "fail",
                 "expected": f"one read every {count_text(every, 'step')}",
-                "measured": f"{runs[0].waits} in {steps} steps",
+                "measured": f"{runs[0].host_syncs} in {steps} steps",
             }
         )
     return checks

@@ -12,7 +12,6 @@ from ocr_phases.files import split_page
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.request import Page
 from ocr_phases.measure.session import DeepSeekOCRSession
-from ocr_phases.presets import PROMPTS
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.settings import REQUEST_SETTINGS
 
@@ -38,8 +37,6 @@ def repeat_run(
     asked = record.request
     settings = {name: asked[name] for name in REQUEST_SETTINGS if name in asked and name != "prompt"}
     prompts = record.request["prompts"]
-    if record.request["prompt"] in PROMPTS:
-        settings.pop("grounding", None)  # records of early versions say False of presets that ask for boxes
     run = session.run_inference(
         pages if len(pages) > 1 else pages[0],
         prompts if len(set(prompts)) > 1 else record.request["prompt"],

@@ -18,7 +18,7 @@ from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import check_kernels, kernel_view
-from ocr_phases.measure.collectors.live_checks import Witness, input_verdicts
+from ocr_phases.measure.collectors.live_checks import ForwardHooks, input_verdicts
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.images import load_page
@@ -37,7 +37,7 @@ from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.loading import load_checkpoint
 from ocr_phases.measure.models.references import references
 from ocr_phases.measure.recorder import make_record
-from ocr_phases.measure.setup import Setup, Workshop
+from ocr_phases.measure.setup import PreparedStrategies, Setup
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import (
     check_strategy,
@@ -67,7 +67,7 @@ class DeepSeekOCRSession:
         self.device = device
         self.dtype = dtype
         self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
-        self.workshop = Workshop(self.model)
+        self.prepared = PreparedStrategies(self.model)
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class DeepSeekOCRSession:
         packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
         self._check_length(packed, request)
         with self._execution():
-            return self.workshop.set_up(request, packed.to(self.device, self.dtype))
+            return self.prepared.set_up(request, packed.to(self.device, self.dtype))
 
     def hardware_ceilings(self, *, autocast: bool = False) -> dict[str, Any] | None:
         """What this session's device can do in its dtype (`measure_ceilings`), measured once and kept.
@@ -265,9 +265,9 @@ class DeepSeekOCRSession:
                 inputs = packed.to(self.device, self.dtype)
         self._check_length(packed, request)
         lengths: list[int] = []
-        bytes_per_token = waits = 0
+        bytes_per_token = host_syncs = 0
         seen: dict[str, Any] = {}
-        witness = Witness(self.family)
+        hooks = ForwardHooks(self.family)
         step = setup.step
         with self._execution(request.autocast), setup.vision_execution():
             if request.generate:
@@ -276,7 +276,7 @@ class DeepSeekOCRSession:
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
                 cache = None if step is None else step.fresh_cache()
-                with memory.of("prefill"), witness.watching(self.model, "prefill"):
+                with memory.of("prefill"), hooks.watching(self.model, "prefill"):
                     state = phases.prefill(
                         self.model,
                         inputs,
@@ -291,7 +291,7 @@ class DeepSeekOCRSession:
                 elif on_tokens is not None:
                     on_tokens([list(row) for row in state.ids])
                 # Only an eager step calls the model itself.
-                watched = witness.watching(self.model, "decode") if step is None else nullcontext()
+                watched = hooks.watching(self.model, "decode") if step is None else nullcontext()
                 with memory.of("decode"), watched:
                     phases.decode(
                         self.model,
@@ -305,13 +305,22 @@ class DeepSeekOCRSession:
                         step=step,
                     )
                 # The prefill's own read, of the first token, is none of decode's.
-                ids, lengths, waits = state.ids, state.lengths, state.reads - 1
-                seen = witness.verdicts(packed, state)
+                ids, lengths, host_syncs = state.ids, state.lengths, state.reads - 1
+                seen = hooks.verdicts(packed, state)
         spans = timeline.rows(number)
         verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
-        slots = None if step is None else step.slots
+        max_cache_len = None if step is None else step.max_cache_len
         return Run(
-            packed, pages, ids, spans, memory.taken(), lengths, bytes_per_token, waits, slots, verdicts
+            packed,
+            pages,
+            ids,
+            spans,
+            memory.taken(),
+            lengths,
+            bytes_per_token,
+            host_syncs,
+            max_cache_len,
+            verdicts,
         )
 
     def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:
@@ -327,14 +336,14 @@ class DeepSeekOCRSession:
                 f"{type(self.model).__name__} has no generate() here: measure without generate=True."
             )
         with torch.no_grad(), self.family.silenced():
-            whole = self.model.generate(
+            tokens = self.model.generate(
                 **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
                 max_new_tokens=request.max_new_tokens,
                 pad_token_id=self.pad_id,
                 **ends,
                 **request.infer.as_generate(),
             )
-        return whole[:, inputs.input_ids.shape[1] :].tolist()
+        return tokens[:, inputs.input_ids.shape[1] :].tolist()
 
     # -- parts ------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.inputs.request import Request
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.compiled_vision import CompiledVision
-from ocr_phases.measure.steps.static_step import StaticStep, kept_step, slots_for
+from ocr_phases.measure.steps.static_step import StaticStep, kept_step, max_cache_len_for
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Setup:
         return {"strategy_setup": step, "vision_setup": vision}
 
 
-class Workshop:
+class PreparedStrategies:
     """Keeps what strategies made for one model, so that later runs of the same shapes use it again."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -48,8 +48,8 @@ class Workshop:
         self, strategy: str, batch: int, prompt_len: int, max_new_tokens: int
     ) -> tuple[StaticStep, bool]:
         """A decode step with room for these tokens, and whether it was made before."""
-        slots = slots_for(prompt_len, max_new_tokens)
-        return kept_step(self._steps, self.model, batch, slots, strategy)
+        max_cache_len = max_cache_len_for(prompt_len, max_new_tokens)
+        return kept_step(self._steps, self.model, batch, max_cache_len, strategy)
 
     def set_up(self, request: Request, inputs: DeviceInputs) -> Setup:
         """Everything that the runs of ``request`` need, made or found; `OcrPhasesError` where it fails."""

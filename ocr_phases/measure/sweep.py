@@ -48,7 +48,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What became of a cell: ``measured``, ``kept`` (it was there already) or ``failed``, with its reason."""
 
     cell: Cell
@@ -103,9 +103,9 @@ def run_sweep(
     warmup: int = 1,
     seed: int = 0,
     retry_failed: bool = False,
-    progress: Callable[[Outcome], None] | None = None,
+    progress: Callable[[CellOutcome], None] | None = None,
     on_run: Callable[[Cell, int, int], None] | None = None,
-) -> list[Outcome]:
+) -> list[CellOutcome]:
     """Measure the cells that ``folder`` lacks, each with the end token ignored, and say what became of all.
 
     A record is written as soon as its cell is done, ``progress`` is told of every cell, and
@@ -134,8 +134,8 @@ def run_sweep(
             asked = {**asked_of_all, **asdict(cell)}
             outcome = _known(runs, cell, asked, retry_failed)
             if outcome is None:
-                told = {} if on_run is None else {"progress": partial(on_run, cell)}
-                outcome = _measure(session, page, cell, asked, runs, prompt, {**options, **told})
+                callback = {} if on_run is None else {"progress": partial(on_run, cell)}
+                outcome = _measure(session, page, cell, asked, runs, prompt, {**options, **callback})
             outcomes.append(outcome)
             if progress is not None:
                 progress(outcome)
@@ -150,7 +150,7 @@ def _measure(
     runs: Path,
     prompt: str,
     options: dict[str, Any],
-) -> Outcome:
+) -> CellOutcome:
     failed = runs / f"{cell.name}{FAILED}"
     try:
         run = session.run_inference(
@@ -169,12 +169,12 @@ def _measure(
     else:
         run.save(runs / f"{cell.name}.json")
         failed.unlink(missing_ok=True)
-        return Outcome(cell, "measured")
+        return CellOutcome(cell, "measured")
     # What failed for want of memory must not keep it from the next cell.
     free_memory(session.device)
     kept = {"cell": asdict(cell), "created": environment.now(), "reason": reason, "asked": asked}
     write_atomic(failed, json.dumps(kept, ensure_ascii=False, indent=1).encode() + b"\n")
-    return Outcome(cell, "failed", reason)
+    return CellOutcome(cell, "failed", reason)
 
 
 def one_sentence(error: Exception) -> str:
@@ -191,17 +191,17 @@ def free_memory(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _known(runs: Path, cell: Cell, asked: dict[str, Any], retry_failed: bool) -> Outcome | None:
+def _known(runs: Path, cell: Cell, asked: dict[str, Any], retry_failed: bool) -> CellOutcome | None:
     """What the folder has for a cell, as far as it answers what is asked now."""
     path, failed = runs / f"{cell.name}.json", runs / f"{cell.name}{FAILED}"
     if path.exists():
         run = _loaded(path)
         if run is not None and _answered(run) == asked:
-            return Outcome(cell, "kept")
+            return CellOutcome(cell, "kept")
     if failed.exists() and not retry_failed:
         before = json.loads(failed.read_text(encoding="utf-8"))
         if {"vision": "eager", **before["asked"]} == asked:  # files of before sweeps had visions
-            return Outcome(cell, "failed", before["reason"])
+            return CellOutcome(cell, "failed", before["reason"])
     return None
 
 
@@ -218,7 +218,7 @@ def _answered(run: PhaseRun) -> dict[str, Any]:
         "prompt": request["prompts"][0],
         **{name: request.get(name) for name in ("repeats", "warmup", "seed")},
         **{name: request.get(name) for name in ("preset", "strategy", "batch", "max_new_tokens")},
-        "vision": request.get("vision", "eager"),
+        "vision": request["vision"],
     }
 
 

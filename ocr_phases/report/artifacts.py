@@ -142,9 +142,9 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
         xs, ys = zip(line.start, line.end, strict=True)
         style = "--" if line.dashed else "-"
         axes.plot(xs, ys, color="black", linewidth=1.2, linestyle=style, marker="o", markersize=3)
-    middle = np.mean([point for _, point in geometry.endpoints], axis=0) if geometry.endpoints else (0, 0)
+    centre = np.mean([point for _, point in geometry.endpoints], axis=0) if geometry.endpoints else (0, 0)
     for name, point in geometry.endpoints:
-        outward = math.atan2(point[1] - middle[1], point[0] - middle[0])
+        outward = math.atan2(point[1] - centre[1], point[0] - centre[0])
         axes.annotate(
             printable(name),
             point,

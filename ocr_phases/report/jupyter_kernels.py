@@ -1,4 +1,4 @@
-"""Kernels of this very interpreter, whatever kernels the machine has registered: fresh ones, and a warm one.
+"""Kernels of this very interpreter, whatever kernels the machine has registered: fresh and reused ones.
 
 They talk over UNIX sockets where they are to be had (kernels started at once race for TCP ports), find this
 package also in a source tree, and keep their own files in a folder that goes at the end.
@@ -17,7 +17,7 @@ from ocr_phases.assets import child_environment
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TemporaryFolder
 
-#: Notebooks that one warm kernel runs before a new one takes its place, unless it holds a model.
+#: Notebooks that one reused kernel runs before a new one takes its place, unless it holds a model.
 PAGES_A_KERNEL = 200
 
 # A UNIX socket's path may have 107 characters, and the kernel appends to this one.
@@ -62,10 +62,10 @@ class KernelLost(OcrPhasesError):
     """A kernel died, or never answered."""
 
 
-class WarmKernel:
+class ReusedKernel:
     """One kernel for many notebooks: what they import stays loaded, what they name is gone before the next.
 
-    `lent` gives papermill's options for one notebook. A kernel that died, or a notebook that was broken off,
+    `papermill_options` is for one notebook. A kernel that died, or a notebook that was broken off,
     makes the next one start afresh; so does the number of notebooks in ``pages_a_kernel`` (None: never).
     Modules that a notebook changed stay changed until then. Its own files are in a folder below ``scratch``
     (None: the system's for temporary files), which `stop` removes.
@@ -79,7 +79,7 @@ class WarmKernel:
         self.pages = 0
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[dict[str, Any]]:
+    def papermill_options(self) -> Iterator[dict[str, Any]]:
         """The options that make papermill use this kernel, with an empty namespace."""
         from papermill.exceptions import PapermillExecutionError
 

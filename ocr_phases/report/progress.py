@@ -146,7 +146,7 @@ class _Teller:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = {"done": 0, "total": 0, "tokens": 0}
-        self.told = 0.0
+        self.shown_at = 0.0
 
     def progress(self, done: int, total: int) -> None:
         self.state = {"done": done, "total": total, "tokens": 0}
@@ -154,11 +154,11 @@ class _Teller:
 
     def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
         self.state["tokens"] += len(new[0])
-        if time.monotonic() - self.told >= _SECONDS:
+        if time.monotonic() - self.shown_at >= _SECONDS:
             self._tell()
 
     def _tell(self) -> None:
-        self.told = time.monotonic()
+        self.shown_at = time.monotonic()
         scratch = self.folder / f"{_STATE}.part"
         scratch.write_text(json.dumps(self.state), encoding="utf-8")
         scratch.replace(self.folder / _STATE)

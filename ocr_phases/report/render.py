@@ -22,7 +22,7 @@ from ocr_phases.files import (
 )
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.jupyter_kernels import WarmKernel, fresh_kernel
+from ocr_phases.report.jupyter_kernels import ReusedKernel, fresh_kernel
 from ocr_phases.report.progress import following
 from ocr_phases.show.document import document_html
 from ocr_phases.show.figures import FIGURE_MIME
@@ -42,7 +42,7 @@ def report_page(
     parameters: Mapping[str, Any],
     *,
     show_code: bool = False,
-    kernel: WarmKernel | None = None,
+    kernel: ReusedKernel | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Path]:
     """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, ``report.html`` among it.
@@ -96,7 +96,7 @@ def execute_notebook(
     output_path: str | Path,
     *,
     timeout: float | None = None,
-    kernel: WarmKernel | None = None,
+    kernel: ReusedKernel | None = None,
     watch: Watch | None = None,
 ) -> Path:
     """Run the shipped notebook ``name`` with ``parameters`` and keep it, executed, at ``output_path``.
@@ -119,7 +119,7 @@ def execute_notebook(
         try:
             with (
                 following(watch, Path(folder)) as environment,
-                fresh_kernel(environment) if kernel is None else kernel.lent() as options,
+                fresh_kernel(environment) if kernel is None else kernel.papermill_options() as options,
             ):
                 papermill.execute_notebook(
                     literal_path(source),

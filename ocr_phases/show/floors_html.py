@@ -10,14 +10,14 @@ from ocr_phases.words import stage_name
 _WHOLES = {"prefill": "whole prefill", "decode_step": "whole decode step"}
 _HEADINGS = {
     "floor_ms": ("floor", "ms"),
-    "limit": ("limit", ""),
-    "distance": ("time / floor", ""),
+    "bound_by": ("bound by", ""),
+    "times_floor": ("times floor", ""),
     "mfu": ("MFU", "%"),
     "mbu": ("MBU", "%"),
     "gflop": ("GFLOP", ""),
     "bytes": ("read", "bytes"),
 }
-_SHOWN = ("stage", "device_ms", "floor_ms", "distance", "limit", "mfu", "mbu", "gflop", "bytes")
+_SHOWN = ("stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes")
 
 
 def floors_html(run: PhaseRun) -> str:

@@ -26,7 +26,7 @@ from ocr_phases.show.blocks import badge, cards_block, share_bar, small_jpeg, st
 from ocr_phases.show.blocks import safe as _safe
 from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import bytes_text, ms_text, percent_text, stage_key, stage_name
+from ocr_phases.words import bytes_text, ms_text, percent_text, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -380,9 +380,7 @@ def _value(key: str, value: Any) -> str:
     if isinstance(value, int) and key.endswith("_bytes"):
         return bytes_text(value)
     if isinstance(value, Mapping):
-        return ", ".join(
-            f"{stage_key(str(inner))} {_value(str(inner), item)}" for inner, item in value.items()
-        )
+        return ", ".join(f"{inner} {_value(str(inner), item)}" for inner, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(_value(key, item) for item in value)
     if isinstance(value, int) and key in (
@@ -390,7 +388,7 @@ def _value(key: str, value: Any) -> str:
         "sam",
         "clip",
         "projector",
-        "decoder",
+        "language_model",
         "lm_head",
         "total",
     ):

@@ -115,14 +115,15 @@ def _pages(pages: pd.DataFrame) -> str:
     done = shown["status"] == "done"
     names = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
     table = shown[names].copy()
-    table["record"] = ["run.json" if one else "" for one in done]
+    table["record"] = ["run.json" if is_done else "" for is_done in done]
     table["warnings"] = shown["warnings"].fillna("")
     reports = [
         _address(folder, "report.html") if report else ""
         for folder, report in zip(shown["folder"], shown["report"], strict=True)
     ]
     records = [
-        _address(folder, "run.json") if one else "" for folder, one in zip(shown["folder"], done, strict=True)
+        _address(folder, "run.json") if is_done else ""
+        for folder, is_done in zip(shown["folder"], done, strict=True)
     ]
     links = {
         "page": reports,

@@ -46,7 +46,7 @@ STAGE_COLOURS = {
     "clip": SKY,
     "projector": GREEN,
     "vision_fusion": PURPLE,
-    "decoder": ORANGE,
+    "language_model": ORANGE,
     "lm_head": VERMILLION,
     "sampling": YELLOW,
 }

@@ -79,9 +79,10 @@ def plot_roofline(run: PhaseRun) -> Figure:
         axis.set_minor_locator(NullLocator())
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of weights and KV cache)")
     axes.set_ylabel("arithmetic done (FLOP/s)")
-    worst = points.nlargest(1, "distance").to_dict("records")[0]
+    worst = points.nlargest(1, "times_floor").to_dict("records")[0]
     title_axes(
-        axes, f"Farthest of these from its ceiling: {_name(worst)}, {times_text(worst['distance'])} its floor"
+        axes,
+        f"Farthest of these from its ceiling: {_name(worst)}, {times_text(worst['times_floor'])} its floor",
     )
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
     return figure
@@ -104,15 +105,15 @@ def _draw_roof(axes: Axes, ceilings: Ceilings, ridge: float, low: float, high: f
 
 def _draw_points(axes: Axes, key: Axes, points: pd.DataFrame, ceilings: Ceilings) -> None:
     """Numbered points, each under its ceiling, and their names in the key."""
-    for place, row in enumerate(points.sort_values("distance").to_dict("records")):
-        stage = "decoder" if row["phase"] == "decode" else row["stage"]
+    for place, row in enumerate(points.sort_values("times_floor").to_dict("records")):
+        stage = "language_model" if row["phase"] == "decode" else row["stage"]
         look = (_MARKERS.get(row["view"], "D"), STAGE_COLOURS.get(stage, MUTED), str(place + 1))
         x, y, line = row["intensity"], row["rate"], 0.96 - _LINE * place
         roof = min(x * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)
         axes.plot([x, x], [y, roof], color=look[1], linewidth=1.1, linestyle=":", zorder=1.5)
         _numbered(axes, x, y, *look)
         _numbered(key, 0.0, line, *look)
-        text = f"{_name(row)}, {times_text(row['distance'])}"
+        text = f"{_name(row)}, {times_text(row['times_floor'])}"
         key.text(0.09, line, text, va="center", fontsize=9, color=INK)
     key.set_xlim(-0.05, 1.0)
     key.set_ylim(0.0, 1.0)

@@ -42,11 +42,11 @@ def sweep_html(table: pd.DataFrame) -> str:
         return note_html("No cell of this sweep could be measured.")
     columns = ["preset", "strategy", "vision", "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]
     shown = table[[*columns, "inter_token_ms", "tokens_per_s"]].copy()
-    shown.insert(len(columns) + 1, "distance", table["inter_token_ms"] / table["step_floor_ms"])
+    shown.insert(len(columns) + 1, "times_floor", table["inter_token_ms"] / table["step_floor_ms"])
     shown = shown.drop(columns=[name for name in ("strategy", "vision") if table[name].nunique() == 1])
     shown = shown.dropna(axis="columns", how="all")
     headings = {
-        "distance": ("over floor", ""),
+        "times_floor": ("times floor", ""),
         "prefill_len": ("prompt", ""),
         "tokens": ("output", ""),
         "vision_share": ("vision part", "%"),

@@ -71,10 +71,10 @@ def _between(before: _Moment, after: _Moment) -> dict[str, Any]:
     waited = None if before.waited_s is None or after.waited_s is None else after.waited_s - before.waited_s
     others = steal = None
     if before.ticks is not None and after.ticks is not None:
-        whole, idle, stolen = (now - then for then, now in zip(before.ticks, after.ticks, strict=True))
-        if whole >= _FEWEST_TICKS:
+        total, idle, stolen = (now - then for then, now in zip(before.ticks, after.ticks, strict=True))
+        if total >= _FEWEST_TICKS:
             own = cpu_s * os.sysconf("SC_CLK_TCK")
-            others, steal = max(0.0, (whole - idle - stolen - own) / whole), stolen / whole
+            others, steal = max(0.0, (total - idle - stolen - own) / total), stolen / total
     return {
         "wall_s": round(after.wall_s - before.wall_s, 4),
         "cpu_s": round(cpu_s, 4),
@@ -140,10 +140,10 @@ def _smi(query: str, device: str) -> list[str]:
     """The lines that ``nvidia-smi`` answers a query with; none where it fails or takes too long."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", device]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line for line in said.splitlines() if line.strip()]
+    return [line for line in output.splitlines() if line.strip()]
 
 
 def _number(value: str) -> int | None:

@@ -1,7 +1,7 @@
 """Watches what the model is handed while it is measured: the checks that need the live model.
 
-`phases` refuses to break its own rules; a witness stands on the model's side of the call and sees what
-really arrived there, whoever changed it on the way. Looking costs a few microseconds of host time a step.
+`phases` refuses to break its own rules; forward hooks on the model see what really
+arrived there, whoever changed it on the way. Looking costs a few microseconds of host time a step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Call:
     cache: int | None  # identity of a cache object; None without one, and for tuples, which are new each step
 
 
-class Witness:
+class ForwardHooks:
     """The calls of one run, and how many vectors the projector made in its prefill."""
 
     def __init__(self, family: Family) -> None:

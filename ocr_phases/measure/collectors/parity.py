@@ -57,9 +57,9 @@ def parity_check(
     if not low or None in tokens:
         return parity_result("fail", expected, differs)
     verdicts = []
-    for one, at in places.items():
-        scores = _scores(session, request, inputs, ours, at)[one]
-        verdicts.append(_tie(scores, pairs[one][0][at], pairs[one][1][at]))
+    for number, at in places.items():
+        scores = _scores(session, request, inputs, ours, at)[number]
+        verdicts.append(_tie(scores, pairs[number][0][at], pairs[number][1][at]))
     tied = all(tie for tie, _ in verdicts)
     return parity_result(
         "pass" if tied else "fail", expected, f"{differs}; {verdicts[list(places).index(row)][1]}"

@@ -19,6 +19,6 @@ class Run:
     peaks: dict[str, int | None]
     lengths: list[int]
     bytes_per_token: int
-    waits: int  # device-to-host reads in decode
-    slots: int | None  # entries a static cache has room for
+    host_syncs: int  # device-to-host reads in decode
+    max_cache_len: int | None  # entries a static cache has room for
     verdicts: dict[str, Verdict]  # of the checks that need the live model

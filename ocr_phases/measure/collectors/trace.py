@@ -67,7 +67,7 @@ class Range(NamedTuple):
         return self.phase, self.stage, self.view
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """One kernel, copy or fill on the device, the call that launched it and the innermost range around it."""
 
     event: Event
@@ -79,8 +79,8 @@ class Nesting:
     """Intervals of one thread, sorted by start and then longest first, which lie inside one another."""
 
     def __init__(self, intervals: Sequence[Any]) -> None:
-        self.starts = [one.start for one in intervals]
-        self.ends = [one.end for one in intervals]
+        self.starts = [interval.start for interval in intervals]
+        self.ends = [interval.end for interval in intervals]
         self.parents: list[int] = []
         opened: list[int] = []
         for place, start in enumerate(self.starts):
@@ -140,8 +140,8 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     it, and the host's time in it. ``decode_steps``: the same for each step. ``top``: the kernels that took
     longest, by the innermost stage; the rest is one row without a name. ``gaps``: idle time by the innermost
     stage of the kernel that ended it, by cause (`_cause`) and by length. ``parts``: KV cache update and
-    attention of the language model. ``syncs``: the host's waits for the device. ``unattributed``: what was
-    launched outside every stage.
+    attention of the language model. ``host_syncs``: the host's waits for the device. ``unattributed``: what
+    was launched outside every stage.
 
     Raises `OcrPhasesError` where the trace and the spans do not belong together.
     """
@@ -150,20 +150,20 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     nesting = Nesting(ranges)
     work = _work(events, nesting)
     # Those of one thread nest; the ranges' thread is the one that launches.
-    threads = {one.thread for one in ranges}
-    operators = [one for one in events if one.category == "cpu_op" and one.thread in threads]
-    inside = [one for one in work if one.place >= 0]
-    outside = [one for one in work if one.place < 0]
-    syncs = [one for one in events if one.category in _CALLS and _SYNC.match(one.name)]
-    sync_rows = _syncs(syncs, ranges, nesting, operators, work)
+    threads = {span.thread for span in ranges}
+    operators = [event for event in events if event.category == "cpu_op" and event.thread in threads]
+    inside = [item for item in work if item.place >= 0]
+    outside = [item for item in work if item.place < 0]
+    syncs = [event for event in events if event.category in _CALLS and _SYNC.match(event.name)]
+    sync_rows = _host_syncs(syncs, ranges, nesting, operators, work)
     return {
-        "steps": sum(one.stage == "decode_step" for one in ranges),
+        "steps": sum(span.stage == "decode_step" for span in ranges),
         "stages": _stages(ranges, nesting, inside),
         "decode_steps": _decode_steps(ranges, nesting, inside, syncs),
         "top": _top(ranges, inside),
         "gaps": _gaps(ranges, inside, syncs),
         "parts": _parts(events, ranges, inside, operators),
-        "syncs": sync_rows,
+        "host_syncs": sync_rows,
         "unattributed": {"events": len(outside), "busy_ms": _ms(busy_ms(map(_interval, outside)))},
     }
 
@@ -174,16 +174,16 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
 def _events(trace: Mapping[str, Any]) -> list[Event]:
     """The complete events (``ph`` X) of all categories that matter, by start and then longest first."""
     wanted = {*_DEVICE, *_CALLS, "cpu_op", "user_annotation"}
-    found = [one for one in trace["traceEvents"] if one.get("ph") == "X" and one.get("cat") in wanted]
+    found = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in wanted]
     # Microseconds since some epoch: differences keep more digits.
-    origin = min((float(one["ts"]) for one in found), default=0.0)
+    origin = min((float(event["ts"]) for event in found), default=0.0)
     events = []
-    for one in found:
-        args = one.get("args", {})
-        begin = float(one["ts"]) - origin
-        start, end = (_ms(time / 1e3) for time in (begin, begin + float(one.get("dur", 0.0))))
+    for event in found:
+        args = event.get("args", {})
+        begin = float(event["ts"]) - origin
+        start, end = (_ms(time / 1e3) for time in (begin, begin + float(event.get("dur", 0.0))))
         ids = (args.get("correlation"), args.get("External id", args.get("external id")))
-        events.append(Event(str(one["name"]), one["cat"], start, end, one.get("tid"), *ids))
+        events.append(Event(str(event["name"]), event["cat"], start, end, event.get("tid"), *ids))
     return sorted(events, key=lambda event: (event.start, -event.end))
 
 
@@ -192,77 +192,79 @@ def _ranges(events: Sequence[Event], spans: Sequence[Identity]) -> list[Range]:
     for span in reversed(spans):
         waiting[span[1]].append(span)
     expected = {stage: len(named) for stage, named in waiting.items()}
-    annotations = [one for one in events if one.category == "user_annotation" and one.name in expected]
-    found = Counter(one.name for one in annotations)
+    annotations = [
+        event for event in events if event.category == "user_annotation" and event.name in expected
+    ]
+    found = Counter(event.name for event in annotations)
     for stage, count in expected.items():
         if found[stage] != count:
             raise OcrPhasesError(
                 f"The profiler kept {found[stage]} of {count} ranges of {stage}: its buffers were too small "
                 "for this run; ask for fewer steps in the kernel view (kernel_steps)."
             )
-    return [Range(*waiting[one.name].pop(), one.start, one.end, one.thread) for one in annotations]
+    return [Range(*waiting[span.name].pop(), span.start, span.end, span.thread) for span in annotations]
 
 
-def _work(events: Sequence[Event], nesting: Nesting) -> list[Work]:
-    launches = {one.correlation: one for one in events if one.category in _CALLS}
+def _work(events: Sequence[Event], nesting: Nesting) -> list[DeviceWork]:
+    launches = {event.correlation: event for event in events if event.category in _CALLS}
     # A call that the trace has lost leaves the operator or range which made it.
-    operators = {one.external: one for one in events if one.category in ("cpu_op", "user_annotation")}
+    operators = {event.external: event for event in events if event.category in ("cpu_op", "user_annotation")}
     work = []
-    for one in events:
-        if one.category in _DEVICE:
-            launched = launches.get(one.correlation) or operators.get(one.external)
+    for event in events:
+        if event.category in _DEVICE:
+            launched = launches.get(event.correlation) or operators.get(event.external)
             place = -1 if launched is None else nesting.innermost(launched.start)
-            work.append(Work(one, launched or one, place))
+            work.append(DeviceWork(event, launched or event, place))
     return work
 
 
 # -- the tables ---------------------------------------------------------------------------------------
 
 
-def _stages(ranges: Sequence[Range], nesting: Nesting, work: Sequence[Work]) -> dict[str, list]:
-    within: dict[Key, list[Work]] = {one.key: [] for one in ranges}
-    for one in work:
-        for place in nesting.chain(one.place):
-            within[ranges[place].key].append(one)
+def _stages(ranges: Sequence[Range], nesting: Nesting, work: Sequence[DeviceWork]) -> dict[str, list]:
+    within: dict[Key, list[DeviceWork]] = {span.key: [] for span in ranges}
+    for item in work:
+        for place in nesting.chain(item.place):
+            within[ranges[place].key].append(item)
     rows = []
     for key, inside in within.items():
-        own = [one for one in ranges if one.key == key]
-        rows.append((*key, len(own), *_counts(inside), _ms(sum(one.end - one.start for one in own))))
+        own = [span for span in ranges if span.key == key]
+        rows.append((*key, len(own), *_counts(inside), _ms(sum(span.end - span.start for span in own))))
     names = ("phase", "stage", "view", "calls", "kernels", "copies", "launches", "busy_ms", "host_ms")
     return _columns(names, rows)
 
 
 def _decode_steps(
-    ranges: Sequence[Range], nesting: Nesting, work: Sequence[Work], syncs: Sequence[Event]
+    ranges: Sequence[Range], nesting: Nesting, work: Sequence[DeviceWork], syncs: Sequence[Event]
 ) -> dict[str, list]:
-    within: dict[int, list[Work]] = {
-        place: [] for place, one in enumerate(ranges) if one.stage == "decode_step"
+    within: dict[int, list[DeviceWork]] = {
+        place: [] for place, span in enumerate(ranges) if span.stage == "decode_step"
     }
     waits: Counter[int] = Counter()
-    for one in work:
-        for place in within.keys() & nesting.chain(one.place):
-            within[place].append(one)
+    for item in work:
+        for place in within.keys() & nesting.chain(item.place):
+            within[place].append(item)
     for sync in syncs:
         waits.update(within.keys() & nesting.chain(nesting.innermost(sync.start)))
     rows = []
     for place, inside in within.items():
         step = ranges[place]
         rows.append((step.step, *_counts(inside), waits[place], _ms(step.end - step.start)))
-    return _columns(("step", "kernels", "copies", "launches", "busy_ms", "syncs", "host_ms"), rows)
+    return _columns(("step", "kernels", "copies", "launches", "busy_ms", "host_syncs", "host_ms"), rows)
 
 
-def _counts(work: Sequence[Work]) -> tuple[int, int, int, float]:
+def _counts(work: Sequence[DeviceWork]) -> tuple[int, int, int, float]:
     """Kernels, copies (and fills), launching calls, and the time the device worked."""
-    kernels = sum(one.event.category == "kernel" for one in work)
-    launches = len({one.event.correlation for one in work})
+    kernels = sum(item.event.category == "kernel" for item in work)
+    launches = len({item.event.correlation for item in work})
     return kernels, len(work) - kernels, launches, _ms(busy_ms(map(_interval, work)))
 
 
-def _top(ranges: Sequence[Range], work: Sequence[Work]) -> dict[str, list]:
+def _top(ranges: Sequence[Range], work: Sequence[DeviceWork]) -> dict[str, list]:
     times: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in work:
-        phase, stage, _ = ranges[one.place].key
-        times[phase, stage][one.event.name].append(one.event.end - one.event.start)
+    for item in work:
+        phase, stage, _ = ranges[item.place].key
+        times[phase, stage][item.event.name].append(item.event.end - item.event.start)
     rows: list[tuple] = []
     for key, kernels in times.items():
         longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))
@@ -273,14 +275,14 @@ def _top(ranges: Sequence[Range], work: Sequence[Work]) -> dict[str, list]:
     return _columns(("phase", "stage", "kernel", "count", "device_ms"), rows)
 
 
-def _gaps(ranges: Sequence[Range], work: Sequence[Work], syncs: Sequence[Event]) -> dict[str, list]:
-    returns = sorted(one.end for one in syncs)
+def _gaps(ranges: Sequence[Range], work: Sequence[DeviceWork], syncs: Sequence[Event]) -> dict[str, list]:
+    returns = sorted(event.end for event in syncs)
     found: dict[tuple, list[float]] = defaultdict(list)
-    phases: dict[str, list[Work]] = defaultdict(list)
-    for one in work:
-        phases[ranges[one.place].phase].append(one)
+    phases: dict[str, list[DeviceWork]] = defaultdict(list)
+    for item in work:
+        phases[ranges[item.place].phase].append(item)
     for inside in phases.values():
-        for place, start, end in gaps_between([_interval(one) for one in inside]):
+        for place, start, end in gaps_between([_interval(item) for item in inside]):
             ended_by = inside[place]
             edge = GAP_EDGES_US[bisect_left(GAP_EDGES_US, round((end - start) * 1e3, 3)) - 1]
             key = (*ranges[ended_by.place].key, _cause(ended_by, start, end, returns), edge)
@@ -290,7 +292,7 @@ def _gaps(ranges: Sequence[Range], work: Sequence[Work], syncs: Sequence[Event])
     return _columns(names, rows)
 
 
-def _cause(ended_by: Work, start: float, end: float, sync_returns: Sequence[float]) -> str:
+def _cause(ended_by: DeviceWork, start: float, end: float, sync_returns: Sequence[float]) -> str:
     """Why the device was idle between ``start`` and ``end``.
 
     ``host sync``: the host was waiting for the device and only then went on. ``launch``: the host was late
@@ -303,35 +305,37 @@ def _cause(ended_by: Work, start: float, end: float, sync_returns: Sequence[floa
 
 
 def _parts(
-    events: Sequence[Event], ranges: Sequence[Range], work: Sequence[Work], operators: Sequence[Event]
+    events: Sequence[Event], ranges: Sequence[Range], work: Sequence[DeviceWork], operators: Sequence[Event]
 ) -> dict[str, list]:
     """KV cache update and attention within the language model; ``by`` says how their kernels were told.
 
     Attention within a replayed graph cannot be told, so it has no row.
     """
-    updates = Nesting([one for one in events if one.category == "user_annotation" and one.name == KV_RANGE])
-    attention = Nesting([one for one in operators if one.name == _ATTENTION_OPERATOR])
-    found: dict[Key, list[Work]] = defaultdict(list)
-    for one in work:
-        phase, stage, _ = ranges[one.place].key
-        time = one.launched.start
-        if _GRAPH_LAUNCH.match(one.launched.name):
-            if _GRAPH_KV_UPDATE.search(one.event.name):
-                found[phase, "kv_update", "name"].append(one)
+    updates = Nesting(
+        [event for event in events if event.category == "user_annotation" and event.name == KV_RANGE]
+    )
+    attention = Nesting([event for event in operators if event.name == _ATTENTION_OPERATOR])
+    found: dict[Key, list[DeviceWork]] = defaultdict(list)
+    for item in work:
+        phase, stage, _ = ranges[item.place].key
+        time = item.launched.start
+        if _GRAPH_LAUNCH.match(item.launched.name):
+            if _GRAPH_KV_UPDATE.search(item.event.name):
+                found[phase, "kv_update", "name"].append(item)
         elif updates.innermost(time) >= 0:
-            found[phase, "kv_update", "range"].append(one)
-        elif stage == "decoder" and attention.innermost(time) >= 0:
-            found[phase, "attention", "operator"].append(one)
+            found[phase, "kv_update", "range"].append(item)
+        elif stage == "language_model" and attention.innermost(time) >= 0:
+            found[phase, "attention", "operator"].append(item)
     rows = [(*key, len(inside), _ms(busy_ms(map(_interval, inside)))) for key, inside in found.items()]
     return _columns(("phase", "part", "by", "kernels", "busy_ms"), rows)
 
 
-def _syncs(
+def _host_syncs(
     syncs: Sequence[Event],
     ranges: Sequence[Range],
     nesting: Nesting,
     operators: Sequence[Event],
-    work: Sequence[Work],
+    work: Sequence[DeviceWork],
 ) -> dict[str, list]:
     """The host's waits by stage, call and operator: the outermost within the stage, and what it went through.
 
@@ -339,15 +343,15 @@ def _syncs(
     made it, which for pageable memory waits too, counts as waiting.
     """
     stack = Nesting(operators)
-    copies = [one for one in work if one.event.category == "gpu_memcpy"]
-    copy_starts = sorted((one.launched.start, index) for index, one in enumerate(copies))
+    copies = [item for item in work if item.event.category == "gpu_memcpy"]
+    copy_starts = sorted((item.launched.start, index) for index, item in enumerate(copies))
     found: dict[Key, list[float]] = defaultdict(list)
     for sync in syncs:
         place = nesting.innermost(sync.start)
         if place < 0:
             continue
-        around = [operators[one] for one in stack.chain(stack.innermost(sync.start))]
-        around = [one for one in around if one.start >= ranges[place].start]
+        around = [operators[index] for index in stack.chain(stack.innermost(sync.start))]
+        around = [operator for operator in around if operator.start >= ranges[place].start]
         direction, waited = "", sync.end - sync.start
         if around:
             before = bisect_right(copy_starts, (sync.start, len(copies))) - 1
@@ -364,7 +368,7 @@ def _syncs(
     return _columns(("phase", "stage", "call", "operator", "through", "copy", "count", "wait_ms"), rows)
 
 
-def _interval(work: Work) -> tuple[float, float]:
+def _interval(work: DeviceWork) -> tuple[float, float]:
     return work.event.start, work.event.end
 
 

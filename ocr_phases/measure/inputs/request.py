@@ -70,7 +70,7 @@ def make_rows(
         return [pages], resolved
     if len(resolved) == 1:
         resolved = resolved * len(pages)
-    return [[one] for one in pages], resolved
+    return [[item] for item in pages], resolved
 
 
 def choose_preset(

@@ -182,7 +182,7 @@ NATIVE = Family(
         "sam": "model.vision_tower.sam_encoder",
         "clip": "model.vision_tower.vision_encoder",
         "projector": "model.multi_modal_projector",
-        "decoder": "model.language_model",
+        "language_model": "model.language_model",
         "lm_head": "lm_head",
     },
     image_arguments=("pixel_values", "pixel_values_local", "num_local_patches", "patches_grid"),

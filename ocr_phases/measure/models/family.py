@@ -31,8 +31,8 @@ class StepState(Protocol):
 class Family:
     """One row of the table. Module paths are dotted names under the loaded model.
 
-    Where the language model is no module of its own, ``decoder_parts`` are its modules in the order they run,
-    and ``decoder_between`` the first and the last module of the ``decoder`` stage.
+    Where the language model is no module of its own, ``language_model_parts`` are its modules in the
+    order they run, and ``language_model_between`` the first and the last module of the stage.
     ``image_arguments`` must never carry a value in decode. ``views`` gives the view of each successive vision
     call of a prefill. ``prefill_arguments`` gives the keyword arguments of the prefill's forward,
     ``step_arguments`` those of one decode step's, as they go through ``prepare_step(model, arguments)``.
@@ -51,8 +51,8 @@ class Family:
     step_arguments: Callable[[StepState], dict[str, Any]]
     prepare_step: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda model, arguments: arguments
     new_cache: Callable[[], Any] = lambda: None
-    decoder_parts: tuple[str, ...] = ()
-    decoder_between: tuple[str, str] | None = None
+    language_model_parts: tuple[str, ...] = ()
+    language_model_between: tuple[str, str] | None = None
     keeps_logits: bool = True
     prints: bool = False
 
@@ -63,16 +63,18 @@ class Family:
     def timed(self, model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
         """The modules whose start and whose end are those of a stage, by stage name."""
         timed = {stage: (module, module) for stage, module in self.stages(model).items()}
-        if self.decoder_between:
-            first, last = self.decoder_between
-            timed["decoder"] = (model.get_submodule(first), model.get_submodule(last))
+        if self.language_model_between:
+            first, last = self.language_model_between
+            timed["language_model"] = (model.get_submodule(first), model.get_submodule(last))
         return timed
 
     def parameters(self, model: nn.Module) -> dict[str, int]:
         """Parameter count of each stage and the total; what belongs to no stage is in the total only."""
         counts = {stage: _count(module) for stage, module in self.stages(model).items()}
-        if self.decoder_parts:
-            counts["decoder"] = sum(_count(model.get_submodule(path)) for path in self.decoder_parts)
+        if self.language_model_parts:
+            counts["language_model"] = sum(
+                _count(model.get_submodule(path)) for path in self.language_model_parts
+            )
         return {**counts, "total": _count(model)}
 
     def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from ocr_phases.config_schema import AnyConfig, Generation, WeightsIndex
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
-from ocr_phases.plain_json import conform, decode
+from ocr_phases.plain_json import conform, parse_json
 
 _MOST_JSON = 64 << 20
 _MOST_HEADER = 100_000_000  # the format's own limit
@@ -128,7 +128,7 @@ def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) 
     if missing is not None and not path.exists():
         return missing
     try:
-        content = decode(read_regular(path, _MOST_JSON))
+        content = parse_json(read_regular(path, _MOST_JSON))
     except OSError as error:
         raise OcrPhasesError(f"{path} cannot be read ({error.strerror}).") from error
     except OcrPhasesError as error:

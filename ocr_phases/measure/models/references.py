@@ -80,8 +80,8 @@ def _vision_methods(model: nn.Module, family: Family) -> list[Method]:
 
 
 def _attention_methods(model: nn.Module, family: Family) -> list[Method]:
-    decoder, _ = family.timed(model)["decoder"]
-    classes = dict.fromkeys(type(module) for module in decoder.modules())
+    language_model, _ = family.timed(model)["language_model"]
+    classes = dict.fromkeys(type(module) for module in language_model.modules())
     return [method for owner in classes for method in _methods(owner)]
 
 

@@ -186,9 +186,9 @@ def _import_class(folder: Path, reference: str, content: str) -> Any:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
     except Exception as error:  # whatever the checkpoint's code raises while it is imported
         # transformers wraps what a module of its own raises: the cause is in the second line.
-        said = " ".join(str(error).split("\n")[:2]).replace(f"{package}.", "") or type(error).__name__
+        message = " ".join(str(error).split("\n")[:2]).replace(f"{package}.", "") or type(error).__name__
         raise OcrPhasesError(
-            f"The class in {folder} cannot be imported ({said}): {_import_advice(error)}, or use native "
+            f"The class in {folder} cannot be imported ({message}): {_import_advice(error)}, or use native "
             "(docs/vendor.md)."
         ) from error
 

@@ -85,10 +85,10 @@ VENDOR = Family(
         "lm_head": "lm_head",
     },
     # The class's `model` is the language model itself, with the vision parts inside, and calls its text
-    # layers through super(): so `decoder` runs from the first layer to the last norm. Embedding, fusion and
-    # the causal mask come before the first layer: in prefill they are in `vision_fusion`.
-    decoder_parts=("model.embed_tokens", "model.layers", "model.norm"),
-    decoder_between=("model.layers.0", "model.norm"),
+    # layers through super(): so `language_model` runs from the first layer to the last norm. Embedding,
+    # fusion and the causal mask come before the first layer: in prefill they are in `vision_fusion`.
+    language_model_parts=("model.embed_tokens", "model.layers", "model.norm"),
+    language_model_between=("model.layers.0", "model.norm"),
     image_arguments=("images", "images_seq_mask", "images_spatial_crop"),
     views=views,
     prefill_arguments=prefill_arguments,

@@ -21,7 +21,7 @@ from ocr_phases.measure.steps.execution import compiled_apart, current_device, d
 from ocr_phases.measure.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
-SLOT_MULTIPLE = 64
+CACHE_LEN_MULTIPLE = 64
 #: The compiler tunes its kernels; what it makes is captured here, not by the compiler.
 CUDA_MODE = "max-autotune-no-cudagraphs"
 KEPT_STEPS = 4
@@ -33,22 +33,22 @@ _WARM_STEPS = 3
 class StepSetup:
     """What a static step holds and what making it took: ms of wall time, None where there was nothing to do.
 
-    ``slots`` is the cache's length, ``capacity_bytes`` what it takes for the whole batch.
+    ``max_cache_len`` is the cache's length, ``allocated_bytes`` what it takes for the whole batch.
     """
 
-    slots: int
-    capacity_bytes: int
+    max_cache_len: int
+    allocated_bytes: int
     compile_ms: float | None
     capture_ms: float | None
 
 
-def slots_for(prompt_len: int, max_new_tokens: int) -> int:
+def max_cache_len_for(prompt_len: int, max_new_tokens: int) -> int:
     """The length of a static cache with room for a prompt and what is generated after it."""
-    return -(-(prompt_len + max_new_tokens) // SLOT_MULTIPLE) * SLOT_MULTIPLE
+    return -(-(prompt_len + max_new_tokens) // CACHE_LEN_MULTIPLE) * CACHE_LEN_MULTIPLE
 
 
 class StaticStep:
-    """One decode step of ``batch`` rows over a static cache of ``slots`` entries, ready to be run.
+    """One decode step of ``batch`` rows over a static cache of ``max_cache_len`` entries, ready to be run.
 
     ``strategy``: ``cuda_graph`` captures the step and replays it; ``compiled`` compiles it, and captures it
     too on CUDA; ``eager`` runs the same step as it is. Prefill into `fresh_cache`, then hand the step to
@@ -57,14 +57,14 @@ class StaticStep:
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, batch: int, slots: int, strategy: str) -> None:
+    def __init__(self, model: Any, batch: int, max_cache_len: int, strategy: str) -> None:
         from transformers import StaticCache
 
-        self.model, self.strategy, self.slots = model, strategy, slots
+        self.model, self.strategy, self.max_cache_len = model, strategy, max_cache_len
         parameter = next(model.parameters())
         self.device = parameter.device
         config = model.config.get_text_config()
-        self.cache = StaticCache(config=config, max_cache_len=slots)
+        self.cache = StaticCache(config=config, max_cache_len=max_cache_len)
         self.cache.early_initialization(
             batch, config.num_key_value_heads, _head_dim(config), parameter.dtype, self.device
         )
@@ -73,16 +73,18 @@ class StaticStep:
         self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
         # Added to the scores: 0 where a column may be seen, else -inf. A Boolean mask would be turned into
         # this in every layer.
-        self._mask = torch.full((batch, 1, 1, slots), -torch.inf, dtype=parameter.dtype, device=self.device)
+        self._mask = torch.full(
+            (batch, 1, 1, max_cache_len), -torch.inf, dtype=parameter.dtype, device=self.device
+        )
         # What the state shows of itself after a step, as views of these.
-        self._seen = torch.ones(batch, slots, dtype=torch.long, device=self.device)
+        self._seen = torch.ones(batch, max_cache_len, dtype=torch.long, device=self.device)
         self._positions = torch.zeros_like(self._seen)
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._given: Tensor | None = None  # the token that the step itself fed back
         with current_device(self.device), self.execution():
             self._run, compile_ms, capture_ms = self._made()
-        capacity = cache_bytes_per_token(self.cache) * slots
-        self.setup = StepSetup(slots, capacity, compile_ms, capture_ms)
+        allocated = cache_bytes_per_token(self.cache) * max_cache_len
+        self.setup = StepSetup(max_cache_len, allocated, compile_ms, capture_ms)
 
     def execution(self) -> AbstractContextManager[None]:
         """The kernels the step runs with; `decode` enters this."""
@@ -101,10 +103,10 @@ class StaticStep:
         """
         if state.cache is not self.cache:
             raise OcrPhasesError("This state has another KV cache: prefill with cache=step.fresh_cache().")
-        if state.length >= self.slots:
+        if state.length >= self.max_cache_len:
             raise OcrPhasesError(
-                f"The static KV cache is full with {self.slots} entries: ask for fewer new tokens, or make a "
-                "step with more slots."
+                f"The static KV cache is full with {self.max_cache_len} entries: ask for fewer new tokens, "
+                "or make a step with a larger max_cache_len."
             )
         if self._length != state.length:
             self._load(state)
@@ -128,7 +130,7 @@ class StaticStep:
         self._seen[:, :length] = seen
         self._mask.fill_(-torch.inf)
         self._mask[:, 0, 0, :length].masked_fill_(seen.bool(), 0.0)
-        columns = torch.arange(self.slots, device=self.device)
+        columns = torch.arange(self.max_cache_len, device=self.device)
         if state.position_ids is None:
             self._positions.copy_(columns.expand_as(self._positions))
         else:
@@ -176,17 +178,17 @@ class StaticStep:
 
 
 def kept_step(
-    kept: dict[tuple[str, int, int], StaticStep], model: Any, batch: int, slots: int, strategy: str
+    kept: dict[tuple[str, int, int], StaticStep], model: Any, batch: int, max_cache_len: int, strategy: str
 ) -> tuple[StaticStep, bool]:
     """The step of these shapes out of ``kept``, or a new one put there; also whether it was there before.
 
     ``kept`` holds the `KEPT_STEPS` last used ones: each has a KV cache, and on CUDA a graph's memory.
     """
-    key = (strategy, batch, slots)
+    key = (strategy, batch, max_cache_len)
     found = kept.pop(key, None)
     while len(kept) >= KEPT_STEPS:
         kept.pop(next(iter(kept)))
-    kept[key] = found or StaticStep(model, batch, slots, strategy)
+    kept[key] = found or StaticStep(model, batch, max_cache_len, strategy)
     return kept[key], found is not None
 
 

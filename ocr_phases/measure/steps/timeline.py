@@ -161,7 +161,7 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
                 number = calls.get(stage, 0)
                 calls[stage] = number + 1
                 view = views[number % len(views)] if views else ""
-            elif stage == "decoder" and "vision_fusion" in open_spans:
+            elif stage == "language_model" and "vision_fusion" in open_spans:
                 timeline.end(open_spans.pop("vision_fusion"))
             open_spans[stage] = timeline.begin(stage, view)
 

@@ -12,7 +12,7 @@ from ocr_phases.analyse.compare import (
     compare_runs,
     compare_verdict,
     environment_table,
-    figures,
+    headline_metrics,
     run_labels,
     same_tokens,
 )
@@ -97,7 +97,7 @@ def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     same = " Both wrote the same tokens." if same_tokens(*runs) else ""
     return (
         f'<p class="op">{safe(compare_verdict(table, runs, labels))}{same}</p>'
-        f'<div class="opx-sides">{sides}</div>{compare.compare_html(figures(table))}'
+        f'<div class="opx-sides">{sides}</div>{compare.compare_html(headline_metrics(table))}'
         f"{compare.environment_html(environment_table(runs, labels))}"
     )
 

@@ -44,15 +44,15 @@ class PagePane(Pane):
         self.colour = widgets.Dropdown(options=[_BY_TYPE, _BY_TIME], description="Colour by")
         self.types = widgets.Box([])
         self.types.add_class("opx-types")
-        self._sheet, self._page, self._graph, self._said, self._detail = (widgets.HTML() for _ in range(5))
-        for widget, name in ((self._said, "opx-said"), (self._detail, "opx-detail")):
+        self._sheet, self._page, self._graph, self._status, self._detail = (widgets.HTML() for _ in range(5))
+        for widget, name in ((self._status, "opx-token-text"), (self._detail, "opx-detail")):
             widget.add_class(name)
         self._page.add_class("opx-page-box")
         controls = widgets.Box([self.row, self.colour, self.opacity, self.labels])
         controls.add_class("opx-controls")
         left = widgets.VBox([self._page, controls, self.types])
         left.add_class("opx-left")
-        self._right = widgets.VBox([self.scrubber, self._said, self._graph, self.list, self._detail])
+        self._right = widgets.VBox([self.scrubber, self._status, self._graph, self.list, self._detail])
         self._right.add_class("opx-right")
         both = widgets.Box([left, self._right])
         both.add_class("opx-columns")
@@ -157,7 +157,7 @@ class PagePane(Pane):
         ms = None if pd.isna(token["device_ms"]) else float(token["device_ms"])
         step = "from the prefill" if pd.isna(token["step"]) else f"step {int(token['step'])}"
         text = printable(str(token["text"])) or "no text"
-        self._said.value = (
+        self._status.value = (
             f"<p><strong>Token {self.token + 1}</strong> of {len(self._tokens)}, {step}: "
             f"<code>{safe(text)}</code> <strong>{ms_text(ms) if ms is not None else ''}</strong></p>"
         )
@@ -209,16 +209,16 @@ def _remark(run: PhaseRun, row: int, pages: int, dropped: int) -> str:
     """What is odd about this row's page, in a sentence; empty where nothing is."""
     if run.results[row]["text"] is None:
         return "The text was left out of this record, so no region is known."
-    said = []
+    sentences = []
     if run.pages[0].get("data") is None:
-        said.append("The page is not in this record: the boxes are on an empty sheet.")
+        sentences.append("The page is not in this record: the boxes are on an empty sheet.")
     if pages > 1:
-        said.append(f"This row has {pages} pages: the boxes are shown on the first.")
+        sentences.append(f"This row has {pages} pages: the boxes are shown on the first.")
     if dropped:
-        said.append(f"{dropped} box(es) could not be read.")
+        sentences.append(f"{dropped} box(es) could not be read.")
     if not parse_grounding(run.results[row]["text"]).regions:
-        said.append("The output marks no region on the page.")
-    return " ".join(said)
+        sentences.append("The output marks no region on the page.")
+    return " ".join(sentences)
 
 
 def _hint(item: Any) -> str:

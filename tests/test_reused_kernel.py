@@ -1,4 +1,4 @@
-"""One warm kernel for many notebooks: what one leaves behind, the next does not see."""
+"""One reused kernel for many notebooks: what one leaves behind, the next does not see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conftest import GOLDEN
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.report import render
-from ocr_phases.report.jupyter_kernels import KernelLost, WarmKernel
+from ocr_phases.report.jupyter_kernels import KernelLost, ReusedKernel
 from ocr_phases.report.render import execute_notebook
 
 NOTEBOOK = """\
@@ -37,7 +37,7 @@ os.getpid()
 
 
 @pytest.fixture
-def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmKernel]:
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReusedKernel]:
     kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernelspec})
     notebook.cells = [
@@ -46,19 +46,19 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmKern
     ]
     nbformat.write(notebook, tmp_path / "probe.ipynb")
     monkeypatch.setattr(render, "_notebook", lambda name: tmp_path / f"{name}.ipynb")
-    kernel = WarmKernel(pages_a_kernel=4)
+    kernel = ReusedKernel(pages_a_kernel=4)
     yield kernel
     kernel.stop()
 
 
-def run(kernel: WarmKernel, folder: Path, word: str, **options: float) -> tuple[str, int]:
+def run(kernel: ReusedKernel, folder: Path, word: str, **options: float) -> tuple[str, int]:
     """What the notebook printed, and its kernel's process."""
     target = execute_notebook("probe", {"word": word}, folder / f"{word}.ipynb", kernel=kernel, **options)
     outputs = nbformat.read(target, as_version=4).cells[-1].outputs
     return outputs[0].text.strip(), int(outputs[1].data["text/plain"])
 
 
-def test_a_warm_kernel_forgets_all_names_and_survives_what_fails(kernel, tmp_path):
+def test_a_reused_kernel_forgets_all_names_and_survives_what_fails(kernel, tmp_path):
     said, first = run(kernel, tmp_path, "one")
     assert said == "left [] history 0"
     files = len(list(Path("/proc/self/fd").iterdir()))
@@ -91,7 +91,7 @@ def test_a_kernel_is_reached_by_its_user_alone(transport, tmp_path):
     with tempfile.TemporaryDirectory() as short:
         scratch = tmp_path / ("long" * 25) if transport == "tcp" else Path(short)
         scratch.mkdir(exist_ok=True)
-        kernel = WarmKernel(scratch=str(scratch))
+        kernel = ReusedKernel(scratch=str(scratch))
         try:
             kernel.run("pass")
             connection = json.loads(Path(kernel.manager.connection_file).read_text())

@@ -10,7 +10,7 @@ from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.words import ms_text
 
 _NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
-_LIMITS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}
+_ALLOWS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}
 _SOURCES = {"measured": "measured on this device", "datasheet": "by the maker's datasheet"}
 #: How a way is told: its values in their order, of what, its time and its floor.
 _WAYS = {
@@ -40,7 +40,7 @@ def ways_sentence(table: pd.DataFrame, way: str) -> str:
     unit, allows = "with vision", "its floor is"
     if way == "strategy":
         unit = "a token" if batch == 1 else f"for a step of {batch} rows"
-        allows = "".join(_LIMITS[limit] for limit in floor["step_limit"])
+        allows = "".join(_ALLOWS[bound_by] for bound_by in floor["step_bound_by"])
     times = rows.groupby(way)[column].first()
     measured = [name for name in known if name in times.index]
     first, *others = _with_one_unit([*times[measured], *floor[floor_column]])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from wording import says
 
 from ocr_phases.analyse.compare import compare_runs, compare_verdict
+from ocr_phases.analyse.strategy_text import ways_sentence
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.analyse.ways import ways_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import ms_text
 
@@ -24,7 +24,7 @@ NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "com
 
 def cell(strategy: str, ms: float | None, **others: object) -> dict[str, object]:
     usual = {"preset": "base", "prefill_len": 291, "vision": "eager", "batch": 1, "max_new_tokens": 128}
-    floor = {"step_floor_ms": 0.28, "step_limit": "bandwidth", "floor_source": "measured"}
+    floor = {"step_floor_ms": 0.28, "step_bound_by": "bandwidth", "floor_source": "measured"}
     usual |= {"model": "dummy", "dtype": "bfloat16", "device": "NVIDIA H200"}
     return {**usual, **floor, "strategy": strategy, "inter_token_ms": ms, **others}
 
@@ -39,7 +39,7 @@ def test_strategies_and_floor_are_one_sentence() -> None:
     told = ("8.91 ms", "eager", "2.70", NAMES["cuda_graph"], "1.00", "compiled", "memory bandwidth", "0.280")
     assert says(said(*cells), *told, "measured")
     cells = [
-        cell("eager", 2500.0, floor_source="datasheet", step_limit="arithmetic"),
+        cell("eager", 2500.0, floor_source="datasheet", step_bound_by="arithmetic"),
         cell("compiled", 999.0),
     ]
     assert says(said(*cells), "eager", "999 ms", "compiled", "memory bandwidth", "0.280 ms", "measured")
@@ -52,7 +52,7 @@ def test_what_is_missing_is_not_named() -> None:
     assert said(cell("eager", 8.9), cell("compiled", 1.0, batch=4)) == ""
     assert said(cell("eager", 8.9), cell("compiled", 1.0, device="another")) == ""
     assert said(cell("eager", 8.9), cell("compiled", 1.0, max_new_tokens=32)) == ""
-    unknown = {"step_floor_ms": None, "step_limit": None, "floor_source": None}
+    unknown = {"step_floor_ms": None, "step_bound_by": None, "floor_source": None}
     without = said(cell("eager", 8.9, **unknown), cell("compiled", 1.0, **unknown))
     assert says(without, "8.90 ms", "eager", "1.00", "compiled")
     assert re.findall(r"[0-9.]*[0-9]", without) == ["8.90", "1.00"]
@@ -119,4 +119,4 @@ def test_the_sweeps_table_says_where_a_floor_is_from() -> None:
     run = make_run(cuda=True)  # a GPU with a datasheet, but without ceilings of its own
     run = dataclasses.replace(run, model={**run.model, "config": TINY_CONFIG})
     row = sweep_table({"a": run}).iloc[0]
-    assert (row["floor_source"], row["step_limit"]) == ("datasheet", "bandwidth")
+    assert (row["floor_source"], row["step_bound_by"]) == ("datasheet", "bandwidth")
