@@ -21,6 +21,7 @@ from batch_example import (
 from conftest import GOLDEN, PAGES
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
@@ -125,7 +126,7 @@ def test_a_page_of_any_name_has_a_folder_of_its_own_below_pages(name, number):
 def test_pages_that_all_fail_alike_from_the_start_stop_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "GIVE_UP_AFTER", 3)
     pages = make_pages(tmp_path / "in", *["memory"] * 5)
-    with pytest.raises(OcrPhasesError, match="first 3 pages failed alike: The host is out of memory"):
+    with pytest.raises(OcrPhasesError, match="first 3 pages.*out of memory"):
         measure(pages, tmp_path / "out", retries=0)
     pages = make_pages(tmp_path / "in", "ok", *["raise", "raise", "bad"] * 2)
     assert measure(pages, tmp_path / "out", retries=0).failed == 6
@@ -152,9 +153,7 @@ def test_a_worker_that_fails_page_after_page_stops_the_batch(kept, tmp_path, mon
 def test_pages_that_take_too_long_one_after_another_say_what_would_help(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "GIVE_UP_AFTER", 2)
     pages = make_pages(tmp_path / "in", "ok", "sleep", "sleep")
-    with pytest.raises(
-        OcrPhasesError, match="2 pages .* More than 0.1 s .*leave these pages out, or raise --timeout"
-    ):
+    with pytest.raises(OcrPhasesError, match=r"2 pages .* 0\.1 s .*--timeout"):
         measure(pages, tmp_path / "out", retries=0, timeout=0.1)
 
 
@@ -173,7 +172,7 @@ def test_a_page_of_any_file_name_is_measured_and_shown(tmp_path):
 
 def test_a_full_disk_ends_the_batch_and_keeps_what_is_finished(tmp_path):
     pages, out = make_pages(tmp_path / "in", "ok", "full", "ok"), tmp_path / "out"
-    with pytest.raises(OcrPhasesError, match="No space left on device.*same command goes on"):
+    with pytest.raises(OcrPhasesError, match="No space left on device"):
         measure(pages, out)
     assert finished(out / jobs(pages)[0].folder, jobs(pages)[0].id)
     (pages / "page-1.png").write_text("ok again")
@@ -200,7 +199,7 @@ def test_a_read_only_output_folder_is_refused(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(os, "mkdir", read_only)
     assert main(["batch", str(PAGES), "--out", str(tmp_path / "out"), *QUICK]) == 2
-    assert "cannot be written (Read-only file system)" in capsys.readouterr().err
+    assert "Read-only file system" in capsys.readouterr().err
 
 
 def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
@@ -298,5 +297,6 @@ def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
     progress.show(pages=1000, failed=3, worked=697)
     progress.end()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "Measuring: 400 of 1,000 pages through, 3 failed, 97.0 pages/min, 6:11 left"
-    assert lines[-1] == "Measuring: 1,000 of 1,000 pages through, 3 failed, 464.7 pages/min"
+    assert says(lines[0], "Measuring", "400 of 1,000 pages", "3 failed", "97.0 pages/min", "6:11")
+    assert says(lines[-1], "Measuring", "1,000 of 1,000 pages", "3 failed", "464.7 pages/min")
+    assert "left" not in lines[-1]

@@ -19,6 +19,7 @@ from batch_example import (
     html_of,
     make_batch,
 )
+from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch import index as batch_index
@@ -92,7 +93,7 @@ def test_pages_say_what_their_records_say(batch):
         "b.png",
     ]
     assert list(index.pages["status"]) == ["done"] * 3 + ["failed", "not finished", "failed", "done"]
-    assert pages.loc["failed.png", "reason"] == "timeout: More than 3 s."
+    assert says(pages.loc["failed.png", "reason"], "timeout", "More than 3 s")
     assert pages.loc["failed.png", "attempts"] == 2
     assert "no JSON" in pages.loc["damaged.png", "reason"]
     for name, run in records(folder).items():
@@ -155,7 +156,7 @@ def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(index
 def test_a_long_table_is_cut_and_says_so(index, monkeypatch):
     monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 2)
     text = html_of(index)
-    assert "The first 2 of 7 rows" in text
+    assert says(text, "2 of 7 rows")
 
 
 def test_what_is_cut_from_a_long_table_is_what_matters_least(index, monkeypatch):
@@ -218,14 +219,14 @@ def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, 
     monkeypatch.setattr("ocr_phases.batch.pool.LocalPool", Renderer)
     assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr()
-    assert "2 reports: 1 rendered, 1 failed" in said.out
+    assert says(said.out, "2 reports", "1 rendered", "1 failed")
     assert "'damaged.png': " in said.err  # nothing is drawn of it
     pages = build_index(tmp_path).pages.set_index("page")
     assert pages.loc["c.pdf#2", ["report", "reason"]].tolist() == [False, "The notebook failed."]
     assert pages.loc[EVIL, "report"]
     assert (tmp_path / "index.html").exists()
     assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1  # it is tried again
-    assert "1 reports: 0 rendered, 1 failed" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "1 reports", "0 rendered", "1 failed")
 
 
 def test_the_first_reasons_of_failures_are_told(tmp_path, monkeypatch, capsys):
@@ -241,7 +242,7 @@ def test_the_first_reasons_of_failures_are_told(tmp_path, monkeypatch, capsys):
     result = command._tell_failures(tmp_path)
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == ["1.png: not drawn", "2.png: is empty"]
-    assert told[10:] == [f"and 3 more: see {tmp_path / 'index.html'}"]
+    assert len(told) == 11 and says(told[10], "3 more", str(tmp_path / "index.html"))
     assert (len(result["failures"]), result["more_failures"]) == (10, 3)
 
 
@@ -271,4 +272,4 @@ def test_a_listing_that_is_cut_names_its_line(tmp_path):
     (tmp_path / "jobs.jsonl").write_text(json.dumps({"id": "a"})[:-3])
     (row,) = build_index(tmp_path).pages.to_dict("records")
     assert (row["page"], row["status"]) == ("jobs.jsonl, line 1", "failed")
-    assert "damaged: the batch's command writes it again" in row["reason"]
+    assert says(row["reason"], "damaged")

@@ -18,6 +18,7 @@ from batch_example import (
     watched_sockets,
 )
 from conftest import PAGES
+from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch.driver import measure_pages
@@ -51,7 +52,7 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
         "--no-embed",
     ]
     assert main(command) == 1
-    assert "4 pages: 2 measured, 0 kept, 2 failed" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "4 pages", "2 measured", "0 kept", "2 failed")
     found = statuses(tmp_path / "out")
     assert list(found) == ["broken.pdf", "truncated.png", "two.pdf#1", "two.pdf#2"]
     assert [status["state"] for status in found.values()] == ["failed", "failed", "done", "done"]
@@ -88,7 +89,8 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(
     assert not any(found.values())
     # ipykernel's own, for what forked children print; it takes nothing without the kernel's secret.
     assert all(address.startswith("127.0.0.1:") for addresses in kernels for address in addresses)
-    assert "4 pages: 2 measured, 0 kept, 1 failed, 1 named twice" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert says(said, "4 pages", "2 measured", "0 kept", "1 failed", "1 named twice")
     entries = {entry["page"]: out / entry["folder"] for entry in read_listing(out)}
     within = PhaseRun.load(entries["slide.png"] / "run.json")
     assert within.results == plain.results

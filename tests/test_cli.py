@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import GOLDEN, PAGES, RECORD
 from PIL import Image
+from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
@@ -43,7 +44,7 @@ def test_a_record_never_takes_the_place_of_another_one(tiny_session, tmp_path, c
         said = capsys.readouterr()
         assert said.out.splitlines()[-1] == f"Wrote {name}"
         assert (said.err == "") == (name == "run.json")
-    assert f"run.json is there already, so the record goes into {name}" in said.err
+    assert says(said.err, "run.json", name)
     assert main(["profile", page, *settings, "--save", "run.json"]) == 0  # the same again
     Path("notes").write_text("mine")
     other = str(PAGES / "slide.png")

@@ -53,7 +53,7 @@ def test_a_file_beyond_the_limit_is_refused_before_it_is_read(tmp_path: Path) ->
     sparse = tmp_path / "sparse.png"
     with sparse.open("wb") as file:
         file.truncate(300 * 10**9)
-    with pytest.raises(OcrPhasesError, match=r"has 286,102.3 MiB: give a file of at most 1,024.0 MiB"):
+    with pytest.raises(OcrPhasesError, match=r"286,102\.3 MiB.* 1,024\.0 MiB"):
         read_regular(sparse)
     (tmp_path / "three").write_bytes(b"abc")
     assert read_regular(tmp_path / "three", limit=3) == b"abc"

@@ -11,6 +11,7 @@ import matplotlib
 import pytest
 from example_run import SHAPES, make_run
 from matplotlib.figure import Figure
+from wording import says
 
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.record import PhaseRun
@@ -91,7 +92,9 @@ def test_latency_draws_both_clocks_on_cuda_and_the_floor_when_given() -> None:
         return {str(label) for label in figure.axes[0].get_legend_handles_labels()[1]}
 
     assert {"device, median", "host, median"} <= labels(plot_token_latency(make_run(cuda=True)))
-    assert "hardware floor, 1.00 ms" in labels(plot_token_latency(make_run(), floor_ms=1.0))
+    assert any(
+        says(label, "floor", "1.00 ms") for label in labels(plot_token_latency(make_run(), floor_ms=1.0))
+    )
     assert not any("floor" in label or "host" in label for label in labels(plot_token_latency(make_run())))
 
 
@@ -125,6 +128,6 @@ def test_timeline_takes_the_typical_repeat_or_the_one_asked_for() -> None:
 
 def test_memory_says_when_there_is_nothing() -> None:
     said = words(plot_memory(make_run(generate=True, memory=False)))
-    assert said == ["Neither peak memory nor the KV cache was observed in this run."]
-    assert "Peak memory could not be measured here." in words(plot_memory(make_run(memory=False)))
-    assert "The cache was not observed in this run." in words(plot_memory(make_run(generate=True)))
+    assert len(said) == 1 and says(said[0], "peak memory", "KV cache")
+    assert any(says(text, "Peak memory", "not") for text in words(plot_memory(make_run(memory=False))))
+    assert any(says(text, "cache", "not") for text in words(plot_memory(make_run(generate=True))))

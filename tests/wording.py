@@ -10,7 +10,7 @@ def says(text: str, *parts: str) -> bool:
     place = 0
     text = text.replace("\N{NO-BREAK SPACE}", " ")
     for part in parts:
-        found = re.compile(rf"(?<![\w.]){re.escape(part)}(?!\w|\.\d)").search(text, place)
+        found = re.compile(rf"(?<!\w)(?<!\d\.){re.escape(part)}(?!\w|\.\d)").search(text, place)
         if found is None:
             return False
         place = found.end()
