@@ -1,4 +1,4 @@
-"""What every report begins with, as HTML from plain values: title block, key figures as cards, shares."""
+"""Plain values as HTML: elements, and the blocks that every report begins with."""
 
 from __future__ import annotations
 

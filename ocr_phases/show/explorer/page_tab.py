@@ -16,7 +16,7 @@ from ocr_phases.show.blocks import element, fragment
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.svg import Curve, cursor_css, curve_svg, kinds, page_css, page_svg
 from ocr_phases.show.html import note_html
-from ocr_phases.show.overlay import decode_times, hex_colour, label_colour, printable, time_colours
+from ocr_phases.show.overlay import hex_colour, label_colour, printable, time_colours
 from ocr_phases.words import ms_text, percent_text
 
 _BY_TYPE, _BY_TIME = "region type", "decode time"
@@ -194,8 +194,9 @@ class PagePane(Pane):
         hidden = [number for number, box in enumerate(self.types.children) if not box.value]
         colours = None
         if self.colour.value == _BY_TIME and len(self._table):
-            times = time_colours(self._regions, decode_times(self._table))
-            colours = {region: hex_colour(colour) for region, colour in times.items()}
+            cost = dict(zip(self._table["region"], self._table["decode_ms"], strict=True))
+            timed = time_colours(self._regions, cost)
+            colours = {region: hex_colour(colour) for region, colour in timed.items()}
         css = page_css(
             self._scope,
             current=self.region,

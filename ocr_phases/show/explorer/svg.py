@@ -17,7 +17,7 @@ from PIL import Image
 
 from ocr_phases.analyse.grounding import PREAMBLE, Region
 from ocr_phases.show.blocks import Html, element, fragment, small_jpeg
-from ocr_phases.show.overlay import hex_colour, region_boxes, tag_type
+from ocr_phases.show.overlay import hex_colour, region_boxes
 
 _PAGE_SIDE = 1_400  # pixels of the embedded page
 _MOST_POINTS = 400
@@ -134,7 +134,6 @@ def page_svg(
     `kinds`). A page that is not in the record is an empty sheet.
     """
     width, height = size
-    kind = tag_type(size)
     parts = [
         f'<svg class="opx-page" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="The page with {len(regions)} regions">'
@@ -147,11 +146,11 @@ def page_svg(
         )
     numbers = {label: number for number, label in enumerate(kinds(regions))}
     classes = {region.index: f"opx-r{region.index} opx-k{numbers[region.label]}" for region in regions}
-    for region, (x1, y1, x2, y2), tag, colour, spot in region_boxes(regions, size):
+    for region, (x1, y1, x2, y2), colour, tag in region_boxes(regions, size):
         text = fragment()
-        if spot is not None:
-            x, y = spot[0] + kind.pad, spot[1] + kind.pad // 2 + kind.ascent
-            text = element("text", tag, class_="opx-tag", x=x, y=y, font_size=kind.size)
+        if tag is not None:
+            x, y = tag.start
+            text = element("text", tag.text, class_="opx-tag", x=x, y=y, font_size=tag.size)
         across, down = max(x2 - x1, 1), max(y2 - y1, 1)
         drawn = f'<rect class="opx-box" x="{x1}" y="{y1}" width="{across}" height="{down}"/>'
         said = element("title", notes.get(region, ""))
