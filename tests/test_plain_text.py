@@ -29,7 +29,7 @@ from ocr_phases.report import render
 from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, literal_path, render_html
 from ocr_phases.show import compare, plots, regions, sweep
-from ocr_phases.show.blocks import safe
+from ocr_phases.show.blocks import element
 from ocr_phases.show.figures import figure_svg
 
 HOSTILE = "$\\frac{$ $x$ \x1b[31m\x00\x9b2J\r\u202e\uffff</text>{prompt}"
@@ -43,7 +43,7 @@ BRACES = ("inv{oice}", "{0}", "out{output_dir}", "{prompt!r:>99}", "{", "}}{", "
 @given(st.text(st.characters(codec=None)))
 def test_any_text_is_sound_in_xml_and_obeyed_by_no_terminal(text: str) -> None:
     shown = plain(text)
-    assert (ElementTree.fromstring(f"<a>{safe(text)}</a>").text or "") == shown
+    assert (ElementTree.fromstring(element("a", text)).text or "") == shown
     assert not CONTROL.search(shown)
     assert len(shown.encode().decode()) == len(text)
 

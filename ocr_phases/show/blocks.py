@@ -1,4 +1,4 @@
-"""What every report begins with, as HTML from plain values: title block, key figures as cards, shares."""
+"""Plain values as HTML: elements, and the blocks that every report begins with."""
 
 from __future__ import annotations
 
@@ -14,11 +14,36 @@ from ocr_phases.plain_text import plain
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_EMPTY = ("img",)
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
 
 
-def safe(value: object) -> str:
-    """Any value as text that is nothing but text in HTML; control characters become a replacement sign."""
+class Html(str):
+    """A fragment of HTML, which stays as it is where other strings are text."""
+
+    __slots__ = ()
+
+
+def element(name: str, *content: object, **attributes: object) -> Html:
+    """``<name attributes>content</name>``: everything is text that is nothing but text, except `Html`.
+
+    Here and nowhere else text becomes HTML; control characters become a replacement sign. ``class_`` is the
+    class, other underscores stand for hyphens; an attribute that is None or False is left out, True is bare.
+    """
+    given = ""
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            given += f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{_text(value)}"')
+    end = "" if name in _EMPTY else f"</{name}>"
+    return Html(f"<{name}{given}>{fragment(*content)}{end}")
+
+
+def fragment(*content: object) -> Html:
+    """Content one after the other, with no element around it; text as in `element`."""
+    return Html("".join(part if isinstance(part, Html) else _text(part) for part in content))
+
+
+def _text(value: object) -> str:
     return html.escape(plain(str(value)))
 
 
@@ -44,45 +69,62 @@ def title_block(
     headline: str = "",
     picture: str = "",
     below: str = "",
-) -> str:
+) -> Html:
     """The head of a report: picture, title, a line of facts, the finding in one sentence, a paragraph.
 
     ``picture`` and ``below`` (what comes under the paragraph) are HTML of this package; the rest is text.
     """
-    shown = f'<div class="op-thumb">{picture}</div>' if picture else ""
-    first = f'<p class="op-headline">{_words(headline)}</p>' if headline else ""
+    shown = element("div", Html(picture), class_="op-thumb") if picture else ""
+    first = element("p", _words(headline), class_="op-headline") if headline else ""
     line = " · ".join(str(part) for part in about)
-    return (
-        f'<header class="op op-header">{shown}<div class="op-lead"><h1>{safe(title)}</h1>'
-        f'<p class="op-sub">{safe(line)}</p>{first}<p class="op-verdict">{_words(lead)}</p>{below}'
-        "</div></header>"
+    said = (
+        element("h1", title),
+        element("p", line, class_="op-sub"),
+        first,
+        element("p", _words(lead), class_="op-verdict"),
+        Html(below),
     )
+    return element("header", shown, element("div", *said, class_="op-lead"), class_="op op-header")
 
 
-def status_line(kind: str, sentence: str) -> str:
+def status_line(kind: str, sentence: str) -> Html:
     """A badge (``pass``, ``fail``, ``noisy`` or another word) and what it stands for."""
-    return f'<p class="op-status">{badge(kind)} {safe(sentence)}</p>'
+    return element("p", badge(kind), " ", sentence, class_="op-status")
 
 
-def badge(verdict: str) -> str:
+def badge(verdict: str) -> Html:
     """A verdict as a word in a coloured outline: never by colour alone."""
     kind = verdict if verdict in ("pass", "fail", "noisy") else "other"
-    return f'<span class="op-badge op-{kind}">{safe(verdict)}</span>'
+    return element("span", verdict, class_=f"op-badge op-{kind}")
 
 
-def _words(text: str) -> str:
+def _words(sentence: str) -> str:
     """A sentence whose numbers stay on one line with their units."""
-    return safe(_QUANTITY.sub("\N{NO-BREAK SPACE}", text))
+    return _QUANTITY.sub("\N{NO-BREAK SPACE}", sentence)
 
 
-def cards_block(figures: Sequence[tuple[str, str, str]]) -> str:
+def cards_block(figures: Sequence[tuple[str, str, str]]) -> Html:
     """Key figures as cards: ``(label, value, note)`` each, all plain text."""
-    items = "".join(
-        f'<div class="op-card"><dt>{safe(label)}</dt><dd><strong>{safe(value)}</strong> '
-        f"<small>{_words(note)}</small></dd></div>"
+    items = [
+        element(
+            "div",
+            element("dt", label),
+            element("dd", element("strong", value), " ", element("small", _words(note))),
+            class_="op-card",
+        )
         for label, value, note in figures
-    )
-    return f'<dl class="op op-cards">{items}</dl>'
+    ]
+    return element("dl", *items, class_="op op-cards")
+
+
+def fold(summary: object, *content: object, opened: bool = False, classes: str = "op op-fold") -> Html:
+    """A block that unfolds under its ``summary``."""
+    return element("details", element("summary", summary), *content, class_=classes, open=opened)
+
+
+def preformatted(text: object) -> Html:
+    """Text in its own lines, in a box that scrolls."""
+    return element("pre", text, class_="op-text", tabindex=0)
 
 
 def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
@@ -94,7 +136,7 @@ def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
     whole = sum(size for _, size, _ in parts)
     if whole <= 0:
         return ""
-    pieces, keys, left = "", "", 0.0
+    pieces, keys, left = "", fragment(), 0.0
     for number, (label, size, value) in enumerate(parts):
         if not size:
             continue
@@ -103,12 +145,11 @@ def share_bar(parts: Sequence[tuple[str, float, str]]) -> str:
             f'<rect class="op-part-{number}" x="{left:.2f}" y="0" width="{width:.2f}" height="20"></rect>'
         )
         left += width
-        keys += (
-            '<li><svg class="op-key" viewBox="0 0 10 10" aria-hidden="true">'
-            f'<rect class="op-part-{number}" width="10" height="10"></rect></svg> '
-            f"{safe(label)} <strong>{safe(value)}</strong></li>"
-        )
-    return (
+        part = f'<rect class="op-part-{number}" width="10" height="10"></rect>'
+        key = Html(f'<svg class="op-key" viewBox="0 0 10 10" aria-hidden="true">{part}</svg> ')
+        keys = fragment(keys, element("li", key, label, " ", element("strong", value)))
+    bar = (
         '<svg class="op-bar" viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true">'
-        f'{pieces}</svg><ul class="op-keys">{keys}</ul>'
+        f"{pieces}</svg>"
     )
+    return fragment(Html(bar), element("ul", keys, class_="op-keys"))

@@ -13,6 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from ocr_phases.analyse.compare import EQUIVALENT, INCONCLUSIVE, in_units
 from ocr_phases.analyse.summary import step_table
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import Html, element
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.overlay import printable
 from ocr_phases.show.plots import (
@@ -70,7 +71,7 @@ def metric_name(metric: str) -> str:
     )
 
 
-def compare_html(table: pd.DataFrame) -> str:
+def compare_html(table: pd.DataFrame) -> Html:
     """`compare_runs`, or some of its rows, as a sortable table; a change that is sure stands out."""
     if table.empty:
         return note_html("The records have nothing in common that could be compared.")
@@ -83,13 +84,13 @@ def compare_html(table: pd.DataFrame) -> str:
     return table_html(shown, caption="Against the base", strong=strong, headings=headings)
 
 
-def environment_html(table: pd.DataFrame) -> str:
+def environment_html(table: pd.DataFrame) -> Html:
     """`environment_table` as a table, or a sentence where nothing differs."""
     if table.empty:
         return note_html("Device, versions, model, page and request are the same.")
     shown = table.assign(name=table["name"].str.replace("_", " "))
     words = table_html(shown.map(lambda text: printable(str(text), 80)), caption="What differs")
-    return f'<div class="op-words">{words}</div>'
+    return element("div", words, class_="op-words")
 
 
 def plot_ratios(table: pd.DataFrame, width: float = WIDTH) -> Figure:

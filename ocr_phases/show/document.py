@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from importlib import resources
 
-from ocr_phases.show.blocks import safe
+from ocr_phases.show.blocks import element
 
 
 def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *, css: str = "") -> str:
@@ -22,9 +22,9 @@ def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *,
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    items = "".join(f'<li><a href="#{safe(anchor)}">{safe(name)}</a></li>' for name, anchor in sections)
-    listed = f'<p aria-hidden="true">Contents</p><ul>{items}</ul>'
-    contents = f'<nav aria-label="Contents">{listed}</nav>' if items else ""
+    items = [element("li", element("a", name, href=f"#{anchor}")) for name, anchor in sections]
+    above = element("p", "Contents", aria_hidden="true")
+    contents = element("nav", above, element("ul", *items), aria_label="Contents") if items else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -32,7 +32,7 @@ def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *,
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{safe(title)}</title>
+{element("title", title)}
 <link rel="icon" href="data:,">
 <style>{fragments_css()}{_file("page.css")}{css}</style>
 </head>

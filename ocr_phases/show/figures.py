@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from ocr_phases.plain_text import plain
-from ocr_phases.show.blocks import safe
+from ocr_phases.show.blocks import Html, element
 
 FIGURE_DPI = 100
 SHARPNESS = 2
@@ -79,14 +79,13 @@ class Picture:
     alt: str
     narrow: Figure | None = None
 
-    def html(self) -> str:
+    def html(self) -> Html:
         """Inline SVG in a frame that a keyboard can scroll."""
         drawn = figure_svg(self.figure, self.alt)
         if self.narrow is not None:
             drawn += figure_svg(self.narrow, self.alt, "op-svg op-narrow")
-        return (
-            f'<div class="figure drawn" role="group" aria-label="{safe(self.alt)}" tabindex="0">{drawn}</div>'
-        )
+        frame = {"class_": "figure drawn", "role": "group", "aria_label": self.alt, "tabindex": 0}
+        return element("div", Html(drawn), **frame)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
         alt, drawn = plain(self.alt), self.html()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import Html, fragment
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.words import stage_name
 
@@ -20,7 +21,7 @@ _HEADINGS = {
 _SHOWN = ("stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes")
 
 
-def floors_html(run: PhaseRun) -> str:
+def floors_html(run: PhaseRun) -> Html:
     """`floor_table` as a table and a line on its ceilings, or the sentence that says why there is none."""
     reason = why_no_floor(run)
     if reason is not None:
@@ -38,4 +39,4 @@ def floors_html(run: PhaseRun) -> str:
         headings=headings,
         strong=whole.tolist(),
     )
-    return shown + note_html(f"Ceilings: {ceilings_text(run)}.")
+    return fragment(shown, note_html(f"Ceilings: {ceilings_text(run)}."))

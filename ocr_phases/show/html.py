@@ -1,6 +1,6 @@
 """HTML fragments for notebooks and reports: pure functions from a record, a table or a figure to a string.
 
-Whatever a model, a file name or a person wrote is escaped here and nowhere else; no fragment carries a
+Whatever a model, a file name or a person wrote is text (`ocr_phases.show.blocks.element`); no fragment has a
 script, a style of its own or an address. Classes start with ``op-`` and are dressed by ``fragments.css``.
 """
 
@@ -22,8 +22,19 @@ from ocr_phases.analyse.noise import conditions_table
 from ocr_phases.analyse.summary import repeat_table, stage_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import badge, cards_block, share_bar, small_jpeg, status_line, title_block
-from ocr_phases.show.blocks import safe as _safe
+from ocr_phases.show.blocks import (
+    Html,
+    badge,
+    cards_block,
+    element,
+    fold,
+    fragment,
+    preformatted,
+    share_bar,
+    small_jpeg,
+    status_line,
+    title_block,
+)
 from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import bytes_text, ms_text, percent_text, stage_name
@@ -63,7 +74,7 @@ HEADINGS: dict[str, tuple[str, str]] = {
 }
 
 
-def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> str:
+def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> Html:
     """The head of a report: the page's thumbnail (if the record has it), where the time went, the checks.
 
     ``lead`` is a sentence or more in place of all that is said about the times and the checks.
@@ -98,7 +109,7 @@ def _phase_bar(run: PhaseRun) -> str:
     return share_bar([(label, ms or 0.0, ms_text(ms)) for label, ms in parts])
 
 
-def cards_html(run: PhaseRun) -> str:
+def cards_html(run: PhaseRun) -> Html:
     """The key figures of the typical repeat as cards; one that this kind of run does not have gets none."""
     return cards_block(key_figures(run))
 
@@ -110,7 +121,7 @@ def table_html(
     headings: Mapping[str, tuple[str, str]] | None = None,
     strong: Sequence[bool] | None = None,
     links: Mapping[str, Sequence[str]] | None = None,
-) -> str:
+) -> Html:
     """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text escaped.
 
     ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
@@ -122,31 +133,30 @@ def table_html(
         (str(name), *known.get(str(name), (str(name).replace("_", " "), ""))) for name in table.columns
     ]
     numeric = {name: _is_numeric(table[name]) for name, _, _ in columns}
-    head = "".join(
-        f'<th scope="col"{_right(numeric[name])}>{_safe(text)}{_unit(unit)}</th>'
+    head = [
+        element("th", text, _unit(unit), scope="col", class_=_right(numeric[name]))
         for name, text, unit in columns
-    )
+    ]
     body = []
     for place, values in enumerate(table.itertuples(index=False, name=None)):
-        cells = "".join(
+        cells = [
             _cell(value, unit, numeric[name], links[name][place] if links and name in links else "")
             for value, (name, _, unit) in zip(values, columns, strict=True)
-        )
-        marked = ' class="op-strong"' if strong is not None and strong[place] else ""
-        body.append(f"<tr{marked}>{cells}</tr>")
-    title = f"<caption>{_safe(caption)}</caption>" if caption else ""
-    return (
-        f'{_scroller(caption)}<table class="op-table">{title}<thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
+        ]
+        marked = strong is not None and strong[place]
+        body.append(element("tr", *cells, class_="op-strong" if marked else None))
+    return _table(caption, head, body)
 
 
-def _scroller(name: str) -> str:
-    """A frame for a table that may be wider than the page; a keyboard can scroll what it can focus."""
-    return f'<div class="op op-scroll" role="region" aria-label="{_safe(name or "Table")}" tabindex="0">'
+def _table(caption: str, head: Sequence[Html], body: Sequence[Html], classes: str = "op-table") -> Html:
+    """A table in a frame that scrolls where it is wider than the page; a keyboard scrolls what has focus."""
+    rows = element("thead", element("tr", *head)), element("tbody", *body)
+    title = element("caption", caption) if caption else ""
+    frame = {"class_": "op op-scroll", "role": "region", "aria_label": caption or "Table", "tabindex": 0}
+    return element("div", element("table", title, *rows, class_=classes), **frame)
 
 
-def stages_html(run: PhaseRun) -> str:
+def stages_html(run: PhaseRun) -> Html:
     """`stage_table` as a table: each phase's whole stands out, what lies inside a decode step is indented."""
     table = stage_table(run)
     whole = table["stage"] == table["phase"]
@@ -163,14 +173,14 @@ def stages_html(run: PhaseRun) -> str:
     return table_html(table, caption=caption, strong=whole.tolist(), headings=_clock_headings(run))
 
 
-def repeats_html(run: PhaseRun) -> str:
+def repeats_html(run: PhaseRun) -> Html:
     """`repeat_table` as a table, without the phases that this run does not have."""
     table = repeat_table(run).dropna(axis="columns", how="all")
     table = table if table["steps"].any() else table.drop(columns="steps")
     return table_html(table, caption="Each repeat on its own")
 
 
-def regions_html(table: pd.DataFrame) -> str:
+def regions_html(table: pd.DataFrame) -> Html:
     """`ocr_phases.analyse.grounding.region_table` as a table, the costliest region first.
 
     Texts are cut short, and columns that hold nothing out of the ordinary (boxes, repaired) left out.
@@ -187,20 +197,17 @@ def regions_html(table: pd.DataFrame) -> str:
     return table_html(table, caption="What each region cost to write", headings=headings)
 
 
-def text_html(text: str, summary: str = "The text as the model wrote it") -> str:
+def text_html(text: str, summary: str = "The text as the model wrote it") -> Html:
     """Model text, escaped, in a block that scrolls; a long one starts folded."""
-    opened = "" if len(text) > _LONG_TEXT else " open"
-    return (
-        f'<details class="op op-fold"{opened}><summary>{_safe(summary)} ({len(text):,} characters)</summary>'
-        f'<pre class="op-text" tabindex="0">{_safe(text)}</pre></details>'
-    )
+    counted = f"{summary} ({len(text):,} characters)"
+    return fold(counted, preformatted(text), opened=len(text) <= _LONG_TEXT)
 
 
-def compression_html(run: PhaseRun) -> str:
+def compression_html(run: PhaseRun) -> Html:
     """Generated tokens over valid image tokens, and the vendor's way where the record has counted it."""
     figures = run.summary()
     if figures["generated_compression_ratio"] is None:
-        return ""
+        return fragment()
     sentence = (
         f"{figures['tokens']:,} generated tokens from {figures['valid_image_tokens']:,} valid image tokens: "
         f"a compression ratio of {figures['generated_compression_ratio']:.2f}."
@@ -213,18 +220,18 @@ def compression_html(run: PhaseRun) -> str:
     return note_html(sentence)
 
 
-def text_doubt_html(run: PhaseRun) -> str:
+def text_doubt_html(run: PhaseRun) -> Html:
     """What speaks against the text, beside it; nothing where nothing does."""
     doubt = text_doubt(run)
-    return status_line("note", doubt) if doubt else ""
+    return status_line("note", doubt) if doubt else fragment()
 
 
-def note_html(sentence: str) -> str:
+def note_html(sentence: str) -> Html:
     """A sentence in place of something that is not there."""
-    return f'<p class="op op-note">{_safe(sentence)}</p>'
+    return element("p", sentence, class_="op op-note")
 
 
-def checks_html(checks: Iterable[Check]) -> str:
+def checks_html(checks: Iterable[Check]) -> Html:
     """Checks as a table, verdicts in words as well as in colour; why and what to do unfold under each.
 
     What fails or is noisy is unfolded. The expectations, which are never a fault, are folded away beneath.
@@ -238,34 +245,30 @@ def checks_html(checks: Iterable[Check]) -> str:
     within = sum(check.measured.startswith("in range") for check in expected)
     known = sum(check.verdict != "n/a" for check in expected)
     summary = f"Rules of thumb for the full model on a GPU: {within} of {known} in range"
-    table = _checks_table(expected, "What is usual there, and what was measured here")
-    fold = f'<details class="op op-fold"><summary>{summary}</summary>{table}</details>'
-    return _checks_table(rules, caption) + fold
+    usual = _checks_table(expected, "What is usual there, and what was measured here")
+    return fragment(_checks_table(rules, caption), fold(summary, usual))
 
 
-def _checks_table(checks: Sequence[Check], caption: str) -> str:
+def _checks_table(checks: Sequence[Check], caption: str) -> Html:
     rows = []
     for check in checks:
-        advice = ""
+        advice = fragment()
         if check.why:
-            unfolded = " open" if check.verdict in ("fail", "noisy") else ""
-            advice = (
-                f'<details class="op-why"{unfolded}><summary>why, and what to do</summary>'
-                f"<p>{_safe(check.why)}</p><p>{_safe(check.fix)}</p></details>"
-            )
-        name = _safe(check.name.replace("_", " ").removeprefix("expected "))
-        expected, measured = (_safe(text or _NOTHING) for text in (check.expected, check.measured))
-        rows.append(f'<tr><th scope="row">{name}</th><td>{badge(check.verdict)}</td><td>{expected}</td>')
-        rows.append(f"<td>{measured}{advice}</td></tr>")
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("check", "verdict", "expected", "measured"))
-    return (
-        f'{_scroller(caption)}<table class="op-table op-checks"><caption>{_safe(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+            reasons = element("p", check.why), element("p", check.fix)
+            urgent = check.verdict in ("fail", "noisy")
+            advice = fold("why, and what to do", *reasons, opened=urgent, classes="op-why")
+        cells = (
+            element("th", check.name.replace("_", " ").removeprefix("expected "), scope="row"),
+            element("td", badge(check.verdict)),
+            element("td", check.expected or _NOTHING),
+            element("td", check.measured or _NOTHING, advice),
+        )
+        rows.append(element("tr", *cells))
+    head = [element("th", name, scope="col") for name in ("check", "verdict", "expected", "measured")]
+    return _table(caption, head, rows, "op-table op-checks")
 
 
-def measured_html(run: PhaseRun) -> str:
+def measured_html(run: PhaseRun) -> Html:
     """How it was measured: device, versions, model, page and request, folded away."""
     device = {key: value for key, value in run.device.items() if key != "conditions"}
     model = {key: value for key, value in run.model.items() if key != "config"}
@@ -279,46 +282,43 @@ def measured_html(run: PhaseRun) -> str:
         *((("Page" if len(pages) == 1 else f"Page {number + 1}"), page) for number, page in enumerate(pages)),
         ("Request", run.request),
     ]
-    blocks = "".join(f"<h3>{_safe(title)}</h3>{_pairs(values)}" for title, values in parts)
+    blocks = [fragment(element("h3", title), _pairs(values)) for title, values in parts]
     conditions = conditions_table(run).dropna(axis="columns", how="all")
     if len(conditions):
-        blocks += table_html(conditions, caption="The machine during each repeat", headings=_CONDITIONS)
+        caption = "The machine during each repeat"
+        blocks.append(table_html(conditions, caption=caption, headings=_CONDITIONS))
     config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
-    blocks += (
-        "<details class='op-fold'><summary>The model's configuration</summary>"
-        f'<pre class="op-text" tabindex="0">{_safe(config)}</pre></details>'
-    )
-    return (
-        '<details class="op op-fold"><summary>Device, versions, model and request</summary>'
-        f"{blocks}</details>"
-    )
+    blocks.append(fold("The model's configuration", preformatted(config), classes="op-fold"))
+    return fold("Device, versions, model and request", *blocks)
 
 
-def references_html(rows: Sequence[Mapping[str, Any]]) -> str:
+def references_html(rows: Sequence[Mapping[str, Any]]) -> Html:
     """The rows of `ocr_phases.measure.models.references` as a table; what was not found has a dash."""
     columns = ["what", "file", "line", "version", "symbol"]
     table = pd.DataFrame(rows, columns=columns).astype({"line": "Int64"})
-    return f'<div class="op-paths">{table_html(table, caption="Where the code does it")}</div>'
+    return element("div", table_html(table, caption="Where the code does it"), class_="op-paths")
 
 
-def image_html(image: Image, alt: str, *, width: int) -> str:
+def image_html(image: Image, alt: str, *, width: int) -> Html:
     """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense screens."""
     small, address = small_jpeg(image, width * SHARPNESS, 6 * width * SHARPNESS)
     shown = min(width, small.width)
-    return (
-        f'<img class="op-image" src="{address}" width="{shown}" '
-        f'height="{round(small.height * shown / small.width)}" alt="{_safe(alt)}">'
-    )
+    height = round(small.height * shown / small.width)
+    return element("img", class_="op-image", src=address, width=shown, height=height, alt=alt)
 
 
-def pictures_html(pictures: Sequence[tuple[Image, str]]) -> str:
+def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
     """Page pictures side by side where there is room, each with its caption."""
-    figures = "".join(
-        f'<figure class="op-picture">{image_html(image, caption, width=520)}'
-        f"<figcaption>{_safe(caption)}</figcaption></figure>"
+    figures = [
+        element(
+            "figure",
+            image_html(image, caption, width=520),
+            element("figcaption", caption),
+            class_="op-picture",
+        )
         for image, caption in pictures
-    )
-    return f'<div class="op op-pictures">{figures}</div>'
+    ]
+    return element("div", *figures, class_="op op-pictures")
 
 
 def _clock_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:
@@ -332,22 +332,22 @@ def _is_numeric(column: pd.Series) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
-def _right(numeric: bool) -> str:
-    return ' class="op-num"' if numeric else ""
+def _right(numeric: bool) -> str | None:
+    return "op-num" if numeric else None
 
 
-def _unit(unit: str) -> str:
-    return f' <span class="op-unit">{_safe(unit)}</span>' if unit else ""
+def _unit(unit: str) -> Html:
+    return fragment(" ", element("span", unit, class_="op-unit")) if unit else fragment()
 
 
-def _cell(value: Any, unit: str, numeric: bool, link: str = "") -> str:
+def _cell(value: Any, unit: str, numeric: bool, link: str = "") -> Html:
     if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
-        return f"<td{_right(numeric)}>{_NOTHING}</td>"
-    if not numeric:
-        if isinstance(value, bool):
-            value = "yes" if value else ""
-        return f'<td><a href="{_safe(link)}">{_safe(value)}</a></td>' if link else f"<td>{_safe(value)}</td>"
-    return f'<td class="op-num" data-value="{float(value)!r}">{_safe(_number(value, unit))}</td>'
+        return element("td", _NOTHING, class_=_right(numeric))
+    if numeric:
+        return element("td", _number(value, unit), class_="op-num", data_value=repr(float(value)))
+    if isinstance(value, bool):
+        value = "yes" if value else ""
+    return element("td", element("a", value, href=link) if link else value)
 
 
 def _number(value: float, unit: str) -> str:
@@ -364,12 +364,11 @@ def _number(value: float, unit: str) -> str:
     return f"{value:,.0f}" if size >= 999.5 else f"{value:.1f}" if size >= 99.95 else f"{value:.2f}"
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
+def _pairs(values: Mapping[str, Any]) -> Html:
     names = {key: str(key).replace("_", " ").removesuffix(" bytes") for key in values}
-    rows = "".join(
-        f"<dt>{_safe(names[key])}</dt><dd>{_safe(_value(key, value))}</dd>" for key, value in values.items()
-    )
-    return f'<dl class="op-pairs">{rows}</dl>'
+    shown = {key: _value(key, value) for key, value in values.items()}
+    rows = [fragment(element("dt", names[key]), element("dd", value)) for key, value in shown.items()]
+    return element("dl", *rows, class_="op-pairs")
 
 
 def _value(key: str, value: Any) -> str:

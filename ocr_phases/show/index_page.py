@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from ocr_phases.show.blocks import cards_block, safe, title_block
+from ocr_phases.show.blocks import cards_block, element, title_block
 from ocr_phases.show.distributions import plot_distributions
 from ocr_phases.show.document import document_html
 from ocr_phases.show.figures import Picture
@@ -165,8 +165,8 @@ def _regions(regions: pd.DataFrame, reported: Set[str]) -> str:
 
 
 def _tables(names: Sequence[str]) -> str:
-    items = "".join(f'<li><a href="{safe(quote(name))}">{safe(name)}</a></li>' for name in names)
-    return f'<ul class="op">{items}</ul>'
+    items = [element("li", element("a", name, href=quote(name))) for name in names]
+    return element("ul", *items, class_="op")
 
 
 def _address(folder: Any, name: str) -> str:

@@ -16,6 +16,7 @@ from ocr_phases.show.plots import (
     VERMILLION,
     blank_figure,
     label_bar,
+    legend_below,
     sentence_figure,
     style_axes,
     time_axis,
@@ -52,7 +53,7 @@ def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
         time_axis(axes.xaxis)
     time_axis(panels[-1].xaxis, "time in the timed runs", ", and the part of it that the GPU worked")
     keys = [Patch(color=BLUE, label="the GPU works"), Patch(color=FAINT, label="the GPU waits")]
-    figure.legend(handles=keys, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
+    legend_below(figure, keys, 2)
     return figure
 
 
@@ -73,7 +74,7 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
         _draw_gaps(axes, phase, table[table["phase"] == phase], edges)
         title_axes(axes, _idle_title(phase, stages))
     keys = [Patch(color=colour, label=_CAUSE_NAMES[cause]) for cause, colour in _CAUSE_COLOURS.items()]
-    figure.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    legend_below(figure, keys, 3)
     return figure
 
 

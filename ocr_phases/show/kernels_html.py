@@ -15,6 +15,7 @@ from ocr_phases.analyse.kernels import (
     top_kernels,
 )
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import Html, element, fold, fragment
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.words import percent_text, stage_name
 
@@ -37,14 +38,15 @@ _TOP_SHOWN = 6
 _PARTS = {"kv_update": "KV cache, write", "attention": "attention, which reads it"}
 
 
-def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
+def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> Html:
     """What bounds each stage, as a heading, a sentence and a table; nothing where no view was asked for.
 
     Decode's figures are of one step. A view that failed gives its sentence.
     """
     if run.kernels is None:
-        return ""
-    head = f'<div class="prose"><h2 id="Kernels">Kernels</h2></div>{note_html(kernel_sentence(run, floors))}'
+        return fragment()
+    heading = element("div", element("h2", "Kernels", id="Kernels"), class_="prose")
+    head = fragment(heading, note_html(kernel_sentence(run, floors)))
     if not has_kernels(run):
         return head
     table = kernel_table(run).merge(
@@ -60,22 +62,23 @@ def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
     caption = (
         f"Seen by {run.kernels['tool']} in a run of its own with {steps} decode steps; decode is per step."
     )
-    return head + table_html(table[columns], caption=caption, headings=_HEADINGS, strong=whole.tolist())
+    told = table_html(table[columns], caption=caption, headings=_HEADINGS, strong=whole.tolist())
+    return fragment(head, told)
 
 
-def kernel_details_html(run: PhaseRun) -> str:
+def kernel_details_html(run: PhaseRun) -> Html:
     """The KV cache's share, the host's waits and the kernels that take longest, as tables folded away."""
     if not has_kernels(run):
-        return ""
-    blocks = [_fold("The KV cache's part", _shares(run)), _fold(*_waits(run))]
+        return fragment()
+    blocks = [fold("The KV cache's part", _shares(run)), fold(*_waits(run))]
     for phase, name in (("prefill", "the prefill"), ("decode", "a decode step")):
         table = top_kernels(run, phase)
         if len(table):
-            blocks.append(_fold(f"Longest kernels of {name}", _top(table)))
-    return "".join(blocks)
+            blocks.append(fold(f"Longest kernels of {name}", _top(table)))
+    return fragment(*blocks)
 
 
-def _shares(run: PhaseRun) -> str:
+def _shares(run: PhaseRun) -> Html:
     table = kv_cache_share(run)
     caption = "The share of each phase in it."
     stepped = (kernel_table(run)["stage"] == "decode_step").any()
@@ -85,7 +88,7 @@ def _shares(run: PhaseRun) -> str:
     return table_html(table, caption=caption, headings=_HEADINGS)
 
 
-def _waits(run: PhaseRun) -> tuple[str, str]:
+def _waits(run: PhaseRun) -> tuple[str, Html]:
     table = host_syncs(run)
     each = table.loc[table["phase"] == "decode", "count"].sum()
     table["stage"] = table["stage"].map(stage_name)
@@ -94,7 +97,7 @@ def _waits(run: PhaseRun) -> tuple[str, str]:
     return f"Waits of the host: {each:g} a step", table_html(table, caption=caption, headings=_HEADINGS)
 
 
-def _top(table: pd.DataFrame) -> str:
+def _top(table: pd.DataFrame) -> Html:
     """The longest kernels over all stages of a phase."""
     whole = float(table["device_ms"].sum())
     named = table[table["kernel"] != ""].nlargest(_TOP_SHOWN * 2, "device_ms")
@@ -109,8 +112,3 @@ def _top(table: pd.DataFrame) -> str:
     )
     caption = f"These are {percent_text(float(named['device_ms'].sum()) / whole)} of the GPU's work."
     return table_html(shown, caption=caption, headings=_HEADINGS)
-
-
-def _fold(summary: str, content: str) -> str:
-    """A folded block; ``summary`` is this module's own text, never a record's."""
-    return f'<details class="op op-fold"><summary>{summary}</summary>{content}</details>'

@@ -51,24 +51,22 @@ _INK: Colour = (34, 34, 34)
 _PAPER: Colour = (255, 255, 255)
 
 
+class Tag(NamedTuple):
+    """A box's words in pixels of the page: the ground under them, their baseline's left end, their size."""
+
+    text: str
+    ground: Box
+    start: tuple[int, int]
+    size: int
+
+
 class DrawnBox(NamedTuple):
-    """A box of a region as it is drawn on a page: corners in pixels, its tag and where that stands."""
+    """A box of a region as it is drawn on a page; no tag where it would be larger than the page."""
 
     region: int
     box: Box
-    tag: str
     colour: Colour
-    spot: Box | None
-    """None where the tag is larger than the page."""
-
-
-class Type(NamedTuple):
-    """The type of tags on a page, in pixels: font size, space around the text, ascent, height of a tag."""
-
-    size: int
-    pad: int
-    ascent: int
-    height: int
+    tag: Tag | None
 
 
 def label_colour(label: str) -> Colour:
@@ -98,22 +96,22 @@ def region_boxes(
     least.
     """
     colours = {} if decode_ms is None else time_colours(regions, decode_ms)
-    boxes, tags, found = [], [], []
+    right, bottom = size[0] - 1, size[1] - 1
+    found, boxes, texts = [], [], []
     for region in regions:
-        tag = f"{region.index} {printable(region.label)}".strip()
+        text = f"{region.index} {printable(region.label)}".strip()
         if decode_ms is not None:
             note = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
-            tag = _milliseconds(decode_ms.get(region.index, 0.0)) + note
+            text = _milliseconds(decode_ms.get(region.index, 0.0)) + note
         for x1, y1, x2, y2 in region.pixel_boxes(*size):
             # A box may end just behind the last pixel; its outline must still be seen.
-            right, bottom = size[0] - 1, size[1] - 1
             boxes.append((min(x1, right), min(y1, bottom), min(x2, right), min(y2, bottom)))
-            tags.append(tag)
+            texts.append(text)
             found.append((region.index, colours.get(region.index, label_colour(region.label))))
-    spots = _tag_spots(boxes, tags, size)
+    tags = _place_tags(boxes, texts, size)
     return [
-        DrawnBox(region, box, tag, colour, spot)
-        for (region, colour), box, tag, spot in zip(found, boxes, tags, spots, strict=True)
+        DrawnBox(region, box, colour, tag)
+        for (region, colour), box, tag in zip(found, boxes, tags, strict=True)
     ]
 
 
@@ -122,11 +120,6 @@ def time_colours(regions: Sequence[Region], decode_ms: Mapping[int, float]) -> d
     drawn = {region.index: decode_ms.get(region.index, 0.0) for region in regions if region.boxes}
     slowest = max(drawn.values(), default=0.0) or 1.0
     return {region: time_colour(ms / slowest) for region, ms in drawn.items()}
-
-
-def decode_times(table: pd.DataFrame) -> dict[int, float]:
-    """Region -> decode time in ms, of `ocr_phases.analyse.grounding.region_table`."""
-    return dict(zip(table["region"].astype(int), table["decode_ms"].astype(float), strict=True))
 
 
 def draw_boxes(page: Image.Image, grounding: Grounding, *, labels: bool = True) -> Image.Image:
@@ -146,7 +139,7 @@ def draw_decode_time(page: Image.Image, grounding: Grounding, table: pd.DataFram
     (the preamble, dropped boxes) is named under the bar, so nothing goes missing.
     """
     canvas = page.convert("RGB")
-    cost = decode_times(table)
+    cost = dict(zip(table["region"], table["decode_ms"], strict=True))
     drawn = region_boxes(grounding.regions, canvas.size, cost)
     _draw_rectangles(canvas, drawn, _TIME_FILL_ALPHA)
     _draw_tags(canvas, drawn)
@@ -178,44 +171,35 @@ def _text_size(page_size: tuple[int, int]) -> int:
     return max(10, round(math.sqrt(page_size[0] * page_size[1]) / 46))
 
 
-def tag_type(page_size: tuple[int, int]) -> Type:
-    """The type of the tags on a page of that size in pixels."""
-    size = min(_text_size(page_size), max(6, min(page_size) // 3))
-    ascent, descent = _font(size, bold=True).getmetrics()
-    pad = max(1, size // 5)
-    return Type(size, pad, ascent, ascent + descent + pad)
-
-
 def _draw_rectangles(canvas: Image.Image, drawn: Sequence[DrawnBox], fill_alpha: int) -> None:
     draw = ImageDraw.Draw(canvas, "RGBA")
     width = max(1, round(_text_size(canvas.size) / 8))
-    for _, box, _, colour, _ in drawn:
+    for _, box, colour, _ in drawn:
         draw.rectangle(box, fill=(*colour, fill_alpha), outline=(*colour, 255), width=width)
 
 
 def _draw_tags(canvas: Image.Image, drawn: Sequence[DrawnBox]) -> None:
-    kind = tag_type(canvas.size)
-    font, draw = _font(kind.size, bold=True), ImageDraw.Draw(canvas)
-    for _, _, text, colour, spot in drawn:
-        if spot is None:
-            continue
-        left, top, right, bottom = spot
-        draw.rectangle((left, top, right - 1, bottom - 1), fill=colour)
-        corner = (left + kind.pad, top + kind.pad // 2 + kind.ascent)
-        draw.text(corner, text, font=font, fill=_readable_on(colour), anchor="ls")
+    draw = ImageDraw.Draw(canvas)
+    for _, _, colour, tag in drawn:
+        if tag is not None:
+            left, top, right, bottom = tag.ground
+            draw.rectangle((left, top, right - 1, bottom - 1), fill=colour)
+            font = _font(tag.size, bold=True)
+            draw.text(tag.start, tag.text, font=font, fill=_readable_on(colour), anchor="ls")
 
 
-def _tag_spots(boxes: Sequence[Box], tags: Sequence[str], page_size: tuple[int, int]) -> list[Box | None]:
-    """A place for each tag at the corner of its box where it hides least."""
-    kind = tag_type(page_size)
-    font, height = _font(kind.size, bold=True), kind.height
+def _place_tags(boxes: Sequence[Box], texts: Sequence[str], page_size: tuple[int, int]) -> list[Tag | None]:
+    """Each text at the corner of its box where it hides least."""
+    size = min(_text_size(page_size), max(6, min(page_size) // 3))
+    font, pad = _font(size, bold=True), max(1, size // 5)
+    ascent, descent = font.getmetrics()
+    height = ascent + descent + pad
     others = np.array(boxes, dtype=np.int64).reshape(-1, 4)
     placed = np.zeros((len(boxes), 4), dtype=np.int64)
-    found: list[Box | None] = []
-    for index, (box, text) in enumerate(zip(boxes, tags, strict=True)):
-        width = math.ceil(font.getlength(text)) + 2 * kind.pad
+    tags: list[Tag | None] = [None] * len(boxes)
+    for index, (box, text) in enumerate(zip(boxes, texts, strict=True)):
+        width = math.ceil(font.getlength(text)) + 2 * pad
         if width > page_size[0] or height > page_size[1]:
-            found.append(None)
             continue
         spots = _corner_spots(box, width, height, page_size)
         # Another tag is far worse to hide than a box; a later spot has to hide clearly less to be taken.
@@ -223,10 +207,9 @@ def _tag_spots(boxes: Sequence[Box], tags: Sequence[str], page_size: tuple[int, 
             _overlap(spot, others) + 20 * _overlap(spot, placed[:index]) + rank * width * height // 16
             for rank, spot in enumerate(spots)
         ]
-        best = spots[costs.index(min(costs))]
-        placed[index] = best
-        found.append(best)
-    return found
+        placed[index] = best = spots[costs.index(min(costs))]
+        tags[index] = Tag(text, best, (best[0] + pad, best[1] + pad // 2 + ascent), size)
+    return tags
 
 
 def _corner_spots(box: Box, width: int, height: int, page_size: tuple[int, int]) -> list[Box]:

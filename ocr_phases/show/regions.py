@@ -9,6 +9,7 @@ from PIL.Image import Image
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding, region_table, type_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, hex_colour, label_colour, printable
 from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, time_axis, title_axes
@@ -18,7 +19,7 @@ _MOST_ROWS = 4
 _MOST_TYPES = 12
 
 
-def page_html(run: PhaseRun) -> str:
+def page_html(run: PhaseRun) -> Html:
     """The page with its regions and the page coloured by decode time, and the sum of it; each row of a batch.
 
     A page or a text that is not in the record, an output without regions and a run without decode steps are
@@ -34,10 +35,10 @@ def page_html(run: PhaseRun) -> str:
     rows = len(run.results)
     if rows > _MOST_ROWS:
         parts.append(note_html(f"The first {_MOST_ROWS} of {rows} rows are shown; the record has them all."))
-    return "".join(parts)
+    return fragment(*parts)
 
 
-def region_tables_html(run: PhaseRun) -> str:
+def region_tables_html(run: PhaseRun) -> Html:
     """What each type of region and each region cost, as two tables; nothing without regions."""
     parts = []
     for row in shown_rows(run):
@@ -50,7 +51,7 @@ def region_tables_html(run: PhaseRun) -> str:
         parts.append(_row_heading(run, row))
         parts.append(table_html(types, caption="What each type of region cost to write", headings=headings))
         parts.append(regions_html(table))
-    return "".join(parts)
+    return fragment(*parts)
 
 
 def shown_rows(run: PhaseRun) -> range:
@@ -101,7 +102,7 @@ def _page_of(run: PhaseRun, row: int) -> Image | None:
     return None if number is None else run.page_image(number)
 
 
-def _pictures(page: Image | None, grounding: Grounding, table: pd.DataFrame | None) -> str:
+def _pictures(page: Image | None, grounding: Grounding, table: pd.DataFrame | None) -> Html:
     if page is None:
         return note_html("The page is not in this record, so there is no picture of it.")
     if table is None:
@@ -126,8 +127,8 @@ def _sum_sentence(run: PhaseRun, table: pd.DataFrame) -> str:
     )
 
 
-def _row_heading(run: PhaseRun, row: int) -> str:
-    return f"<h3>Row {row}</h3>" if len(run.results) > 1 else ""
+def _row_heading(run: PhaseRun, row: int) -> Html:
+    return element("h3", f"Row {row}") if len(run.results) > 1 else fragment()
 
 
 def _regions(run: PhaseRun, row: int) -> tuple[Grounding, pd.DataFrame | None]:

@@ -11,6 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from ocr_phases.analyse.floors import times_text
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import Html, fragment
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.plots import (
     BLUE,
@@ -36,7 +37,7 @@ from ocr_phases.show.runs import (
 )
 
 
-def sweep_html(table: pd.DataFrame) -> str:
+def sweep_html(table: pd.DataFrame) -> Html:
     """The columns of `ocr_phases.analyse.sweep.sweep_table` that fit a page, as a sortable table."""
     if table.empty:
         return note_html("No cell of this sweep could be measured.")
@@ -55,10 +56,10 @@ def sweep_html(table: pd.DataFrame) -> str:
     return table_html(shown, caption="Each cell, medians over the repeats", headings=headings)
 
 
-def end_to_end_html(table: pd.DataFrame) -> str:
+def end_to_end_html(table: pd.DataFrame) -> Html:
     """Time per page from its file to its last token, and pages per minute, of each cell."""
     if table.empty:
-        return ""
+        return fragment()
     columns = ["preset", "strategy", "vision", "batch", "tokens"]
     shown = table[[*columns, "page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]]
     shown = shown.drop(columns=[name for name in ("strategy", "vision") if table[name].nunique() == 1])
@@ -73,7 +74,7 @@ def end_to_end_html(table: pd.DataFrame) -> str:
     return table_html(shown, caption=caption, headings=headings)
 
 
-def failures_html(failures: pd.DataFrame) -> str:
+def failures_html(failures: pd.DataFrame) -> Html:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
     if failures.empty:
         return note_html("Every cell was measured.")

@@ -18,7 +18,7 @@ from ocr_phases.analyse.compare import (
 )
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare, plots
-from ocr_phases.show.blocks import safe
+from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.html import note_html
@@ -88,20 +88,25 @@ class ComparePane(Pane):
 def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """Latency and vision figures of two records side by side, then figure by figure with intervals."""
     table = compare_runs(runs, labels)
-    sides = "".join(
-        f'<div class="opx-side"><h3>{safe(label)}</h3>'
-        f"{_narrow(plots.plot_token_latency(run), f'{name}: time of each decode step')}"
-        f"{_narrow(plots.plot_vision_stages(run), f'{name}: stages of the prefill')}</div>"
+    sides = [
+        element(
+            "div",
+            element("h3", label),
+            _narrow(plots.plot_token_latency(run), f"{name}: time of each decode step"),
+            _narrow(plots.plot_vision_stages(run), f"{name}: stages of the prefill"),
+            class_="opx-side",
+        )
         for name, run, label in zip(("First record", "Second record"), runs, labels, strict=True)
-    )
+    ]
     same = " Both wrote the same tokens." if same_tokens(*runs) else ""
-    return (
-        f'<p class="op">{safe(compare_verdict(table, runs, labels))}{same}</p>'
-        f'<div class="opx-sides">{sides}</div>{compare.compare_html(headline_metrics(table))}'
-        f"{compare.environment_html(environment_table(runs, labels))}"
+    return fragment(
+        element("p", compare_verdict(table, runs, labels), same, class_="op"),
+        element("div", *sides, class_="opx-sides"),
+        compare.compare_html(headline_metrics(table)),
+        compare.environment_html(environment_table(runs, labels)),
     )
 
 
-def _narrow(figure: Figure, alt: str) -> str:
+def _narrow(figure: Figure, alt: str) -> Html:
     figure.set_figwidth(_INCHES)
     return Picture(figure, alt).html()

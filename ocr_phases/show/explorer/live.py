@@ -16,7 +16,7 @@ import ipywidgets as widgets
 import numpy as np
 
 from ocr_phases.errors import Stopped
-from ocr_phases.show.blocks import safe
+from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.svg import Curve, curve_svg
 from ocr_phases.words import ms_text
 
@@ -109,7 +109,7 @@ class Live(widgets.Box):
         at = f' value="{self._done * self._tokens_a_run + len(self._times[-1])}"' if known else ""
         self.status.value = (
             f'<progress max="{whole}"{at} aria-label="Progress"></progress> '
-            f"<span role='status'>{safe(doing)}</span>"
+            f"{element('span', doing, role='status')}"
         )
 
     def _run_name(self) -> str:
@@ -129,7 +129,7 @@ class Live(widgets.Box):
         if not self._times[-1]:
             return
         text = "".join(self._texts)[-_SHOWN_TEXT:]
-        self.stream.value = f'<div class="opx-scroll"><pre tabindex="0">{safe(text)}</pre></div>'
+        self.stream.value = element("div", element("pre", text, tabindex=0), class_="opx-scroll")
         shown = self._times[-3:]
         longest = max(map(len, shown))
         # Room for what is still to come, without a squeezed start: the next power of two.

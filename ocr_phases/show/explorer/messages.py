@@ -10,7 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from ocr_phases.errors import OcrPhasesError, Stopped
-from ocr_phases.show.blocks import safe
+from ocr_phases.show.blocks import element
 
 
 class Messages(widgets.HTML):
@@ -22,15 +22,14 @@ class Messages(widgets.HTML):
 
     def say(self, sentence: str) -> None:
         """Plain news; an empty sentence clears the place."""
-        self.value = f'<p role="status">{safe(sentence)}</p>' if sentence else ""
+        self.value = element("p", sentence, role="status") if sentence else ""
 
     def show_error(self, error: BaseException) -> None:
         """One sentence, and the traceback for whoever unfolds it."""
         trace = "".join(traceback.format_exception(error))
-        self.value = (
-            f'<div class="opx-error" role="alert"><p>{safe(error_sentence(error))}</p>'
-            f'<details><summary>Traceback</summary><pre tabindex="0">{safe(trace)}</pre></details></div>'
-        )
+        folded = element("details", element("summary", "Traceback"), element("pre", trace, tabindex=0))
+        said = element("p", error_sentence(error))
+        self.value = element("div", said, folded, class_="opx-error", role="alert")
 
     def guarded(self, handler: Callable[..., object]) -> Callable[..., None]:
         """A widget's handler, its errors shown in place of what was said before: a widget only logs them."""

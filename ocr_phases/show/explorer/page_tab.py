@@ -12,11 +12,11 @@ from ocr_phases.analyse.grounding import PREAMBLE, Region, parse_grounding, regi
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import sections
-from ocr_phases.show.blocks import safe
+from ocr_phases.show.blocks import element, fragment
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.svg import Curve, cursor_css, curve_svg, kinds, page_css, page_svg
 from ocr_phases.show.html import note_html
-from ocr_phases.show.overlay import decode_times, hex_colour, label_colour, printable, time_colours
+from ocr_phases.show.overlay import hex_colour, label_colour, printable, time_colours
 from ocr_phases.words import ms_text, percent_text
 
 _BY_TYPE, _BY_TIME = "region type", "decode time"
@@ -157,9 +157,13 @@ class PagePane(Pane):
         ms = None if pd.isna(token["device_ms"]) else float(token["device_ms"])
         step = "from the prefill" if pd.isna(token["step"]) else f"step {int(token['step'])}"
         text = printable(str(token["text"])) or "no text"
-        self._status.value = (
-            f"<p><strong>Token {self.token + 1}</strong> of {len(self._tokens)}, {step}: "
-            f"<code>{safe(text)}</code> <strong>{ms_text(ms) if ms is not None else ''}</strong></p>"
+        self._status.value = element(
+            "p",
+            element("strong", f"Token {self.token + 1}"),
+            f" of {len(self._tokens)}, {step}: ",
+            element("code", text),
+            " ",
+            element("strong", "" if ms is None else ms_text(ms)),
         )
         self._detail.value = self._detail_html(region)
         self._restyle()
@@ -176,10 +180,11 @@ class PagePane(Pane):
         before = "".join(own.loc[own["index"] < self.token, "text"])[-_AROUND:]
         after = "".join(own.loc[own["index"] > self.token, "text"])[:_AROUND]
         now = str(self._tokens["text"].iloc[self.token])
-        return (
-            f'<p><strong data-region="{region}">{safe(name)}</strong>: {item["tokens"]} tokens, '
-            f"{ms_text(item['decode_ms'])} ({percent_text(item['share'])} of the decode){each}</p>"
-            f'<pre tabindex="0">{safe(before)}<mark>{safe(now)}</mark>{safe(after)}</pre>'
+        cost = f"{ms_text(item['decode_ms'])} ({percent_text(item['share'])} of the decode){each}"
+        figures = f": {item['tokens']} tokens, {cost}"
+        return fragment(
+            element("p", element("strong", name, data_region=region), figures),
+            element("pre", before, element("mark", now), after, tabindex=0),
         )
 
     def _restyle(self, _: Any = None) -> None:
@@ -189,8 +194,9 @@ class PagePane(Pane):
         hidden = [number for number, box in enumerate(self.types.children) if not box.value]
         colours = None
         if self.colour.value == _BY_TIME and len(self._table):
-            times = time_colours(self._regions, decode_times(self._table))
-            colours = {region: hex_colour(colour) for region, colour in times.items()}
+            cost = dict(zip(self._table["region"], self._table["decode_ms"], strict=True))
+            timed = time_colours(self._regions, cost)
+            colours = {region: hex_colour(colour) for region, colour in timed.items()}
         css = page_css(
             self._scope,
             current=self.region,

@@ -13,7 +13,7 @@ import ipywidgets as widgets
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import data_address, safe
+from ocr_phases.show.blocks import Html, data_address, element, fragment
 from ocr_phases.show.explorer.messages import Messages
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.html import measured_html
@@ -114,11 +114,8 @@ class RecordPane(Pane):
         document = report.read_bytes()
         link = download_html(document, f"{report.parent.name}.html", "text/html", "Download the report")
         # The frame may run the report's own table sorting and nothing else.
-        self._report.value = (
-            f"<p>{link} Written to {safe(report)}</p>"
-            f'<iframe sandbox="allow-scripts" title="The report" srcdoc="{safe(document.decode())}">'
-            "</iframe>"
-        )
+        shown = {"sandbox": "allow-scripts", "title": "The report", "srcdoc": document.decode()}
+        self._report.value = fragment(element("p", link, f" Written to {report}"), element("iframe", **shown))
 
 
 def make_report(run: PhaseRun, folder: Path) -> Path:
@@ -138,9 +135,9 @@ def read_record(data: bytes, name: str) -> PhaseRun:
         raise OcrPhasesError(f"{name}: {error}") from error
 
 
-def download_html(data: bytes, name: str, kind: str, text: str) -> str:
+def download_html(data: bytes, name: str, kind: str, text: str) -> Html:
     """A link that saves ``data``, which it carries itself."""
-    return f'<a class="opx-link" download="{safe(name)}" href="{data_address(data, kind)}">{safe(text)}</a>'
+    return element("a", text, class_="opx-link", download=name, href=data_address(data, kind))
 
 
 def _file_stem(run: PhaseRun) -> str:

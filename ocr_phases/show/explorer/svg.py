@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from ocr_phases.analyse.grounding import PREAMBLE, Region
-from ocr_phases.show.blocks import safe, small_jpeg
-from ocr_phases.show.overlay import hex_colour, region_boxes, tag_type
+from ocr_phases.show.blocks import Html, element, fragment, small_jpeg
+from ocr_phases.show.overlay import hex_colour, region_boxes
 
 _PAGE_SIDE = 1_400  # pixels of the embedded page
 _MOST_POINTS = 400
@@ -64,10 +64,7 @@ def curve_svg(
     ``bands`` (region -> first token and the one behind its last) and the ``cursor`` stay hidden until
     `cursor_css` moves them.
     """
-    parts = [
-        f'<svg class="opx-curve" viewBox="0 0 {curve.width:g} {curve.height:g}" role="img" '
-        f'aria-label="{safe(title)}">'
-    ]
+    parts = []
     floor, ceiling = curve.y(0.0), curve.y(curve.top)
     for region, (start, end) in (bands or {}).items():
         left, right = curve.x(start - 0.5), curve.x(end - 0.5)
@@ -99,8 +96,8 @@ def curve_svg(
             f'<line class="opx-cursor" x1="0" x2="0" y1="{ceiling:.1f}" y2="{floor:.1f}"/>'
             '<circle class="opx-dot" r="4"/>'
         )
-    parts.append("</svg>")
-    return "".join(parts)
+    box = f"0 0 {curve.width:g} {curve.height:g}"
+    return element("svg", Html("".join(parts)), class_="opx-curve", viewBox=box, role="img", aria_label=title)
 
 
 def _points(curve: Curve, values: Sequence[float]) -> str:
@@ -137,7 +134,6 @@ def page_svg(
     `kinds`). A page that is not in the record is an empty sheet.
     """
     width, height = size
-    kind = tag_type(size)
     parts = [
         f'<svg class="opx-page" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="The page with {len(regions)} regions">'
@@ -150,16 +146,16 @@ def page_svg(
         )
     numbers = {label: number for number, label in enumerate(kinds(regions))}
     classes = {region.index: f"opx-r{region.index} opx-k{numbers[region.label]}" for region in regions}
-    for region, (x1, y1, x2, y2), tag, colour, spot in region_boxes(regions, size):
-        text = ""
-        if spot is not None:
-            x, y = spot[0] + kind.pad, spot[1] + kind.pad // 2 + kind.ascent
-            text = f'<text class="opx-tag" x="{x}" y="{y}" font-size="{kind.size}">{safe(tag)}</text>'
-        parts.append(
-            f'<g class="opx-region {classes[region]}" style="--op-region:{hex_colour(colour)}">'
-            f'<title>{safe(notes.get(region, ""))}</title><rect class="opx-box" x="{x1}" y="{y1}" '
-            f'width="{max(x2 - x1, 1)}" height="{max(y2 - y1, 1)}"/>{text}</g>'
-        )
+    for region, (x1, y1, x2, y2), colour, tag in region_boxes(regions, size):
+        text = fragment()
+        if tag is not None:
+            x, y = tag.start
+            text = element("text", tag.text, class_="opx-tag", x=x, y=y, font_size=tag.size)
+        across, down = max(x2 - x1, 1), max(y2 - y1, 1)
+        drawn = f'<rect class="opx-box" x="{x1}" y="{y1}" width="{across}" height="{down}"/>'
+        said = element("title", notes.get(region, ""))
+        named, style = f"opx-region {classes[region]}", f"--op-region:{hex_colour(colour)}"
+        parts.append(element("g", said, Html(drawn), text, class_=named, style=style))
     parts.append("</svg>")
     return "".join(parts)
 
