@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,8 @@ class PhaseRun:
     """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
 
     Reads like a mapping of its headline figures (``run["prefill_ms"]``, see `summary`) and gives its raw
-    data as tables (`spans`, `token_table`). Fields hold plain JSON values except `spans`.
+    data as tables (`spans`, `token_table`). Fields hold plain JSON values except `spans`, and are not to be
+    changed: `dataclasses.replace` makes another run.
 
     A batch has one entry a row in ``results`` and one a page in ``pages`` (each names its ``row``).
     """
@@ -111,14 +113,14 @@ class PhaseRun:
     # -- headline figures -------------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> Any:
-        return self.summary()[key]
+        return self._summary[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.summary())
+        return iter(self._summary)
 
     def keys(self) -> list[str]:
         """The names `summary` gives."""
-        return list(self.summary())
+        return list(self._summary)
 
     def summary(self) -> dict[str, Any]:
         """Headline figures; times are milliseconds on the device clock, medians over repeats.
@@ -131,6 +133,10 @@ class PhaseRun:
         tokenised anew, and may then have more tokens than were generated. ``generated_compression_ratio`` is
         of the generated ones.
         """
+        return dict(self._summary)
+
+    @cached_property
+    def _summary(self) -> dict[str, Any]:
         steps = self.stage_ms("decode_step")
         decode_ms = self._phase_ms("decode")
         prefill_ms = self._phase_ms("prefill")
@@ -191,7 +197,7 @@ class PhaseRun:
         """Generated tokens of the first row, the end token included."""
         return len(self.result["ids"])
 
-    @property
+    @cached_property
     def repeats(self) -> list[int]:
         """The numbers of the measured repeats."""
         return sorted(int(number) for number in self.spans["repeat"].unique())
@@ -207,8 +213,7 @@ class PhaseRun:
 
     def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
         """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zeros where it has none."""
-        rows = self.spans[(self.spans["phase"] == phase) & (self.spans["stage"] == stage)]
-        sums = rows.groupby("repeat")[clock].sum()
+        sums = self._sums[clock].get((phase, stage), {})
         return np.asarray([sums.get(number, 0.0) for number in self.repeats], dtype=np.float64)
 
     @property
@@ -309,9 +314,19 @@ class PhaseRun:
 
     # -- arithmetic -------------------------------------------------------------------------------
 
+    @cached_property
+    def _sums(self) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
+        """Sums of each clock in ms, by phase and stage, then by repeat."""
+        clocks = ["device_ms", "host_ms"]
+        sums = self.spans.groupby(["phase", "stage", "repeat"], sort=False)[clocks].sum()
+        found: dict[str, dict[tuple[str, str], dict[int, float]]] = {clock: {} for clock in clocks}
+        for (phase, stage, repeat), times in zip(sums.index, sums.to_numpy(), strict=True):
+            for clock, ms in zip(clocks, times, strict=True):
+                found[clock].setdefault((phase, stage), {})[repeat] = ms
+        return found
+
     def _median(self, phase: str, stage: str) -> float | None:
-        present = ((self.spans["phase"] == phase) & (self.spans["stage"] == stage)).any()
-        return _median(self.repeat_ms(stage, phase)) if present else None
+        return _median(self.repeat_ms(stage, phase)) if (phase, stage) in self._sums["device_ms"] else None
 
     def _phase_ms(self, phase: str) -> float | None:
         return self._median(phase, phase)

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import ipywidgets as widgets
 import nbformat
@@ -35,6 +34,7 @@ from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
 from ocr_phases.settings import Settings
 from ocr_phases.show.explorer import Explorer
+from ocr_phases.show.explorer.form import Asked
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.record_tab import make_report, read_record
@@ -599,7 +599,7 @@ def test_live_shows_text_pace_and_progress_as_they_come():
 def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
     tokenizer = load_tokenizer(GOLDEN / "checkpoint")
 
-    def run_inference(page, prompt, *, on_tokens, progress, **options):
+    def run_inference(page, *, on_tokens, progress, **options):
         for number in range(2):
             progress(number, 2)
             on_tokens(number, [[250]])  # the first byte of a longer character
@@ -607,9 +607,9 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
 
     session = SimpleNamespace(tokenizer=tokenizer, run_inference=run_inference)
     monkeypatch.setattr(Measurer, "_session_for", lambda self, settings, live: session)
-    live, settings = Live(), MagicMock(strategy="eager", vision="eager", page_name=None)
+    live, asked = Live(), Asked("page.png", None, Settings())
     live.begin(2, repeats=2, warmup=0)
-    Measurer().start(settings, live).result()
+    Measurer().start(asked, live).result()
     live.refresh()
     assert ET.fromstring(live.stream.value).find("pre").text == "\ufffd!"
 
