@@ -144,7 +144,7 @@ def batch(arguments: argparse.Namespace) -> int:
 
 def profile(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
-    from ocr_phases.analyse.headline import key_figures_text, verdict
+    from ocr_phases.analyse.headline import key_figures_text, subject, verdict
     from ocr_phases.analyse.kernels import has_kernels
     from ocr_phases.analyse.summary import shown_stages, stage_table
     from ocr_phases.commands.overwriting import free_name
@@ -166,7 +166,7 @@ def profile(arguments: argparse.Namespace) -> None:
     if has_kernels(run):
         print_kernels(run)
     arguments.result = {**run_result(run), "record": str(target)}
-    print(f"\n{key_figures_text(run)}\n\n{verdict(run)}")
+    print(f"\n{subject(run)}\n{key_figures_text(run)}\n\n{verdict(run)}")
     print(f"{arguments.result['checks']['sentence']}\nWrote {target}")
 
 
