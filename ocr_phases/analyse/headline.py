@@ -34,16 +34,12 @@ def account(run: PhaseRun) -> str:
     return " ".join(filter(None, [*found, *measured, *_caveats(run)]))
 
 
-def subject(run: PhaseRun) -> tuple[str, ...]:
-    """What was measured, where and when: model, device, how it ran, time."""
-    details = (run.model.get("dtype"), run.model.get("strategy"))
+def subject(run: PhaseRun) -> str:
+    """Model, device, how it ran and when, in one line."""
+    how = ", ".join(str(run.model[name]) for name in ("dtype", "strategy") if run.model.get(name))
     taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
-    return (
-        str(run.model.get("name", "unknown model")),
-        str(run.device.get("name") or "unknown device"),
-        ", ".join(str(detail) for detail in details if detail),
-        taken,
-    )
+    model, device = run.model.get("name") or "unknown model", run.device.get("name") or "unknown device"
+    return " · ".join(filter(None, (str(model), str(device), how, taken)))
 
 
 def key_figures(run: PhaseRun) -> list[tuple[str, str, str]]:

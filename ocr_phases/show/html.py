@@ -84,7 +84,7 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
     if page is not None:
         page.thumbnail((480, 480))
         picture = image_html(page, "The page that was read", width=180)
-    about = list(filter(None, subject(run)))
+    about = [subject(run)]
     name = title or str(run.page.get("file", "page"))
     if lead is not None:
         first, stop, rest = lead.partition(". ")

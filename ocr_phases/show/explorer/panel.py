@@ -10,9 +10,10 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ocr_phases.analyse.headline import verdict
+from ocr_phases.analyse.headline import subject, verdict
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, sections
+from ocr_phases.show.blocks import fragment
 from ocr_phases.show.document import notebook_style
 from ocr_phases.show.explorer.compare_tab import ComparePane
 from ocr_phases.show.explorer.form import Asked, Form
@@ -184,7 +185,7 @@ class Explorer(widgets.VBox):
         self.compare_pane.offer(self.runs, self._names(), self.shown.value)
         self._open_tab()
         # Last, so that it never stands above another record's tabs and download.
-        self._verdict.value = html.note_html(verdict(run))
+        self._verdict.value = fragment(html.note_html(subject(run)), html.note_html(verdict(run)))
 
     def _open_tab(self) -> None:
         with self.messages:
