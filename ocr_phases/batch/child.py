@@ -1,4 +1,8 @@
-"""A worker process from its parent's side: started when needed, killed when it takes too long."""
+"""A worker process from its parent's side: started when needed, killed when it takes too long.
+
+Whatever can go wrong with a page goes wrong in such a process, with dask and without, so that timeouts and
+crashes are handled in one place: dask can neither stop a task nor survive one that takes its process with it.
+"""
 
 from __future__ import annotations
 

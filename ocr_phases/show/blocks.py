@@ -1,4 +1,7 @@
-"""Plain values as HTML: elements, and the blocks that every report begins with."""
+"""Plain values as HTML: elements, and the blocks that every report begins with.
+
+`element` is the one place where text becomes HTML, so the one place that escapes it.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The report has a light and a dark face and a printed one, JupyterLab has themes: ink, lines and surfaces of a
 figure become custom properties (``fragments.css`` sets them), so one drawing suits them all and stays sharp.
+Draw on `plots.blank_figure`, in which no text becomes a formula, with `INK`, `MUTED` and white; type on a
+light bar is `ON_LIGHT`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The step feeds itself: it opens its token's column of the mask, runs the model, takes the argmax as the next
 token and moves on by one, all on the device. The host only starts it, and reads tokens when it wants them.
+So inputs are changed in place, nothing in the step may wait for the host, and the model has no hook when the
+step is made.
 """
 
 from __future__ import annotations
