@@ -44,18 +44,18 @@ def subject(run: PhaseRun) -> str:
 
 def key_figures(run: PhaseRun) -> list[tuple[str, str, str]]:
     """The figures of the typical repeat as ``(label, value, note)``, those that this kind of run has."""
-    figures = typical_run(run).summary()
-    shown = _generate_figures(figures) if _is_generate(run) else _phase_figures(run, figures)
+    metrics = typical_run(run).summary()
+    shown = _generate_figures(metrics) if _is_generate(run) else _phase_figures(run, metrics)
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     if peaks:
         highest = max(peaks, key=lambda phase: peaks[phase])
         shown.append(("Peak memory", bytes_text(peaks[highest]), f"in {highest}"))
-    if figures["kv_cache_bytes"]:
+    if metrics["kv_cache_bytes"]:
         each = run.cache.get("bytes_per_token")
         note = f"{bytes_text(each)} a token" if each else "at its largest"
         if run.cache.get("allocated_bytes"):
             note += f"; static, room for {bytes_text(run.cache['allocated_bytes'])}"
-        shown.append(("KV cache", bytes_text(figures["kv_cache_bytes"]), note))
+        shown.append(("KV cache", bytes_text(metrics["kv_cache_bytes"]), note))
     return shown
 
 
@@ -66,27 +66,27 @@ def key_figures_text(run: PhaseRun) -> str:
     return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {note}" for label, value, note in shown)
 
 
-def _generate_figures(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
-    whole, tokens = figures["generate_ms"], figures["tokens"]
-    each = f", {ms_text(whole / tokens)} each with the prefill in it" if tokens else ""
-    return [("generate()", ms_text(whole), f"{count_text(tokens, 'token')}{each}")]
+def _generate_figures(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+    total, tokens = metrics["generate_ms"], metrics["tokens"]
+    each = f", {ms_text(total / tokens)} each with the prefill in it" if tokens else ""
+    return [("generate()", ms_text(total), f"{count_text(tokens, 'token')}{each}")]
 
 
-def _phase_figures(run: PhaseRun, figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _phase_figures(run: PhaseRun, metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     share = vision_share(run)
     shown = [
-        ("Time to first token", ms_text(figures["ttft_ms"]), "prepare + prefill"),
-        ("Prefill", ms_text(figures["prefill_ms"]), f"{figures['prefill_len']:,} prompt tokens"),
-        ("Vision share", percent_text(share), f"{ms_text(figures['vision_ms'])} of the prefill"),
+        ("Time to first token", ms_text(metrics["ttft_ms"]), "prepare + prefill"),
+        ("Prefill", ms_text(metrics["prefill_ms"]), f"{metrics['prefill_len']:,} prompt tokens"),
+        ("Vision share", percent_text(share), f"{ms_text(metrics['vision_ms'])} of the prefill"),
     ]
-    steps, rate, rows = figures["decode_steps"], figures["tokens_per_s"], len(run.results)
+    steps, rate, rows = metrics["decode_steps"], metrics["tokens_per_s"], len(run.results)
     if steps:
-        tail = f"p90 {ms_text(figures['inter_token_ms_p90'])}, p99 {ms_text(figures['inter_token_ms_p99'])}"
+        tail = f"p90 {ms_text(metrics['inter_token_ms_p90'])}, p99 {ms_text(metrics['inter_token_ms_p99'])}"
         speed = "n/a" if rate is None else f"{rate:,.1f}"
         shown += [
-            ("Inter-token latency", ms_text(figures["inter_token_ms"]), f"median; {tail}"),
+            ("Inter-token latency", ms_text(metrics["inter_token_ms"]), f"median; {tail}"),
             ("Tokens per second", speed, "decode only" if rows == 1 else f"decode, {rows} rows together"),
-            ("Decode", ms_text(figures["decode_ms"]), count_text(steps, "step")),
+            ("Decode", ms_text(metrics["decode_ms"]), count_text(steps, "step")),
         ]
     return shown
 
@@ -100,15 +100,15 @@ def headline(run: PhaseRun) -> str:
 
 
 def _where_time_went(run: PhaseRun) -> str:
-    figures = typical_run(run).summary()
+    metrics = typical_run(run).summary()
     if _is_generate(run):
-        return f"generate() read {_pages_text(run)} in {ms_text(figures['generate_ms'])}."
-    prefill, decode = figures["prefill_ms"], figures["decode_ms"] or 0.0
-    whole = figures["ttft_ms"] + decode
+        return f"generate() read {_pages_text(run)} in {ms_text(metrics['generate_ms'])}."
+    prefill, decode = metrics["prefill_ms"], metrics["decode_ms"] or 0.0
+    total = metrics["ttft_ms"] + decode
     name, part = ("Decode", decode) if decode > prefill else ("The prefill", prefill)
     verb = "took" if len(run.results) == 1 and len(run.pages) == 1 else "took together"
     sentence = (
-        f"{name} is {percent_text(part / whole)} of the {ms_text(whole)} that {_pages_text(run)} {verb}"
+        f"{name} is {percent_text(part / total)} of the {ms_text(total)} that {_pages_text(run)} {verb}"
     )
     share = vision_share(run)
     return f"{sentence}; vision is {percent_text(share)} of the prefill." if share else f"{sentence}."
@@ -122,13 +122,13 @@ def _phase_sentences(run: PhaseRun) -> list[str]:
     """What stands out along prefill and decode."""
     if _is_generate(run):
         return ["This is the one-shot path: it does not tell prefill from decode."]
-    figures = typical_run(run).summary()
-    if not figures["decode_steps"]:
+    metrics = typical_run(run).summary()
+    if not metrics["decode_steps"]:
         return [
             "The only token came from the prefill, so there is no decode to speak of.",
             *_clock_sentences(run),
         ]
-    ratio = figures["prefill_ms"] / figures["inter_token_ms"]
+    ratio = metrics["prefill_ms"] / metrics["inter_token_ms"]
     steps = digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f")
     return [
         f"One prefill costs as much as {steps} decode steps.",

@@ -185,10 +185,10 @@ def conditions_table(run: PhaseRun) -> pd.DataFrame:
     return table.astype(dict.fromkeys(CONDITION_COLUMNS[1:], "float64"))
 
 
-def ceilings_apart(one: PhaseRun, other: PhaseRun) -> str:
+def ceilings_apart(base: PhaseRun, other: PhaseRun) -> str:
     """A sentence where the ceilings that two records measured on one device disagree; else empty."""
-    ours, theirs = measured_ceilings(one), measured_ceilings(other)
-    same = [one.device.get(name) == other.device.get(name) for name in ("name", "threads")]
+    ours, theirs = measured_ceilings(base), measured_ceilings(other)
+    same = [base.device.get(name) == other.device.get(name) for name in ("name", "threads")]
     if ours is None or theirs is None or not all(same):
         return ""
     pairs = (

@@ -63,9 +63,9 @@ def _add(options: Any, setting: Field[Any]) -> None:
         return
     if setting.default is not None:
         text = f"{text} (default: %(default)s)"
-    whole = kind(setting) == "int"
+    is_int = kind(setting) == "int"
     options.add_argument(
-        name, action=_Value, type=int if whole else str, metavar="N" if whole else "TEXT", help=text
+        name, action=_Value, type=int if is_int else str, metavar="N" if is_int else "TEXT", help=text
     )
 
 

@@ -52,11 +52,11 @@ def _histogram(axes: Axes, values: np.ndarray, name: str, unit: str, colour: str
         axes.set(xticks=[], yticks=[])
         return
     axes.hist(values, bins=_edges(values).tolist(), color=colour, edgecolor="white", linewidth=0.6)
-    low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
-    axes.axvline(middle, color=INK, linewidth=1.1, linestyle="--")
+    low, median, high = np.quantile(values, (0.1, 0.5, 0.9))
+    axes.axvline(median, color=INK, linewidth=1.1, linestyle="--")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=unit == "tokens"))
-    title_axes(axes, f"{name}: {_text(middle, unit)}")
+    title_axes(axes, f"{name}: {_text(median, unit)}")
     ends = f"p10 {_text(low, unit)}, p90 {_text(high, unit)}"
     if unit.startswith("ms"):
         time_axis(axes.xaxis, unit.replace("ms", "time", 1), f": {ends}")

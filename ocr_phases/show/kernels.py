@@ -93,8 +93,7 @@ def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.55 * rows["wall_ms"].max())
     axes.grid(visible=False, axis="y")
-    whole = rows.iloc[0]
-    title_axes(axes, f"{_UNITS[phase].capitalize()} is {whole['verdict']}")
+    title_axes(axes, f"{_UNITS[phase].capitalize()} is {rows.iloc[0]['verdict']}")
 
 
 def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -> None:
@@ -115,9 +114,8 @@ def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -
 
 def _idle_title(phase: str, stages: pd.DataFrame) -> str:
     """How long the device was idle in the timed runs; their time is unknown where they have no such stage."""
-    whole = stages[stages["stage"] == ("decode_step" if phase == "decode" else phase)].dropna(
-        subset="wall_ms"
-    )
-    for busy, wall in whole[["busy_ms", "wall_ms"]].itertuples(index=False, name=None):
+    timed = stages.dropna(subset="wall_ms")
+    timed = timed[timed["stage"] == ("decode_step" if phase == "decode" else phase)]
+    for busy, wall in timed[["busy_ms", "wall_ms"]].itertuples(index=False, name=None):
         return f"{_UNITS[phase].capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
     return f"Idle in {_UNITS[phase]}"

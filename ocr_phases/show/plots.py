@@ -84,8 +84,8 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None =
     if own_clock:
         host = table["host_ms"]
         axes.plot(steps, host, color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median")
-    middle = float(run.summary()["inter_token_ms"])
-    axes.axhline(middle, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
+    median = float(run.summary()["inter_token_ms"])
+    axes.axhline(median, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
     floor = np.asarray([] if floor_ms is None else floor_ms, dtype=np.float64)
     if floor.size:
         curve = np.broadcast_to(floor, steps.shape)
@@ -96,14 +96,14 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None =
     usual = table.loc[~table["outlier"], ["device_ms", "host_ms"]].quantile(0.99)
     band = float(table["device_ms_p90"].quantile(0.75))
     room = 1.6 if table["outlier"].any() else 1.35  # for the names of outliers
-    top = room * max(usual["device_ms"], usual["host_ms"], band, middle, floor.max(initial=0.0))
+    top = room * max(usual["device_ms"], usual["host_ms"], band, median, floor.max(initial=0.0))
     axes.set_ylim(0, top)
     axes.set_xlim(-0.5, max(float(steps[-1]), 0.0) + 0.5)
     _name_outliers(axes, table[table["outlier"]], top, int(steps[-1]))
     axes.set_xlabel("decode step")
     time_axis(axes.yaxis, "time of the step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    found = f"{ms_text(middle)} in the median of {len(table):,}" if len(table) > 1 else ms_text(middle)
+    found = f"{ms_text(median)} in the median of {len(table):,}" if len(table) > 1 else ms_text(median)
     found += ", over all repeats" if len(run.repeats) > 1 else ""
     title_axes(axes, f"Each decode step: {found}")
     legend_below(figure, axes.get_legend_handles_labels()[0], 5)

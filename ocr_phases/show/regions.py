@@ -74,7 +74,7 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     if table is None or not table["decode_ms"].any():
         return sentence_figure("There are no regions with a decode time to draw.")
     types = type_table(table)
-    whole = float(types["decode_ms"].sum())
+    total_ms = float(types["decode_ms"].sum())
     types = types.head(_MOST_TYPES)
     figure, axes = new_figure(1.3 + 0.36 * len(types))
     names = []
@@ -92,7 +92,7 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     axes.set_xlim(0, 1.45 * float(types["decode_ms"].max()))
     time_axis(axes.xaxis, "decode time")
     of_row = f" of row {row}" if len(run.results) > 1 else ""
-    title_axes(axes, f"Decode time by type of region{of_row}, {ms_text(whole)} in all")
+    title_axes(axes, f"Decode time by type of region{of_row}, {ms_text(total_ms)} in all")
     return figure
 
 

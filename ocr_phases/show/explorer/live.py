@@ -105,10 +105,10 @@ class Live(widgets.Box):
             doing = f"{self._doing or 'starting'}, {time.perf_counter() - self._started:.0f} s"
         else:
             doing = self._run_name()
-        whole = self._runs * self._tokens_a_run
+        total = self._runs * self._tokens_a_run
         at = f' value="{self._done * self._tokens_a_run + len(self._times[-1])}"' if known else ""
         self.status.value = (
-            f'<progress max="{whole}"{at} aria-label="Progress"></progress> '
+            f'<progress max="{total}"{at} aria-label="Progress"></progress> '
             f"{element('span', doing, role='status')}"
         )
 

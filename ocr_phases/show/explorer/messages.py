@@ -28,8 +28,8 @@ class Messages(widgets.HTML):
         """One sentence, and the traceback for whoever unfolds it."""
         trace = "".join(traceback.format_exception(error))
         folded = element("details", element("summary", "Traceback"), element("pre", trace, tabindex=0))
-        said = element("p", error_sentence(error))
-        self.value = element("div", said, folded, class_="opx-error", role="alert")
+        sentence = element("p", error_sentence(error))
+        self.value = element("div", sentence, folded, class_="opx-error", role="alert")
 
     def guarded(self, handler: Callable[..., object]) -> Callable[..., None]:
         """A widget's handler, its errors shown in place of what was said before: a widget only logs them."""

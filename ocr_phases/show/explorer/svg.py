@@ -153,9 +153,9 @@ def page_svg(
             text = element("text", tag.text, class_="opx-tag", x=x, y=y, font_size=tag.size)
         across, down = max(x2 - x1, 1), max(y2 - y1, 1)
         drawn = f'<rect class="opx-box" x="{x1}" y="{y1}" width="{across}" height="{down}"/>'
-        said = element("title", notes.get(region, ""))
+        title = element("title", notes.get(region, ""))
         named, style = f"opx-region {classes[region]}", f"--op-region:{hex_colour(colour)}"
-        parts.append(element("g", said, Html(drawn), text, class_=named, style=style))
+        parts.append(element("g", title, Html(drawn), text, class_=named, style=style))
     parts.append("</svg>")
     return "".join(parts)
 
