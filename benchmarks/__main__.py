@@ -13,7 +13,7 @@ from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import bench_text
 from ocr_phases import DeepSeekOCRSession
 from ocr_phases.assets import asset
-from ocr_phases.cli.sweep import names, numbers
+from ocr_phases.cli.sweep import name_list, number_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import output_file
 from ocr_phases.measure.inputs.images import load_page
@@ -74,18 +74,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--model", default="tiny", help="tiny, dummy, a checkpoint folder or a hub id")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
-    command.add_argument("--presets", type=names, metavar="LIST", help="default: the model's own")
+    command.add_argument("--presets", type=name_list, metavar="LIST", help="default: the model's own")
     command.add_argument(
-        "--strategies", type=names, metavar="LIST", help="default: eager on a CPU, all on a GPU"
+        "--strategies", type=name_list, metavar="LIST", help="default: eager on a CPU, all on a GPU"
     )
     command.add_argument(
         "--parts",
-        type=names,
+        type=name_list,
         metavar="LIST",
         help="of marks, overhead, collectors, stage_coverage, prefill, strategies, batches (default: all)",
     )
     command.add_argument(
-        "--batch", type=numbers, default="1,4,16", metavar="LIST", help="default: %(default)s"
+        "--batch", type=number_list, default="1,4,16", metavar="LIST", help="default: %(default)s"
     )
     command.add_argument(
         "--pairs", type=int, default=15, metavar="N", help="alternating pairs (default: %(default)s)"

@@ -49,7 +49,7 @@ SETTINGS = {
     "repeats": 1,
     "warmup": 0,
 }
-TIMES = ("spans", "created", "memory", "checks", "versions", "device")
+TIMES = ("spans", "created", "memory", "checks", "live_checks", "versions", "device")
 SUBSET = 100  # pages that the bare loop measures, before and after the batch
 
 

@@ -100,7 +100,7 @@ class PhaseRun:
     spans: pd.DataFrame
     memory: dict[str, Any]
     cache: dict[str, Any]
-    checks: list[dict[str, Any]] = field(default_factory=list)
+    live_checks: list[dict[str, Any]] = field(default_factory=list)
     kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
     schema: int = SCHEMA
 

@@ -206,7 +206,7 @@ class _Record(TypedDict):
     spans: _Spans
     memory: _Memory
     cache: _Cache
-    checks: list[_Check]
+    live_checks: list[_Check]
     kernels: NotRequired[dict[str, Any]]
 
 

@@ -28,7 +28,7 @@ def upgrade(record: dict[str, Any]) -> dict[str, Any]:
     _change(record, "kernels", _kernels)
     _change_each(record, "results", lambda result: _renamed(result, {"finish": "finish_reason"}))
     _change_each(record, "checks", _check)
-    return record
+    return _renamed(record, {"checks": "live_checks"})
 
 
 def _request(request: dict[str, Any], model: Any) -> dict[str, Any]:

@@ -236,22 +236,22 @@ class Settings(RunSettings, ModelSettings):
     @classmethod
     def among(cls, values: Mapping[str, Any]) -> Settings:
         """Those that ``values`` names, such as a notebook's ``globals()``; the others by default."""
-        return cls(**{name: values[name] for name in names(cls) if name in values})
+        return cls(**{name: values[name] for name in setting_names(cls) if name in values})
 
     def of_model(self) -> dict[str, Any]:
         """The keywords of ``load``."""
-        return {name: getattr(self, name) for name in names(ModelSettings)}
+        return {name: getattr(self, name) for name in setting_names(ModelSettings)}
 
     def of_run(self) -> dict[str, Any]:
         """The keywords of ``run_inference``."""
-        return {name: getattr(self, name) for name in names(RunSettings)}
+        return {name: getattr(self, name) for name in setting_names(RunSettings)}
 
 
 #: What of a run a record keeps in its request.
 REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.metadata.get("kept", True)]
 
 
-def names(settings: type) -> list[str]:
+def setting_names(settings: type) -> list[str]:
     """The names of a class of settings, in their order."""
     return [setting.name for setting in fields(settings)]
 

@@ -166,7 +166,7 @@ def make_run(
             "bytes_per_token": per_token,
             "bytes": [length * per_token for length in lengths],
         },
-        checks=[
+        live_checks=[
             {
                 "name": "repeats_agree",
                 "verdict": "pass",

@@ -65,7 +65,7 @@ def test_every_shape_has_every_check(shape: str) -> None:
 )
 def test_records_from_before_the_checklist_say_so(path: Any) -> None:
     run = PhaseRun.load(path)
-    checks = {check.name: check for check in run_checks(dataclasses.replace(run, checks=[]))}
+    checks = {check.name: check for check in run_checks(dataclasses.replace(run, live_checks=[]))}
     assert {checks[name].verdict for name in LIVE_ONLY} == {"n/a"}
     assert "without it" in checks["gradients_off"].measured
     assert "ocr-phases verify" in checks["parity"].measured
@@ -75,7 +75,7 @@ def test_records_from_before_the_checklist_say_so(path: Any) -> None:
 
 def test_checks_of_another_version_are_kept_and_its_verdicts_shown() -> None:
     other = {"name": "from_the_future", "verdict": "fail", "expected": "more", "measured": "less"}
-    run = dataclasses.replace(make_run(), checks=[other])
+    run = dataclasses.replace(make_run(), live_checks=[other])
     assert check_of(run, "from_the_future").verdict == "fail"
     assert says(checks_verdict(run_checks(run)), f"1 of {len(RULES) + 1}", "failed", "from the future")
 

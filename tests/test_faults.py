@@ -450,8 +450,8 @@ def test_verify_prints_the_table_and_answers_by_exit_code(tmp_path: Path, capsys
     assert "checks failed" not in out
     run = PhaseRun.load(saved)
     assert run.request["verify"]
-    checks = [{**run.checks[0], "verdict": "fail"}, *run.checks[1:]]
-    dataclasses.replace(run, checks=checks).save(saved)
+    checks = [{**run.live_checks[0], "verdict": "fail"}, *run.live_checks[1:]]
+    dataclasses.replace(run, live_checks=checks).save(saved)
     assert main(["verify", "--record", str(saved)]) == 1
     out = capsys.readouterr().out
     assert re.search(r"not trust .*\b1 of \d+ .*failed.*repeats agree", out)

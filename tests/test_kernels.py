@@ -492,7 +492,7 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
     assert run.repeats == [0, 1]
     assert run.results == plain.results
     assert run.cache == plain.cache
-    assert run.checks == plain.checks
+    assert run.live_checks == plain.live_checks
     identity = ["repeat", "phase", "stage", "view", "step"]
     pd.testing.assert_frame_equal(run.spans[identity], plain.spans[identity])
     view = run.kernels

@@ -73,7 +73,7 @@ def hostile_record(tmp_path: Path) -> Path:
     result = record["results"][0]
     result["text"] = HOSTILE + result["text"]
     result["token_texts"][0] = HOSTILE + result["token_texts"][0]
-    for check in record["checks"]:
+    for check in record["live_checks"]:
         check["measured"] = check["expected"] = HOSTILE
     path = tmp_path / "run\x1b[31m$x$.json"
     path.write_text(json.dumps(record), encoding="utf-8")

@@ -51,7 +51,7 @@ def test_records_of_schema_1_are_read_and_saved_as_schema_2(path, tmp_path):
     assert run.result["finish_reason"] == old["results"][0]["finish"]
     assert run.cache.get("max_cache_len") == old["cache"].get("capacity")
     assert run.cache.get("allocated_bytes") == old["cache"].get("capacity_bytes")
-    assert run.checks[-1]["name"] in ("host_syncs", "parity")
+    assert run.live_checks[-1]["name"] in ("host_syncs", "parity")
     if run.kernels is not None:
         view = old["kernels"]
         assert run.kernels["host_syncs"] == view["syncs"]
@@ -226,7 +226,7 @@ def test_pages_are_embedded_small_or_left_out():
         (lambda r: r["pages"][0].update(row=1), "pages: they name other rows than results has"),
         (lambda r: r["pages"][0].pop("grid"), r"pages\[0\].grid: it is missing"),
         (lambda r: r.update(model="tiny"), "model: expected object, got str"),
-        (lambda r: r.update(checks=5), "checks: expected array, got int"),
+        (lambda r: r.update(live_checks=5), "live_checks: expected array, got int"),
         (lambda r: r["memory"].update(peak_bytes={"prefill": 5}), "peak_bytes.*: expected array, got int"),
         (lambda r: r["memory"]["peak_bytes"]["prefill"].clear(), "memory.peak_bytes.prefill: there are"),
         (lambda r: r["cache"].update(lengths=[2**64]), r"cache.lengths\[0\]: expected int <= "),

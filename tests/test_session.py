@@ -67,7 +67,7 @@ def test_the_record_holds_what_it_promises(run):
     assert run.cache["lengths"][0] == 129
     # Keys and values of 4 layers, 4 heads of 64, float32.
     assert run.cache["bytes_per_token"] == 2 * 4 * 4 * 64 * 4
-    assert {check["verdict"] for check in run.checks} == {"pass"}
+    assert {check["verdict"] for check in run.live_checks} == {"pass"}
     stages = run.spans.groupby("phase")["stage"].unique()
     assert set(stages["prepare"]) == {"prepare", "load_image", "tokenizer", "transfer"}
     assert set(stages["decode"]) == {"decode", "decode_step", "language_model", "lm_head", "sampling"}
@@ -88,7 +88,7 @@ def test_the_compression_ratio_is_the_vendors(tiny_session, run):
 @pytest.mark.parametrize(("every", "host_syncs"), [(1, "23 in 23 steps"), (5, "5 in 23 steps")])
 def test_host_syncs_are_counted(every, host_syncs, tiny_session):
     run = tiny_session.run_inference(RECEIPT, eos_check_every=every, **QUICK)
-    (check,) = (check for check in run.checks if check["name"] == "host_syncs")
+    (check,) = (check for check in run.live_checks if check["name"] == "host_syncs")
     assert check["measured"] == host_syncs
 
 

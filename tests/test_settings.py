@@ -22,9 +22,9 @@ from ocr_phases.settings import (
     ModelSettings,
     RunSettings,
     kind,
-    names,
     resolve_infer,
     setting_from_text,
+    setting_names,
 )
 from ocr_phases.show.explorer.form import LEFT_OUT, Form
 
@@ -42,7 +42,7 @@ def test_the_signatures_name_every_setting(call, settings) -> None:
         for name, parameter in inspect.signature(call).parameters.items()
         if name not in ("self", "page", "on_tokens", "progress")
     }
-    assert found == {name: DEFAULTS[name] for name in names(settings)}
+    assert found == {name: DEFAULTS[name] for name in setting_names(settings)}
 
 
 def test_an_unknown_keyword_is_refused(tiny_session) -> None:
@@ -101,7 +101,7 @@ def test_the_record_keeps_every_setting_of_a_run(tiny_session) -> None:
     quick = {"max_new_tokens": 2, "repeats": 1, "warmup": 0, "ceilings": False, "preset": "tiny"}
     run = tiny_session.run_inference(ROOT / "data/pages/receipt.png", **quick, infer="temperature=0")
     assert set(REQUEST_SETTINGS) <= set(run.request)
-    assert not set(run.request) & {"ceilings", "kernels", "kernel_trace", *names(ModelSettings)}
+    assert not set(run.request) & {"ceilings", "kernels", "kernel_trace", *setting_names(ModelSettings)}
     assert None not in [run.request[name] for name in REQUEST_SETTINGS]
 
 

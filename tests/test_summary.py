@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from example_run import SHAPES, make_run
 
-from ocr_phases.analyse.headline import headline, key_figures, key_figures_text, verdict
+from ocr_phases.analyse.headline import headline, key_metrics, key_metrics_text, verdict
 from ocr_phases.analyse.steps import decode_trend
 from ocr_phases.analyse.summary import (
     REPEAT_COLUMNS,
@@ -160,13 +160,13 @@ def test_the_verdict_says_what_a_reader_needs() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_key_figures_are_the_typical_repeats(shape: str) -> None:
     run = make_run(**SHAPES[shape])
-    figures, shown = typical_run(run).summary(), {label: value for label, value, _ in key_figures(run)}
+    figures, shown = typical_run(run).summary(), {label: value for label, value, _ in key_metrics(run)}
     names = {"Prefill": "prefill_ms", "Time to first token": "ttft_ms", "generate()": "generate_ms"}
     names |= {"Inter-token latency": "inter_token_ms", "Decode": "decode_ms"}
     for label, name in names.items():
         known = figures[name] is not None and (figures["decode_steps"] or name not in ("decode_ms",))
         assert shown.get(label) == (ms_text(figures[name]) if known else None)
-    assert len(key_figures_text(run).splitlines()) == len(shown)
+    assert len(key_metrics_text(run).splitlines()) == len(shown)
 
 
 def uneven(*factors: dict[str, float]) -> PhaseRun:
@@ -202,7 +202,7 @@ def test_what_stands_beside_a_whole_adds_up_to_it() -> None:
     assert vision_share(run) == pytest.approx(figures["vision_ms"] / figures["prefill_ms"])
     assert figures["vision_ms"] == pytest.approx(prefill[["sam", "clip", "projector"]].sum())
     assert (table["share"] <= 1.0).all()
-    shown = {label: (value, note) for label, value, note in key_figures(run)}
+    shown = {label: (value, note) for label, value, note in key_metrics(run)}
     assert shown["Prefill"][0] == ms_text(figures["prefill_ms"])
     assert shown["Vision share"] == (
         percent_text(vision_share(run)),
@@ -231,7 +231,7 @@ def test_the_verdict_names_what_is_missing() -> None:
     assert "The only token came from the prefill" in verdict(make_run(max_tokens=1))
     assert "limit of 20 tokens" in verdict(make_run(max_tokens=20))
     assert "one-shot" in verdict(make_run(generate=True))
-    assert "3 rows together" in key_figures_text(make_run(rows=3))
+    assert "3 rows together" in key_metrics_text(make_run(rows=3))
 
 
 def _with_request(run: PhaseRun, **values: object) -> PhaseRun:

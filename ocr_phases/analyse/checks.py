@@ -75,7 +75,7 @@ def _of_published_size(run: PhaseRun) -> bool:
 
 def run_rules(run: PhaseRun) -> list[Check]:
     """The checks that say whether a record may be believed, without the expectations."""
-    stored = {str(check.get("name")): check for check in run.checks}
+    stored = {str(check.get("name")): check for check in run.live_checks}
     checks = []
     for name, text in RULES.items():
         compute = _FROM_RECORD.get(name)

@@ -92,7 +92,7 @@ def metrics_of(run: PhaseRun) -> dict[str, Metric]:
     Times are ms on the device clock. A figure is the one of `PhaseRun.summary`, but for ``ttft_ms``: that is
     prepare plus prefill of each repeat.
     """
-    return {metric.name: metric for metric in [*_figures(run), *_stages(run)]}
+    return {metric.name: metric for metric in [*_headline(run), *_stages(run)]}
 
 
 def compare_runs(
@@ -255,7 +255,7 @@ def _same_subject(runs: Sequence[PhaseRun], labels: Sequence[str]) -> dict[str, 
     return {label: run for label, run in zip(labels, runs, strict=True) if subject(run) == subject(runs[0])}
 
 
-def _figures(run: PhaseRun) -> Iterator[Metric]:
+def _headline(run: PhaseRun) -> Iterator[Metric]:
     repeats = repeat_table(run)
     for phase in PHASES:
         name = f"{phase}_ms"

@@ -42,10 +42,10 @@ def subject(run: PhaseRun) -> str:
     return " · ".join(filter(None, (str(model), str(device), how, taken)))
 
 
-def key_figures(run: PhaseRun) -> list[tuple[str, str, str]]:
+def key_metrics(run: PhaseRun) -> list[tuple[str, str, str]]:
     """The figures of the typical repeat as ``(label, value, note)``, those that this kind of run has."""
     metrics = typical_run(run).summary()
-    shown = _generate_figures(metrics) if _is_generate(run) else _phase_figures(run, metrics)
+    shown = _generate_metrics(metrics) if _is_generate(run) else _phase_metrics(run, metrics)
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     if peaks:
         highest = max(peaks, key=lambda phase: peaks[phase])
@@ -59,20 +59,20 @@ def key_figures(run: PhaseRun) -> list[tuple[str, str, str]]:
     return shown
 
 
-def key_figures_text(run: PhaseRun) -> str:
-    """`key_figures` as lines of a terminal."""
-    shown = key_figures(run)
+def key_metrics_text(run: PhaseRun) -> str:
+    """`key_metrics` as lines of a terminal."""
+    shown = key_metrics(run)
     widths = [max(len(figure[place]) for figure in shown) for place in (0, 1)]
     return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {note}" for label, value, note in shown)
 
 
-def _generate_figures(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _generate_metrics(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     total, tokens = metrics["generate_ms"], metrics["tokens"]
     each = f", {ms_text(total / tokens)} each with the prefill in it" if tokens else ""
     return [("generate()", ms_text(total), f"{count_text(tokens, 'token')}{each}")]
 
 
-def _phase_figures(run: PhaseRun, metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _phase_metrics(run: PhaseRun, metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     share = vision_share(run)
     shown = [
         ("Time to first token", ms_text(metrics["ttft_ms"]), "prepare + prefill"),

@@ -28,7 +28,7 @@ from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOf
 from ocr_phases.files import TemporaryFolder, split_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import KernelLost, ReusedKernel
-from ocr_phases.settings import ModelSettings, names
+from ocr_phases.settings import Settings
 
 Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 
@@ -81,14 +81,14 @@ def serve(handler: Handler) -> None:
 def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Measure one page with the loaded model and save its record."""
     job, folder = _job_and_folder(request)
+    settings = _settings(job)
     with _failing_as("model"):
         from ocr_phases.measure.kept_session import kept_session
 
-        session = kept_session(**_of_model(job))
+        session = kept_session(**settings.of_model())
     ready()
-    run_settings = {name: value for name, value in job.settings.items() if name not in names(ModelSettings)}
     try:
-        run = session.run_inference(job.source, **run_settings)
+        run = session.run_inference(job.source, **settings.of_run())
     except OcrPhasesError as error:
         raise _refused(job, error) from error
     _check_unchanged(job, run)
@@ -130,7 +130,7 @@ class Notebooks:
         try:
             self.measuring.run(
                 "from ocr_phases.measure.kept_session import kept_session\n"
-                f"kept_session(**{_of_model(job)!r})"
+                f"kept_session(**{_settings(job).of_model()!r})"
             )
         except KernelLost as error:
             raise Refused("died", str(error)) from error
@@ -202,8 +202,9 @@ def _job_and_folder(request: WorkerRequest) -> tuple[Job, Path]:
     return job, Path(request["folder"])
 
 
-def _of_model(job: Job) -> dict[str, Any]:
-    return {name: value for name, value in job.settings.items() if name in names(ModelSettings)}
+def _settings(job: Job) -> Settings:
+    with _failing_as("request"):
+        return Settings(**job.settings)
 
 
 @contextlib.contextmanager

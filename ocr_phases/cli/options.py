@@ -8,7 +8,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, names
+from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, setting_names
 
 #: ``--trace`` names this file.
 _NO_OPTION = ("kernel_trace",)
@@ -17,7 +17,7 @@ KERNELS = ("kernels", "kernel_steps")
 #: Of the published remote-code class: no list of pages may ask for that.
 VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
 #: What every verb that measures takes.
-EVERY = [name for name in names(Settings) if name not in (*_NO_OPTION, *KERNELS)]
+EVERY = [name for name in setting_names(Settings) if name not in (*_NO_OPTION, *KERNELS)]
 
 
 #: What a list of pages may set for each.

@@ -23,7 +23,7 @@ _ANEW = ("model", "device", "trust_remote_code", "ceilings", "kernels", "kernel_
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
-    from ocr_phases.analyse.headline import key_figures_text, subject, verdict
+    from ocr_phases.analyse.headline import key_metrics_text, subject, verdict
     from ocr_phases.analyse.kernels import has_kernels
     from ocr_phases.analyse.summary import stage_table
     from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
     if has_kernels(record):
         _print_kernels(record)
     arguments.result = {**run_result(record), "record": str(target)}
-    print(f"\n{subject(record)}\n{key_figures_text(record)}\n\n{verdict(record)}")
+    print(f"\n{subject(record)}\n{key_metrics_text(record)}\n\n{verdict(record)}")
     print(f"{arguments.result['checks']['sentence']}\nWrote {target}")
 
 

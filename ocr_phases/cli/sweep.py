@@ -104,15 +104,15 @@ def _measure(arguments: argparse.Namespace) -> None:
         )
 
 
-def names(text: str) -> list[str]:
+def name_list(text: str) -> list[str]:
     """A list with commas in between, as names."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def numbers(text: str) -> list[int]:
+def number_list(text: str) -> list[int]:
     """A list with commas in between, as whole numbers."""
     try:
-        return [int(part) for part in names(text)]
+        return [int(part) for part in name_list(text)]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, such as 1,4,16") from error
 
@@ -125,11 +125,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     add_out(command, "ocr_phases_sweep")
     lists: list[tuple[str, Any, str, str]] = [
-        ("--presets", names, "tiny,base", "tiny, small, base, large or gundam"),
-        ("--strategies", names, "eager", "how a decode step runs: eager, cuda_graph, compiled"),
-        ("--visions", names, "eager", "how SAM and CLIP run: eager, compiled"),
-        ("--batch", numbers, "1,2", "copies of the page side by side"),
-        ("--max-new-tokens", numbers, "32,128", "output lengths; the end token is ignored"),
+        ("--presets", name_list, "tiny,base", "tiny, small, base, large or gundam"),
+        ("--strategies", name_list, "eager", "how a decode step runs: eager, cuda_graph, compiled"),
+        ("--visions", name_list, "eager", "how SAM and CLIP run: eager, compiled"),
+        ("--batch", number_list, "1,2", "copies of the page side by side"),
+        ("--max-new-tokens", number_list, "32,128", "output lengths; the end token is ignored"),
     ]
     for option, kind, default, text in lists:
         command.add_argument(

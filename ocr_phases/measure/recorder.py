@@ -66,7 +66,7 @@ def make_record(
             if first.max_cache_len is None
             else first.max_cache_len * first.bytes_per_token,
         },
-        checks=[*_checks(runs, request), *([parity] if parity else [])],
+        live_checks=[*_checks(runs, request), *([parity] if parity else [])],
         kernels=kernels,
     )
 

@@ -17,7 +17,7 @@ from ocr_phases.analyse.check_texts import EXPECTATIONS
 from ocr_phases.analyse.checks import Check, checks_verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
-from ocr_phases.analyse.headline import account, headline, key_figures, subject, text_doubt
+from ocr_phases.analyse.headline import account, headline, key_metrics, subject, text_doubt
 from ocr_phases.analyse.noise import conditions_table
 from ocr_phases.analyse.summary import repeat_table, stage_table
 from ocr_phases.analyse.typical import typical_run
@@ -111,7 +111,7 @@ def _phase_bar(run: PhaseRun) -> str:
 
 def cards_html(run: PhaseRun) -> Html:
     """The key figures of the typical repeat as cards; one that this kind of run does not have gets none."""
-    return cards_block(key_figures(run))
+    return cards_block(key_metrics(run))
 
 
 def table_html(
