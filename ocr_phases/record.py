@@ -27,6 +27,9 @@ from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
 
 if TYPE_CHECKING:
+    from ipywidgets import VBox
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 SCHEMA = 2
@@ -71,7 +74,24 @@ _EMBED_SIDE = 2_000
 #: What a record shows of itself and does not hold: found in a later room on first use, the only way up.
 _ELSEWHERE = {
     "tokens_of": "ocr_phases.analyse.tokens",
+    "stage_table": "ocr_phases.analyse.summary",
+    "regions_of": "ocr_phases.analyse.regions",
+    "floor_table": "ocr_phases.analyse.floors",
+    "decode_floor": "ocr_phases.analyse.floors",
+    "checks_table": "ocr_phases.analyse.checks",
+    "run_bundle": "ocr_phases.show.faces",
+    "plot_token_latency": "ocr_phases.show.plots",
+    "plot_vision_stages": "ocr_phases.show.plots",
+    "plot_phase_timeline": "ocr_phases.show.plots",
+    "plot_memory": "ocr_phases.show.plots",
+    "plot_roofline": "ocr_phases.show.roofline",
+    "plot_kernels": "ocr_phases.show.kernels",
+    "plot_page": "ocr_phases.show.regions",
+    "plot_region_types": "ocr_phases.show.regions",
+    "report_record": "ocr_phases.report.render",
+    "write_chrome_trace": "ocr_phases.report.chrome_trace",
     "page_image": "ocr_phases.measure.inputs.images",
+    "Explorer": "ocr_phases.show.explorer",
 }
 
 
@@ -79,13 +99,56 @@ def _elsewhere(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(_ELSEWHERE[name]), name)
 
 
+class RunPlots:
+    """The plots of a record: each is a matplotlib figure that shows itself in a notebook.
+
+    A plot of a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
+    """
+
+    def __init__(self, run: PhaseRun) -> None:
+        self._run = run
+
+    def latency(self, *, ax: Axes | None = None) -> Figure:
+        """Time of every decode step over its floor: `ocr_phases.show.plots.plot_token_latency`."""
+        floor = _elsewhere("decode_floor")(self._run)["floor_ms"].tolist()
+        return _elsewhere("plot_token_latency")(self._run, floor, ax=ax)
+
+    def vision(self, *, ax: Axes | None = None) -> Figure:
+        """The prefill's stages, vision by view: `ocr_phases.show.plots.plot_vision_stages`."""
+        return _elsewhere("plot_vision_stages")(self._run, ax=ax)
+
+    def timeline(self, repeat: int | None = None) -> Figure:
+        """One repeat over time: `ocr_phases.show.plots.plot_phase_timeline`."""
+        return _elsewhere("plot_phase_timeline")(self._run, repeat)
+
+    def memory(self) -> Figure:
+        """Peak memory of each phase, and the KV cache: `ocr_phases.show.plots.plot_memory`."""
+        return _elsewhere("plot_memory")(self._run)
+
+    def roofline(self) -> Figure:
+        """Each stage under the device's ceilings: `ocr_phases.show.roofline.plot_roofline`."""
+        return _elsewhere("plot_roofline")(self._run)
+
+    def kernels(self) -> Figure:
+        """How long the device works in each stage: `ocr_phases.show.kernels.plot_kernels`."""
+        return _elsewhere("plot_kernels")(self._run)
+
+    def page(self, color: str = "type", row: int = 0, *, ax: Axes | None = None) -> Figure:
+        """The page under its boxes, coloured by ``type`` or ``time``: `ocr_phases.show.regions.plot_page`."""
+        return _elsewhere("plot_page")(self._run, color, row, ax=ax)
+
+    def regions(self, row: int = 0, *, ax: Axes | None = None) -> Figure:
+        """Decode time by type of region: `ocr_phases.show.regions.plot_region_types`."""
+        return _elsewhere("plot_region_types")(self._run, row, ax=ax)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class PhaseRun:
     """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
 
     Reads like a mapping of its headline figures (``run["prefill_ms"]``, see `summary`) and gives its raw
-    data as tables (`spans`, `token_table`). Fields hold plain JSON values except `spans`, and are not to be
-    changed: `dataclasses.replace` makes another run.
+    data as tables (`spans`, `token_table`). A notebook's cell shows it; `plot` has its plots. Fields hold
+    plain JSON values except `spans`, and are not to be changed: `dataclasses.replace` makes another run.
 
     A batch has one entry a row in ``results`` and one a page in ``pages`` (each names its ``row``).
     """
@@ -231,6 +294,56 @@ class PhaseRun:
         batch's.
         """
         return _elsewhere("tokens_of")(self, row)
+
+    @property
+    def tokens(self) -> pd.DataFrame:
+        """`token_table`."""
+        return self.token_table
+
+    @property
+    def stages(self) -> pd.DataFrame:
+        """Time of each phase and its stages: `ocr_phases.analyse.summary.stage_table`."""
+        return _elsewhere("stage_table")(self)
+
+    @property
+    def regions(self) -> pd.DataFrame:
+        """What each region of the first row cost to write: `ocr_phases.analyse.regions.regions_of`."""
+        return _elsewhere("regions_of")(self)
+
+    @property
+    def floors(self) -> pd.DataFrame:
+        """Each stage beside what the hardware allows: `ocr_phases.analyse.floors.floor_table`."""
+        return _elsewhere("floor_table")(self)
+
+    @property
+    def checks(self) -> pd.DataFrame:
+        """Every check, of the live model and of the record: `ocr_phases.analyse.checks.checks_table`."""
+        return _elsewhere("checks_table")(self)
+
+    # -- what it shows ----------------------------------------------------------------------------
+
+    @property
+    def plot(self) -> RunPlots:
+        """The plots of this record."""
+        return RunPlots(self)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return _elsewhere("run_bundle")(self)
+
+    def report(self, folder: str | Path) -> Path:
+        """Write this record's report into ``folder`` and return the path of its HTML file.
+
+        Raises as `ocr_phases.report.render.report_page` does.
+        """
+        return _elsewhere("report_record")(self, folder)
+
+    def explore(self) -> VBox:
+        """A widget panel with this record: `ocr_phases.show.explorer.Explorer`."""
+        return _elsewhere("Explorer")(runs=[self])
+
+    def chrome_trace(self, path: str | Path) -> Path:
+        """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.chrome_trace`."""
+        return _elsewhere("write_chrome_trace")(self, path)
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None where it was left out of the record."""

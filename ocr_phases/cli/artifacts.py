@@ -12,12 +12,15 @@ USAGE = "[options] RUN.json"
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write what the model read (result.mmd, crops, the page with boxes) from a record."""
+    """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its trace."""
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import write_artifacts
 
     record = PhaseRun.load(arguments.record)
+    if arguments.chrome_trace:
+        print(f"Wrote {record.chrome_trace(output_folder(arguments.out) / 'trace.json')}")
+        return
     if record.text is None:
         raise OcrPhasesError(f"{arguments.record} keeps no text: measure again with return_text=True.")
     folder = output_folder(arguments.out)
@@ -33,4 +36,9 @@ def run(arguments: argparse.Namespace) -> None:
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``artifacts``."""
     command.add_argument("record", metavar="RUN.json")
+    command.add_argument(
+        "--chrome-trace",
+        action="store_true",
+        help="write trace.json instead: all spans for ui.perfetto.dev or chrome://tracing",
+    )
     add_out(command)

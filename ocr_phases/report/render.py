@@ -73,6 +73,13 @@ def report_page(
     return {name: folder / name for name in names if (folder / name).exists()}
 
 
+def report_record(run: PhaseRun, output_dir: str | Path) -> Path:
+    """`report_page` of a record in memory; the path of its ``report.html``."""
+    with TemporaryFolder() as folder:
+        record = run.save(Path(folder) / "run.json")
+        return report_page(output_dir, {"record": str(record)})["report.html"]
+
+
 def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFrame | None = None) -> Path:
     """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and notebook.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
@@ -26,6 +27,7 @@ from ocr_phases.show.plots import (
     legend_below,
     new_figure,
     sentence_figure,
+    takes_axes,
     title_axes,
 )
 from ocr_phases.show.runs import LONGEST_LABEL, plot_decode_curves
@@ -93,16 +95,18 @@ def environment_html(table: pd.DataFrame) -> Html:
     return element("div", words, class_="op-words")
 
 
-def plot_ratios(table: pd.DataFrame, width: float = WIDTH) -> Figure:
+@takes_axes
+def plot_ratios(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None = None) -> Figure:
     """Ratio to the base with its interval, a row a metric, as `compare_runs` gives it; 1 is no difference.
 
     ``width`` is in inches; below `WIDTH` names stand above their rows and leave them the whole width.
+    ``ax`` are axes to draw on.
     """
     table = table[table["ratio"].notna()].reset_index(drop=True)
     if table.empty:
-        return sentence_figure("The records share no metric with a ratio to draw.")
+        return sentence_figure("The records share no metric with a ratio to draw.", ax)
     narrow = width < WIDTH
-    figure, axes = new_figure(1.7 + (0.42 if narrow else 0.3) * len(table), width)
+    figure, axes = new_figure(1.7 + (0.42 if narrow else 0.3) * len(table), width, ax)
     for place, (_, row) in enumerate(table.iterrows()):
         colour = VERDICT_COLOURS.get(row["verdict"], MUTED)
         unsure = row["verdict"] in _UNJUDGED
@@ -158,18 +162,18 @@ def plot_ratios(table: pd.DataFrame, width: float = WIDTH) -> Figure:
         unsure_key = Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", linestyle=":")
         unsure_key.set(linewidth=1.2, label=_UNJUDGED_WORDS)
         keys.append(unsure_key)
-    legend_below(figure, keys, 2 if narrow else 4)
+    legend_below(figure, keys, 2 if narrow else 4, ax)
     return figure
 
 
-def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Figure:
+def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
     """Time of each decode step in ms against the length of the KV cache, a line a record, with p10 to p90."""
     curves = []
     for cell, (run, label) in enumerate(zip(runs, labels, strict=True)):
         name = f"{printable(label, LONGEST_LABEL)}: {ms_text(run['inter_token_ms'])}"
         curve = step_table(run).dropna(subset=["cache_len"])
         curves += [curve.assign(cell=cell, name=name)] if len(curve) else []
-    return plot_decode_curves(pd.concat(curves) if curves else pd.DataFrame(), "name")
+    return plot_decode_curves(pd.concat(curves) if curves else pd.DataFrame(), "name", ax=ax)
 
 
 def _interval(low: float, high: float) -> str:

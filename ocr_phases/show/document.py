@@ -48,17 +48,27 @@ def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *,
 
 
 def notebook_style() -> str:
-    """A ``<style>`` for fragments shown in JupyterLab, in its own colours; a report brings its own."""
+    """A ``<style>`` for fragments shown in a notebook, in its colours; a report brings its own.
+
+    JupyterLab says what its colours are. Elsewhere they follow the colour scheme of the page around.
+    """
     theme = {
-        "--op-ink": "var(--jp-content-font-color1, #1c2024)",
-        "--op-muted": "var(--jp-content-font-color2, #5b6470)",
-        "--op-line": "var(--jp-border-color2, #d8dde3)",
-        "--op-soft": "var(--jp-layout-color2, #f4f6f8)",
-        "--op-card": "var(--jp-layout-color1, #ffffff)",
-        "--op-accent": "var(--jp-brand-color1, #0072b2)",
+        "--op-ink": "var(--jp-content-font-color1, light-dark(#1c2024, #e4e8ec))",
+        "--op-muted": "var(--jp-content-font-color2, light-dark(#5b6470, #a3adb8))",
+        "--op-line": "var(--jp-border-color2, light-dark(#d8dde3, #39424c))",
+        "--op-soft": "var(--jp-layout-color2, light-dark(#f4f6f8, #232a31))",
+        "--op-card": "var(--jp-layout-color1, light-dark(#ffffff, #1b2127))",
+        "--op-accent": "var(--jp-brand-color1, light-dark(#0072b2, #7cc4f0))",
+        "--op-pass": "light-dark(#00694c, #4fd1a5)",
+        "--op-fail": "light-dark(#b03a00, #ff9a66)",
     }
     colours = "".join(f"{name}:{value};" for name, value in theme.items())
-    return f"<style>:root{{{colours}}}\n{fragments_css()}</style>"
+    # JupyterLab marks the theme of its body alone.
+    sides = "".join(
+        f'[data-jp-theme-light="{light}"] .op{{color-scheme:{scheme}}}'
+        for light, scheme in (("true", "light"), ("false", "dark"))
+    )
+    return f"<style>:root{{{colours}}}{sides}\n{fragments_css()}</style>"
 
 
 def fragments_css() -> str:

@@ -58,6 +58,17 @@ class LiteralFigure(Figure):
             text.set_parse_math(False)
         super().draw(renderer)
 
+    @property
+    def alt(self) -> str:
+        """What the figure says: the titles of its axes, or the words on axes without one."""
+        said = [
+            axes.get_title("left") or " ".join(text.get_text() for text in axes.texts) for axes in self.axes
+        ]
+        return "; ".join(" ".join(text.split()) for text in said if text and not text.isspace())
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        return Picture(self, self.alt)._repr_mimebundle_()
+
 
 def figure_png(figure: Figure) -> bytes:
     """A figure as a PNG of 200 dots per inch."""

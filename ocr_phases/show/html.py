@@ -37,7 +37,7 @@ from ocr_phases.show.blocks import (
 )
 from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import bytes_text, ms_text, percent_text, stage_name
+from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -85,7 +85,7 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
         page.thumbnail((480, 480))
         picture = image_html(page, "The page that was read", width=180)
     about = [subject(run)]
-    name = title or str(run.page.get("file", "page"))
+    name = title or run_title(run)
     if lead is not None:
         first, stop, rest = lead.partition(". ")
         return title_block(name, about, rest, headline=first + stop.strip(), picture=picture)
@@ -93,6 +93,29 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
     status = status_line(worst_verdict(checks), checks_verdict(checks))
     below = _phase_bar(run) + status
     return title_block(name, about, account(run), headline=headline(run), picture=picture, below=below)
+
+
+def run_title(run: PhaseRun) -> str:
+    """The page's file; of several pages the first, and how many more."""
+    name, more = str(run.page.get("file", "page")), len(run.pages) - 1
+    return f"{name} and {count_text(more, 'more page')}" if more else name
+
+
+def row_table(run: PhaseRun) -> pd.DataFrame:
+    """One line a row of a batch: its files, tokens, how it ended, and what its text begins with."""
+    rows = []
+    for row, result in enumerate(run.results):
+        files = ", ".join(str(page.get("file", "page")) for page in run.pages if page["row"] == row)
+        ended = "ended" if result.get("finish_reason") == "eos" else "stopped at the limit"
+        rows.append((row, files, len(result["ids"]), ended, printable(result["text"] or "", _SHORT_TEXT)))
+    return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
+
+
+def rows_html(run: PhaseRun) -> Html:
+    """`row_table` of a batch as a table; nothing for a single row."""
+    if len(run.results) == 1:
+        return fragment()
+    return table_html(row_table(run), caption="Each row", headings={"text": ("begins with", "")})
 
 
 def _phase_bar(run: PhaseRun) -> str:

@@ -7,7 +7,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ocr_phases.analyse.kernels import GAP_CAUSES, idle_gaps, kernel_table, of_text, stage_verdict
+from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.kernels import (
+    GAP_CAUSES,
+    has_kernels,
+    idle_gaps,
+    kernel_table,
+    of_text,
+    stage_verdict,
+)
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.plots import (
     BLUE,
@@ -32,6 +40,13 @@ _CAUSE_NAMES = {
     "launch": "the host was late with the launch",
     "device": "the launch was there: the space between kernels",
 }
+
+
+def plot_kernels(run: PhaseRun) -> Figure:
+    """`plot_busy` with the floors of the record; a sentence where it has no kernel view."""
+    if not has_kernels(run):
+        return sentence_figure("This record has no kernel view: measure on a GPU with kernels=True.")
+    return plot_busy(run, floor_table(run))
 
 
 def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec
 
 import matplotlib
 import numpy as np
@@ -19,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_share
@@ -54,18 +57,38 @@ _VIEW_COLOURS = {"global": BLUE, "local": SKY, "": BLUE}
 _NAMED_OUTLIERS = 4
 _ROW_HEIGHT = 0.62
 
+_Given = ParamSpec("_Given")
 
-def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None = None) -> Figure:
+
+def takes_axes(plot: Callable[_Given, Figure]) -> Callable[_Given, Figure]:
+    """A plot that also draws on the caller's ``ax``: its texts stay literal there, as in a figure of ours."""
+
+    @wraps(plot)
+    def drawn(*args: _Given.args, **options: _Given.kwargs) -> Figure:
+        figure = plot(*args, **options)
+        axes = options.get("ax")
+        if isinstance(axes, Axes):
+            for text in axes.findobj(lambda artist: isinstance(artist, Text)):
+                text.set(parse_math=False)
+        return figure
+
+    return drawn
+
+
+@takes_axes
+def plot_token_latency(
+    run: PhaseRun, floor_ms: float | Sequence[float] | None = None, *, ax: Axes | None = None
+) -> Figure:
     """Time of every decode step in ms: median over repeats, p10 to p90 as a band, outliers named.
 
     ``floor_ms`` draws what the hardware could do, one time or one a step (the column of
     `ocr_phases.analyse.floors.decode_floor`; an empty one draws nothing). The scale follows the bulk of the
-    steps, a step above it is marked at the top edge with its time.
+    steps, a step above it is marked at the top edge with its time. ``ax`` are axes to draw on.
     """
     table = step_table(run)
     if table.empty:
-        return sentence_figure("There were no decode steps, so there is no latency to draw.")
-    figure, axes = new_figure(3.9)
+        return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
+    figure, axes = new_figure(3.9, ax=ax)
     steps, device = table["step"].to_numpy(), table["device_ms"].to_numpy()
     own_clock = run.device.get("kind") == "cuda"
     name = "device, median" if own_clock else "median"
@@ -106,25 +129,28 @@ def plot_token_latency(run: PhaseRun, floor_ms: float | Sequence[float] | None =
     found = f"{ms_text(median)} in the median of {len(table):,}" if len(table) > 1 else ms_text(median)
     found += ", over all repeats" if len(run.repeats) > 1 else ""
     title_axes(axes, f"Each decode step: {found}")
-    legend_below(figure, axes.get_legend_handles_labels()[0], 5)
+    legend_below(figure, axes.get_legend_handles_labels()[0], 5, ax)
     return figure
 
 
-def plot_vision_stages(run: PhaseRun) -> Figure:
+@takes_axes
+def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     """The prefill's stages as bars in ms with their share of it; vision by view, the rest in grey below.
 
     Bars are the typical repeat's and add up to its prefill; the lines are p10 to p90 over all repeats.
+    ``ax`` are axes to draw on.
     """
     table = stage_table(run)
     table = table[table["phase"] == "prefill"]
     stages = table[table["stage"].isin(PREFILL_STAGES)]
     if stages.empty:
-        return sentence_figure("This run has no prefill of its own, so there are no vision stages to draw.")
+        reason = "This run has no prefill of its own, so there are no vision stages to draw."
+        return sentence_figure(reason, ax)
     whole = float(table.loc[table["stage"] == "prefill", "device_ms"].iloc[0])
     stages = stages.sort_values(
         "stage", key=lambda column: column.map(PREFILL_STAGES.index), kind="stable"
     ).reset_index(drop=True)
-    figure, axes = new_figure(1.5 + 0.36 * (len(stages) + 1))
+    figure, axes = new_figure(1.5 + 0.36 * (len(stages) + 1), ax=ax)
     labels = []
     for place, (_, row) in enumerate(stages.iterrows()):
         vision = row["stage"] in (*VISION_STAGES, "vision_fusion")
@@ -158,13 +184,17 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     """
     if repeat is None:
         repeat = typical_repeat(run)
-    spans = run.spans[run.spans["repeat"] == repeat]
+    return plot_spans(run.spans[run.spans["repeat"] == repeat], f" (repeat {repeat})")
+
+
+def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
+    """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the first title."""
     figure = blank_figure(4.9)
     zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0))
     early = spans[spans["phase"].isin(("prepare", "prefill"))]
     title = "Prepare and prefill" if (early["phase"] == "prefill").any() else "Prepare"
     _lanes(zoomed, early, _ends(early))
-    title_axes(zoomed, f"{title}, {ms_text(_ends(early))} (repeat {repeat})")
+    title_axes(zoomed, f"{title}, {ms_text(_ends(early))}{note}")
     _stage_keys(zoomed, early)
     _lanes(whole, spans, _ends(spans))
     steps = int((spans["stage"] == "decode_step").sum())
@@ -369,12 +399,19 @@ def blank_figure(height: float, width: float = WIDTH) -> Figure:
     return LiteralFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def new_figure(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """A figure of the report's width with one pair of axes; ``height`` and ``width`` in inches."""
-    figure = blank_figure(height, width)
-    axes = figure.subplots()
+def new_figure(height: float, width: float = WIDTH, ax: Axes | None = None) -> tuple[Figure, Axes]:
+    """A figure of the report's width with one pair of axes, in inches; or ``ax``, dressed, and its figure."""
+    axes = blank_figure(height, width).subplots() if ax is None else ax
     style_axes(axes)
-    return figure, axes
+    return figure_of(axes), axes
+
+
+def figure_of(axes: Axes) -> Figure:
+    """The figure that axes belong to, also where they lie in a part of it."""
+    figure = axes.figure
+    while not isinstance(figure, Figure):
+        figure = figure.figure
+    return figure
 
 
 def style_axes(axes: Axes) -> None:
@@ -393,11 +430,14 @@ def label_bar(axes: Axes, end: float, place: int, text: str) -> None:
     axes.annotate(text, (end, place), (7, 0), textcoords="offset points", va="center", fontsize=9, color=INK)
 
 
-def legend_below(figure: Figure, keys: Sequence[Artist], columns: int) -> None:
-    """The keys of a whole figure, under it."""
-    figure.legend(
-        handles=keys, loc="outside lower center", ncols=columns, fontsize=9, frameon=False, labelcolor=INK
-    )
+def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes | None = None) -> None:
+    """The keys of a whole figure, under it; or under the caller's ``ax``, which may stand among others."""
+    look: dict[str, Any] = {"fontsize": 9, "frameon": False, "labelcolor": INK}
+    if ax is None:
+        figure.legend(handles=keys, loc="outside lower center", ncols=columns, **look)
+    else:
+        look |= {"ncols": min(columns, 3), "bbox_to_anchor": (0.5, -0.16)}
+        ax.legend(handles=keys, loc="upper center", **look)
 
 
 def title_axes(axes: Axes, text: str) -> None:
@@ -434,12 +474,11 @@ def _inside(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=MUTED, transform=axes.transAxes)
 
 
-def sentence_figure(text: str) -> Figure:
-    """A figure that only says why there is nothing to see."""
-    figure = blank_figure(1.0)
+def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
+    """A figure that only says why there is nothing to see; or ``ax`` with that sentence."""
+    axes = blank_figure(1.0).subplots() if ax is None else ax
     # On the left and in short lines, for a screen that shows no more of it.
     lines = "\n".join(textwrap.wrap(text, _SENTENCE_LINE))
-    axes = figure.subplots()
     axes.set_axis_off()
     axes.text(0, 0.5, lines, ha="left", va="center", fontsize=10, color=MUTED, transform=axes.transAxes)
-    return figure
+    return figure_of(axes)

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL.Image import Image
 
-from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding, region_table, type_table
+from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding, type_table
+from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.typical import typical_run
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, hex_colour, label_colour, printable
-from ocr_phases.show.plots import PHASE_COLOURS, label_bar, new_figure, sentence_figure, time_axis, title_axes
+from ocr_phases.show.plots import (
+    PHASE_COLOURS,
+    WIDTH,
+    blank_figure,
+    figure_of,
+    label_bar,
+    new_figure,
+    sentence_figure,
+    takes_axes,
+    time_axis,
+    title_axes,
+)
 from ocr_phases.words import ms_text, percent_text
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12
+_TALLEST = 10.0  # inches of a page on its own
+_PAGE_COLOURS = ("type", "time")
 
 
 def page_html(run: PhaseRun) -> Html:
@@ -65,18 +82,20 @@ def has_region_times(run: PhaseRun, row: int = 0) -> bool:
     return table is not None and bool(table["decode_ms"].any())
 
 
-def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
+@takes_axes
+def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) -> Figure:
     """Decode time by type of region as bars in ms, the costliest on top, with share and time per character.
 
     The colours are those of the boxes on the page. Types beyond the first dozen are left to the table.
+    ``ax`` are axes to draw on.
     """
     _, table = _regions(run, row)
     if table is None or not table["decode_ms"].any():
-        return sentence_figure("There are no regions with a decode time to draw.")
+        return sentence_figure("There are no regions with a decode time to draw.", ax)
     types = type_table(table)
     total_ms = float(types["decode_ms"].sum())
     types = types.head(_MOST_TYPES)
-    figure, axes = new_figure(1.3 + 0.36 * len(types))
+    figure, axes = new_figure(1.3 + 0.36 * len(types), ax=ax)
     names = []
     for place, (_, kind) in enumerate(types.iterrows()):
         label, ms = str(kind["label"]), float(kind["decode_ms"])
@@ -94,6 +113,33 @@ def plot_region_types(run: PhaseRun, row: int = 0) -> Figure:
     of_row = f" of row {row}" if len(run.results) > 1 else ""
     title_axes(axes, f"Decode time by type of region{of_row}, {ms_text(total_ms)} in all")
     return figure
+
+
+@takes_axes
+def plot_page(run: PhaseRun, color: str = "type", row: int = 0, *, ax: Axes | None = None) -> Figure:
+    """The first page of a batch row under its boxes, coloured by ``type`` of region or by decode ``time``.
+
+    ``ax`` are axes to draw on. Raises `OcrPhasesError` for another ``color``.
+    """
+    if color not in _PAGE_COLOURS:
+        raise OcrPhasesError(f"Unknown color {color!r}: use {' or '.join(_PAGE_COLOURS)}.")
+    page, (grounding, table) = _page_of(run, row), _regions(run, row)
+    if page is None:
+        return sentence_figure("The page is not in this record, so there is no picture of it.", ax)
+    picture, title = page, "The page; the output marks no region on it"
+    if table is not None and color == "type":
+        picture, title = draw_boxes(page, grounding), "The regions the model marked"
+    elif table is not None and table["decode_ms"].any():
+        picture, title = draw_decode_time(page, grounding, table), "Decode time of each region"
+    elif table is not None:
+        title = "The page; this run has no decode steps, so its regions have no time"
+    if ax is None:
+        scale = min(WIDTH / picture.width, _TALLEST / picture.height)
+        ax = blank_figure(scale * picture.height + 0.4, max(scale * picture.width, WIDTH / 2)).subplots()
+    ax.imshow(np.asarray(picture), interpolation="antialiased")
+    ax.set_axis_off()
+    title_axes(ax, title)
+    return figure_of(ax)
 
 
 def _page_of(run: PhaseRun, row: int) -> Image | None:
@@ -134,5 +180,4 @@ def _row_heading(run: PhaseRun, row: int) -> Html:
 def _regions(run: PhaseRun, row: int) -> tuple[Grounding, pd.DataFrame | None]:
     """The regions of a row's text and what they cost in the typical repeat; None where there are none."""
     grounding = parse_grounding(run.results[row]["text"] or "")
-    tokens = typical_run(run).tokens_of(row)
-    return grounding, region_table(grounding, tokens) if grounding.regions else None
+    return grounding, regions_of(run, row) if grounding.regions else None

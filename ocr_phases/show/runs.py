@@ -31,6 +31,7 @@ from ocr_phases.show.plots import (
     legend_below,
     new_figure,
     sentence_figure,
+    takes_axes,
     time_axis,
     title_axes,
 )
@@ -45,15 +46,19 @@ _LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
 _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
 
 
-def plot_decode_curves(curves: pd.DataFrame, coloured: str, styled: str = "") -> Figure:
+@takes_axes
+def plot_decode_curves(
+    curves: pd.DataFrame, coloured: str, styled: str = "", *, ax: Axes | None = None
+) -> Figure:
     """Time of a decode step in ms against the length of the KV cache, a line a ``cell``, with p10 to p90.
 
     ``curves`` has the columns of a step's time (`ocr_phases.analyse.summary.step_table`), ``cell``, and those
     whose values tell the lines apart by colour and by line style. The scale follows the bulk of the steps.
+    ``ax`` are axes to draw on.
     """
     if curves.empty:
-        return sentence_figure("There are no decode steps to draw.")
-    figure, axes = new_figure(4.2)
+        return sentence_figure("There are no decode steps to draw.", ax)
+    figure, axes = new_figure(4.2, ax=ax)
     looks, bulk = Looks(curves, coloured, styled), []
     for _, curve in curves.groupby("cell", sort=False):
         colour, style = looks.of(curve.iloc[0])
@@ -70,19 +75,23 @@ def plot_decode_curves(curves: pd.DataFrame, coloured: str, styled: str = "") ->
     time_axis(axes.yaxis, "decode step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     title_axes(axes, "Decode step over the length of the cache: medians, band p10 to p90")
-    looks.legend(figure)
+    looks.legend(figure, ax=ax)
     return figure
 
 
-def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str], *, share: bool = False) -> Figure:
+@takes_axes
+def plot_prefill_stages(
+    runs: Sequence[PhaseRun], labels: Sequence[str], *, share: bool = False, ax: Axes | None = None
+) -> Figure:
     """Each record's prefill as one bar, stage after stage; what no stage holds is light grey.
 
-    Bars are in ms; with ``share`` they are parts of their prefill, and vision's is named behind them.
+    Bars are in ms; with ``share`` they are parts of their prefill, and vision's is named behind them. ``ax``
+    are axes to draw on.
     """
     shown = [(run, label) for run, label in zip(runs, labels, strict=True) if run["prefill_ms"] is not None]
     if not shown:
-        return sentence_figure("None of these records has a prefill of its own.")
-    figure, axes = new_figure(1.7 + 0.36 * len(shown))
+        return sentence_figure("None of these records has a prefill of its own.", ax)
+    figure, axes = new_figure(1.7 + 0.36 * len(shown), ax=ax)
     drawn: dict[str, None] = {}
     for place, (run, _) in enumerate(shown):
         table = stage_table(run)
@@ -111,7 +120,7 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str], *, shar
         Line2D([], [], color=STAGE_COLOURS[stage], linewidth=7, label=stage_name(stage)) for stage in drawn
     ]
     keys.append(Line2D([], [], color=FAINT, linewidth=7, label="between stages"))
-    legend_below(figure, keys, min(8, len(keys)))
+    legend_below(figure, keys, min(8, len(keys)), ax)
     return figure
 
 
@@ -175,8 +184,8 @@ class Looks:
         style = self.styles[row[self.styled]] if self.styled else 0
         return colour_of(self.colours[row[self.coloured]]), _LINES[style % len(_LINES)]
 
-    def legend(self, figure: Figure, faint: str = "") -> None:
-        """The keys under a figure; ``faint`` says what its light grey lines are."""
+    def legend(self, figure: Figure, faint: str = "", ax: Axes | None = None) -> None:
+        """The keys under a figure, or the caller's ``ax``; ``faint`` says what its light grey lines are."""
         keys = [
             Line2D([], [], color=colour_of(number), linewidth=3, label=self._name(self.coloured, value))
             for value, number in self.colours.items()
@@ -196,7 +205,7 @@ class Looks:
         if faint:
             keys.append(Line2D([], [], color=FAINT, linewidth=1.4, label=faint))
         columns = 6 if figure.get_figwidth() >= WIDTH and self.coloured != "name" else 2
-        legend_below(figure, keys, columns)
+        legend_below(figure, keys, columns, ax)
 
     @staticmethod
     def _numbered(values: pd.Series) -> dict[Any, int]:

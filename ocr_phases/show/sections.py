@@ -46,8 +46,8 @@ def style() -> Section:
 
 
 def overview(run: PhaseRun) -> Section:
-    """The page, where its time went, what the checks say, and the key figures."""
-    return Section(html.header_html(run), *cards(run).parts)
+    """The page, where its time went, what the checks say, and the key figures; of a batch also its rows."""
+    return Section(html.header_html(run), *cards(run).parts, html.rows_html(run))
 
 
 def cards(run: PhaseRun) -> Section:

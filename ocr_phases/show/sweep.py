@@ -24,6 +24,7 @@ from ocr_phases.show.plots import (
     new_figure,
     sentence_figure,
     style_axes,
+    takes_axes,
     time_axis,
     title_axes,
 )
@@ -81,15 +82,16 @@ def failures_html(failures: pd.DataFrame) -> Html:
     return table_html(failures[["cell", "reason"]], caption="What failed")
 
 
-def plot_prefill(table: pd.DataFrame, width: float = WIDTH) -> Figure:
+@takes_axes
+def plot_prefill(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None = None) -> Figure:
     """Prefill in ms against the prompt's tokens: a line a batch size and way of vision, through medians.
 
-    ``width`` is in inches.
+    ``width`` is in inches, ``ax`` are axes to draw on.
     """
     table = table.dropna(subset=["prefill_ms"])
     if table.empty:
-        return sentence_figure("No cell has a prefill to draw.")
-    figure, axes = new_figure(3.9, width)
+        return sentence_figure("No cell has a prefill to draw.", ax)
+    figure, axes = new_figure(3.9, width, ax)
     looks = Looks(table.sort_values("batch"), "vision", "batch")
     for _, rows in table.groupby(["vision", "batch"], sort=False):
         colour, style = looks.of(rows.iloc[0])
@@ -104,25 +106,26 @@ def plot_prefill(table: pd.DataFrame, width: float = WIDTH) -> Figure:
     axes.set_xlabel("prompt tokens of a row")
     time_axis(axes.yaxis, "prefill")
     title_axes(axes, "Prefill over the length of the prompt")
-    looks.legend(figure)
+    looks.legend(figure, ax=ax)
     return figure
 
 
-def plot_decode(curves: pd.DataFrame) -> Figure:
+def plot_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Time of a decode step in ms against the cache: colours are strategies, line styles batch sizes."""
-    return plot_decode_curves(curves, "strategy", "batch")
+    return plot_decode_curves(curves, "strategy", "batch", ax=ax)
 
 
-def plot_throughput(table: pd.DataFrame) -> Figure:
+@takes_axes
+def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Tokens/s of all rows against the batch size, a line a preset and strategy; faint: linear growth."""
     table = table.dropna(subset=["tokens_per_s"])
     if table.empty:
-        return sentence_figure("No cell has decode steps, so there is no throughput to draw.")
+        return sentence_figure("No cell has decode steps, so there is no throughput to draw.", ax)
     if table["batch"].nunique() == 1:
-        return sentence_figure("A single batch size was measured, so there is no scaling to draw.")
+        return sentence_figure("A single batch size was measured, so there is no scaling to draw.", ax)
     # Decode is the same whatever vision does, and eager vision comes first.
     table = _longest(table).drop_duplicates(["preset", "strategy", "batch"])
-    figure, axes = new_figure(4.2)
+    figure, axes = new_figure(4.2, ax=ax)
     looks = Looks(table, "strategy", "preset")
     for _, rows in table.groupby(["preset", "strategy"], sort=False):
         rows = rows.sort_values("batch")
@@ -140,7 +143,7 @@ def plot_throughput(table: pd.DataFrame) -> Figure:
     axes.set_xlabel("batch size (rows)")
     axes.set_ylabel("decode, all rows (tokens/s)")
     title_axes(axes, "Throughput over the batch size")
-    looks.legend(figure, "as fast for each row as the smallest batch")
+    looks.legend(figure, "as fast for each row as the smallest batch", ax)
     return figure
 
 
@@ -184,7 +187,9 @@ def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> 
     time_axis(axes.xaxis, "time")
 
 
-def plot_vision_share(table: pd.DataFrame, records: Mapping[str, PhaseRun]) -> Figure:
+def plot_vision_share(
+    table: pd.DataFrame, records: Mapping[str, PhaseRun], *, ax: Axes | None = None
+) -> Figure:
     """The stages of the prefill as parts of it, a bar a preset, batch size and way of vision.
 
     Of cells that differ in strategy or output length alone, which a prefill does not depend on, the first
@@ -196,7 +201,7 @@ def plot_vision_share(table: pd.DataFrame, records: Mapping[str, PhaseRun]) -> F
         f"{row['preset']} ({row['prefill_len']:,} tokens), batch {row['batch']}{vision}"
         for (_, row), vision in zip(shares.iterrows(), _visions(shares), strict=True)
     ]
-    return plot_prefill_stages([records[cell] for cell in shares["cell"]], names, share=True)
+    return plot_prefill_stages([records[cell] for cell in shares["cell"]], names, share=True, ax=ax)
 
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,63 @@
+"""What a cell shows of a result: HTML in the notebook's colours, and a few lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from ocr_phases.analyse.checks import checks_verdict, run_checks
+from ocr_phases.analyse.headline import headline, subject
+from ocr_phases.plain_text import plain
+from ocr_phases.record import PhaseRun
+from ocr_phases.show import html, sections
+from ocr_phases.show.blocks import element, fragment
+from ocr_phases.show.document import notebook_style
+from ocr_phases.show.overlay import printable
+from ocr_phases.words import count_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Bundle = dict[str, str]
+"""What a cell shows, by MIME type."""
+
+_LONGEST_NAME = 80
+
+
+def bundle(shown: str, text: str) -> Bundle:
+    """HTML of this package with its style, and the same in words for a terminal."""
+    return {"text/html": notebook_style() + shown, "text/plain": plain(text)}
+
+
+def run_bundle(run: PhaseRun) -> Bundle:
+    """A record: page, headline, phase bar, checks and key figures; of a batch also a line a row."""
+    return bundle(sections.overview(run).html(), run_text(run))
+
+
+def run_text(run: PhaseRun) -> str:
+    """Subject, headline, verdict of the checks; of a batch also a line a row."""
+    table = html.row_table(run) if len(run.results) > 1 else pd.DataFrame()
+    rows = [
+        f"  row {row}: {printable(files, _LONGEST_NAME)}, {count_text(tokens, 'token')}, {ended}"
+        for row, files, tokens, ended, *_ in table.itertuples(index=False, name=None)
+    ]
+    name = printable(html.run_title(run), _LONGEST_NAME)
+    return "\n".join([f"{name} · {subject(run)}", headline(run), checks_verdict(run_checks(run)), *rows])
+
+
+def facts_bundle(
+    title: str, facts: Mapping[str, object], pictures: Sequence[tuple[Image, str]] = (), *, below: str = ""
+) -> Bundle:
+    """An object as a title, facts by name, and pictures with their captions; ``below`` is HTML of ours."""
+    rows = [fragment(element("dt", name), element("dd", value)) for name, value in facts.items()]
+    shown = element(
+        "div",
+        element("p", title, class_="op-headline"),
+        element("dl", *rows, class_="op-pairs"),
+        class_="op op-object",
+    )
+    drawn = html.pictures_html(pictures) if pictures else ""
+    lines = [title, *(f"  {name}: {value}" for name, value in facts.items())]
+    return bundle(shown + drawn + below, "\n".join(lines))
