@@ -18,6 +18,7 @@ _WHERE = {
     "generate": "ocr_phases.measure.steps.phases",
     "Timeline": "ocr_phases.measure.steps.timeline",
     "PhaseRun": "ocr_phases.record",
+    "compare": "ocr_phases.show.comparison",
     "Settings": "ocr_phases.settings",
     "OcrPhasesError": "ocr_phases.errors",
 }
@@ -30,6 +31,7 @@ __all__ = [
     "Settings",
     "Timeline",
     "__version__",
+    "compare",
     "decode",
     "decode_step",
     "generate",
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from ocr_phases.measure.steps.timeline import Timeline
     from ocr_phases.record import PhaseRun
     from ocr_phases.settings import Settings
+    from ocr_phases.show.comparison import compare
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,9 @@ from ocr_phases.analyse import bootstrap
 from ocr_phases.analyse.bootstrap import difference_and_ratio, median_interval, paired_ratio, resampled
 from ocr_phases.analyse.compare import (
     COMPARE_COLUMNS,
+    Compared,
     against_limit,
     compare_runs,
-    compare_verdict,
     environment_table,
     few_repeats,
     headline_metrics,
@@ -171,7 +171,7 @@ def test_few_repeats_are_told_and_judge_what_is_far_apart(
     one, other = (make_run(repeats=count) for count in counts)
     runs, labels = [one, scaled(other, 3.0)], ["a", "b"]
     table = compare_runs(runs, labels).set_index("metric")
-    said, sentence = compare_verdict(table.reset_index(), runs, labels), few_repeats(runs, labels)
+    said, sentence = Compared(runs, labels).verdict, few_repeats(runs, labels)
     assert says(sentence, *told) and bool(sentence) == bool(told)
     assert said.endswith(sentence)
     times = set(table.loc[table["unit"] == "ms", "verdict"])
@@ -230,7 +230,7 @@ def test_three_verdicts(base: tuple[float, ...], other: tuple[float, ...], verdi
     table = compare_runs(runs, labels)
     row = table.set_index("metric").loc["prefill_ms"]
     assert row["verdict"] == verdict
-    said = compare_verdict(table, runs, labels)
+    said = Compared(runs, labels).verdict
     assert f" {verdict} (" in said.partition("a decode step")[0]
     reach = max(row["ratio"] / row["ratio_low"], row["ratio_high"] / row["ratio"]) - 1.0
     assert row["detectable"] == pytest.approx(reach)
@@ -285,7 +285,7 @@ def test_a_stage_is_named_as_it_is_shown() -> None:
 
 def test_a_thirtieth_is_told_as_a_speed() -> None:
     base = make_run(repeats=5)
-    said = compare_verdict(compare_runs([base, scaled(base, 0.03)], ["a", "b"]), [base, base], ["a", "b"])
+    said = Compared([base, scaled(base, 0.03)]).verdict
     assert "33.3 times as fast" in said
     assert "0.03" not in said
 
@@ -298,7 +298,7 @@ def test_the_first_token_that_differs_is_named() -> None:
     other = dataclasses.replace(base, results=[{**base.result, **change}])
     where = first_other_token(base, other)
     assert says(where, "number 3") and where.index(r"'\x1b[2J'") < where.index(repr(texts[3]))
-    assert where in compare_verdict(compare_runs([base, other], ["a", "b"]), [base, other], ["a", "b"])
+    assert where in Compared([base, other]).verdict
     shorter = dataclasses.replace(base, results=[{**base.result, "ids": ids[:2], "token_texts": texts[:2]}])
     where = first_other_token(base, shorter)
     assert says(where, "number 2", "the end") and repr(texts[2]) in where
@@ -328,7 +328,7 @@ def test_every_shape_is_compared_and_drawn(shape: str) -> None:
     runs = [make_run(), make_run(**SHAPES[shape])]
     labels = run_labels(runs)
     table = compare_runs(runs, labels)
-    said = compare_verdict(table, runs, labels)
+    said = Compared(runs, labels).verdict
     assert said.endswith(".")
     assert "nan" not in said
     for figure in (
@@ -353,9 +353,8 @@ def test_every_shape_is_compared_and_drawn(shape: str) -> None:
 def test_another_model_is_said(change: dict[str, str], sentence: str) -> None:
     base = make_run()
     runs = [base, dataclasses.replace(base, model=base.model | change)]
-    labels = run_labels(runs)
-    assert sentence in compare_verdict(compare_runs(runs, labels), runs, labels)
-    assert sentence not in compare_verdict(compare_runs([base, base], labels), [base, base], labels)
+    assert sentence in Compared(runs).verdict
+    assert sentence not in Compared([base, base]).verdict
 
 
 def test_nothing_to_show_is_said() -> None:

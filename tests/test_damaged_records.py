@@ -99,7 +99,7 @@ def verified(run: PhaseRun, base: PhaseRun) -> None:
 def compared(run: PhaseRun, base: PhaseRun) -> None:
     table = compare.compare_runs([base, run])
     compare_show.compare_html(compare.headline_metrics(table))
-    compare.compare_verdict(table, [base, run], compare.run_labels([base, run]))
+    assert compare.Compared([base, run]).verdict
 
 
 def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:

@@ -17,7 +17,7 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import checks_verdict, failed, run_checks, worst_verdict
-from ocr_phases.analyse.compare import compare_runs, compare_verdict
+from ocr_phases.analyse.compare import Compared
 from ocr_phases.analyse.headline import headline, verdict
 from ocr_phases.analyse.noise import (
     CONDITION_COLUMNS,
@@ -198,8 +198,7 @@ def test_ceilings_that_moved_between_two_records_are_said() -> None:
     assert says(ceilings_apart(then, now), "12.7 GB/s", "68 GB/s")
     assert ceilings_apart(then, on_device(then, created="later")) == ""
     assert ceilings_apart(then, on_device(now, name="another")) == ""
-    runs, labels = [then, now], ["then", "now"]
-    assert ceilings_apart(then, now) in compare_verdict(compare_runs(runs), runs, labels)
+    assert ceilings_apart(then, now) in Compared([then, now]).verdict
 
 
 def growing(run: PhaseRun, slow: float, repeats: tuple[int, ...]) -> PhaseRun:
@@ -221,7 +220,7 @@ def test_a_neighbour_is_not_called_a_broken_model() -> None:
 
 def test_comparisons_and_sweeps_say_it_too() -> None:
     quiet, loud = make_run(), paced(1.0, 4.0, 5.0)
-    said = compare_verdict(compare_runs([quiet, loud], ["a", "b"]), [quiet, loud], ["a", "b"])
+    said = Compared([quiet, loud], ["a", "b"]).verdict
     assert says(said.partition(".")[0], "b", "not to be trusted")
     table = sweep_table({"a": quiet, "b": loud})
     assert says(sweep_verdict(table, failed_cells()), "repeat spread", "b")

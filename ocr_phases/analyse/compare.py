@@ -6,8 +6,10 @@ they hold what differs between the repeats of one record, not what the machine d
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -229,20 +231,68 @@ def same_tokens(then: PhaseRun, now: PhaseRun) -> bool:
     return [row["ids"] for row in then.results] == [row["ids"] for row in now.results]
 
 
-def compare_verdict(table: pd.DataFrame, runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
-    """What `compare_runs` found for the judged figures, and what stands against comparing, as plain text."""
-    warnings = [(label, noise_warning(run)) for run, label in zip(runs, labels, strict=True)]
-    sentences = [f"{label}: {warning}" for label, warning in warnings if warning]
-    for run, label in zip(runs[1:], labels[1:], strict=True):
-        rows = table[(table["run"] == label) & table["metric"].isin(JUDGED) & table["ratio"].notna()]
-        found = [_said(row) for _, row in rows.iterrows()]
-        if found:
-            sentences.append(f"{label} against {labels[0]}: {', '.join(found)}.")
-        else:
-            sentences.append(f"{label} and {labels[0]} share no phase that could be compared.")
-        sentences += _caveats(runs[0], run, label)
-    ways = ways_sentence(sweep_table(_same_subject(runs, labels)), "strategy")
-    return " ".join(filter(None, [*sentences, ways, few_repeats(runs, labels)]))
+class Compared:
+    """Records against the first of them, with their labels given once.
+
+    ``labels`` are by default `run_labels`; ``margin`` is that of `compare_runs`. Raises `OcrPhasesError` as
+    `compare_runs` does, and for labels that are not one a record, all different.
+    """
+
+    def __init__(
+        self, runs: Sequence[PhaseRun], labels: Sequence[str] | None = None, *, margin: float = MARGIN
+    ) -> None:
+        self.runs = tuple(runs)
+        self.labels = run_labels(runs) if labels is None else list(labels)
+        self.margin = margin
+        if len(set(self.labels)) < len(self.labels) or len(self.labels) != len(self.runs):
+            raise OcrPhasesError(
+                f"Give {count_text(len(self.runs), 'label')}, one a record and all different: got "
+                f"{', '.join(self.labels) or 'none'}."
+            )
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """`compare_runs`: each record against the first, one row a record and metric."""
+        return compare_runs(self.runs, self.labels, margin=self.margin)
+
+    @property
+    def headline(self) -> pd.DataFrame:
+        """`headline_metrics`: the rows of `table` that are figures of the whole run."""
+        return headline_metrics(self.table)
+
+    @cached_property
+    def differs(self) -> pd.DataFrame:
+        """`environment_table`: what differs in device, versions, model, page and request."""
+        return environment_table(self.runs, self.labels)
+
+    @cached_property
+    def verdict(self) -> str:
+        """What was found for the judged figures, and what stands against comparing, as plain text."""
+        runs, labels, table = self.runs, self.labels, self.table
+        warnings = [(label, noise_warning(run)) for run, label in zip(runs, labels, strict=True)]
+        sentences = [f"{label}: {warning}" for label, warning in warnings if warning]
+        for run, label in zip(runs[1:], labels[1:], strict=True):
+            rows = table[(table["run"] == label) & table["metric"].isin(JUDGED) & table["ratio"].notna()]
+            found = [_said(row) for _, row in rows.iterrows()]
+            if found:
+                sentences.append(f"{label} against {labels[0]}: {', '.join(found)}.")
+            else:
+                sentences.append(f"{label} and {labels[0]} share no phase that could be compared.")
+            sentences += _caveats(runs[0], run, label)
+        ways = ways_sentence(sweep_table(_same_subject(runs, labels)), "strategy")
+        return " ".join(filter(None, [*sentences, ways, few_repeats(runs, labels)]))
+
+    @property
+    def text_diff(self) -> str:
+        """Each text against the base's, row by row, as a unified diff; empty where all are the same."""
+        base, pieces = self.runs[0], list[str]()
+        for run, label in zip(self.runs[1:], self.labels[1:], strict=True):
+            for row, (before, after) in enumerate(zip(base.results, run.results, strict=False)):
+                of_row = f", row {row}" if len(base.results) > 1 else ""
+                names = f"{self.labels[0]}{of_row}", f"{label}{of_row}"
+                texts = [(result["text"] or "").splitlines() for result in (before, after)]
+                pieces += difflib.unified_diff(*texts, *names, lineterm="")
+        return "\n".join(pieces)
 
 
 def _same_subject(runs: Sequence[PhaseRun], labels: Sequence[str]) -> dict[str, PhaseRun]:

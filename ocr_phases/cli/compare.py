@@ -22,14 +22,7 @@ UNDECIDED = 3
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare records with the first one; with --fail-above exit code 1 for a slowdown, 3 for undecided."""
-    from ocr_phases.analyse.compare import (
-        against_limit,
-        compare_runs,
-        compare_verdict,
-        environment_table,
-        in_units,
-        run_labels,
-    )
+    from ocr_phases.analyse.compare import Compared, against_limit, in_units, run_labels
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import execute_notebook, render_html
@@ -40,16 +33,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise OcrPhasesError("--fail-above is no number: give percent, like 5.")
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
-    labels = run_labels(runs, paths)
-    table = compare_runs(runs, labels, margin=arguments.margin)
+    compared = Compared(runs, run_labels(runs, paths), margin=arguments.margin)
+    table, labels = compared.table, compared.labels
     judged = None
     if arguments.fail_above is not None:
         judged = against_limit(table, arguments.fail_above, arguments.metric)
     folder = output_folder(arguments.out)
 
     print(in_units(table).to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
-    print(f"\n{compare_verdict(table, runs, labels)}")
-    for _, row in environment_table(runs, labels).iterrows():
+    print(f"\n{compared.verdict}")
+    for _, row in compared.differs.iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
     parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
     notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb")
@@ -57,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     written = render_html(notebook, folder / "compare.html", title=title)
     print(f"\nWrote {written}")
     arguments.result = {
-        "headline": compare_verdict(table, runs, labels),
+        "headline": compared.verdict,
         "rows": rows(table.drop(columns="metric").assign(metric=in_units(table)["metric"])),
         "judged": None if judged is None else rows(judged[["run", "metric", "outcome"]]),
-        "differs": rows(environment_table(runs, labels)),
+        "differs": rows(compared.differs),
         "report": str(written),
     }
     return 0 if judged is None else _judged(judged, arguments.fail_above)

@@ -8,14 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.compare import (
-    compare_runs,
-    compare_verdict,
-    environment_table,
-    headline_metrics,
-    run_labels,
-    same_tokens,
-)
+from ocr_phases.analyse.compare import Compared, run_labels, same_tokens
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare, plots
 from ocr_phases.show.blocks import Html, element, fragment
@@ -87,7 +80,7 @@ class ComparePane(Pane):
 
 def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """Latency and vision figures of two records side by side, then figure by figure with intervals."""
-    table = compare_runs(runs, labels)
+    compared = Compared(runs, labels)
     sides = [
         element(
             "div",
@@ -100,10 +93,10 @@ def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     ]
     same = " Both wrote the same tokens." if same_tokens(*runs) else ""
     return fragment(
-        element("p", compare_verdict(table, runs, labels), same, class_="op"),
+        element("p", compared.verdict, same, class_="op"),
         element("div", *sides, class_="opx-sides"),
-        compare.compare_html(headline_metrics(table)),
-        compare.environment_html(environment_table(runs, labels)),
+        compare.compare_html(compared.headline),
+        compare.environment_html(compared.differs),
     )
 
 
