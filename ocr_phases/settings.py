@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.presets import AUTO, PRESETS, PROMPTS, get_preset, resolve_prompt
@@ -298,9 +298,10 @@ def keywords_of(settings: type) -> Callable[[_Function], _Function]:
         positional = [item for item in own if item.kind is not inspect.Parameter.KEYWORD_ONLY]
         keywords = [item for item in own if item.kind is inspect.Parameter.KEYWORD_ONLY]
         taken = {item.name for item in own}
+        types = get_type_hints(settings)
         added = [
             inspect.Parameter(
-                item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=item.type
+                item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=types[item.name]
             )
             for item in fields(settings)
             if item.name not in taken

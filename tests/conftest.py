@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from ocr_phases.report.jupyter_kernels import ReusedKernel
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+
+# A background job ignores Ctrl-C, and so would the commands that the tests stop with it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = GOLDEN / "run.json"
