@@ -130,8 +130,8 @@ def main(records: str | None = None) -> None:
     save("receipt", overview(receipt), flat=False)
     here, there = "Built-in model", gpu.device["name"]
     sources = (
-        f"The built-in model ran on {receipt.device['name']}. Pictures of {there} show the full-size model with random "
-        f"weights (`data/runs/{GPU_RECORD}.json`)."
+        f"The built-in model ran on {receipt.device['name']}. Pictures of {there} show the full-size model "
+        f"with random weights (`data/runs/{GPU_RECORD}.json`)."
     )
     # File name -> title, caption, picture.
     pictures = {
