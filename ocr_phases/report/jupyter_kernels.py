@@ -6,6 +6,7 @@ package also in a source tree, and keep their own files in a folder that goes at
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import queue
@@ -38,6 +39,7 @@ def fresh_kernel(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     from jupyter_core.utils import run_sync
 
     made: list[AsyncKernelManager] = []
+    clients: list[Any] = []
     with TemporaryFolder() as folder:
         environment = {**_environment(folder), **variables}
 
@@ -46,6 +48,10 @@ def fresh_kernel(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 super().__init__(**{**options, **_manager_options(folder)})
                 made.append(self)
 
+            def client(self, **options: Any) -> Any:
+                clients.append(super().client(**options))
+                return clients[-1]
+
             async def start_kernel(self, **options: Any) -> None:
                 await super().start_kernel(**options, env=environment)
 
@@ -53,9 +59,25 @@ def fresh_kernel(variables: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             # Asked to go, a kernel in the middle of a cell would write its traceback to this terminal.
             yield {"kernel_manager_class": Manager, "shutdown_kernel": "immediate"}
         finally:
+            # A signal may have come before nbclient could: its tasks would tell of a dead kernel, and ZeroMQ
+            # waits for ever for a socket left open.
+            _cancel_tasks()
+            for client in clients:
+                client.stop_channels()
             for manager in made:
                 if manager.has_kernel:
                     run_sync(manager.shutdown_kernel)(now=True)
+
+
+def _cancel_tasks() -> None:
+    """End what an interrupt has left in this thread's event loop, unless others run in it."""
+    from jupyter_core.utils import ensure_event_loop
+
+    loop = ensure_event_loop()
+    if not loop.is_running() and (tasks := asyncio.all_tasks(loop)):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 class KernelLost(OcrPhasesError):

@@ -240,7 +240,8 @@ def _field(setting: Field[Any], model: str) -> widgets.Widget:
     if kind(setting) == "bool" and setting.default is None:
         choices = [("yes", True), ("no", False)]
     if choices:
-        own = [("the model's own", "")] if setting.default is None else []
+        own = [("the model's own" if setting.name == "preset" else "default", "")]
+        own = own if setting.default is None else []
         return widgets.Dropdown(options=[*own, *choices], **common)
     if kind(setting) == "bool":
         return widgets.Checkbox(value=setting.default, indent=False, **common)
