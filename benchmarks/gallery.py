@@ -128,8 +128,11 @@ def main(records: str | None = None) -> None:
     ratios = headline_metrics(compare_runs([other, gpu], run_labels([other, gpu])))
     receipt = runs["receipt"]
     save("receipt", overview(receipt), flat=False)
-    here = f"The built-in model on {receipt.device['name']}"
-    there = f"The full-size model with random weights on {gpu.device['name']} (`data/runs/{GPU_RECORD}.json`)"
+    here, there = "Built-in model", gpu.device["name"]
+    sources = (
+        f"The built-in model ran on {receipt.device['name']}. Pictures of {there} show the full-size model "
+        f"with random weights (`data/runs/{GPU_RECORD}.json`)."
+    )
     # File name -> title, caption, picture.
     pictures = {
         "pages": (
@@ -183,7 +186,7 @@ def main(records: str | None = None) -> None:
         f"## {title}\n\n{caption}\n\n![{title}](gallery/{name}.png)"
         for name, (title, caption, _) in pictures.items()
     ]
-    text = "\n\n".join([HEAD, *sections]) + "\n"
+    text = "\n\n".join([HEAD, sources, *sections]) + "\n"
     write_atomic(DOCS / "gallery.md", text.encode())
 
 

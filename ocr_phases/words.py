@@ -36,6 +36,12 @@ def bytes_text(count: float | None) -> str:
     return f"{digits_text(value)} GB"
 
 
+def millions_text(count: int) -> str:
+    """A number of parameters in millions (``"95.6 M"``) or thousand millions (``"3.34 B"``)."""
+    value, unit = (count / 1e9, "B") if count >= 999.5e6 else (count / 1e6, "M")
+    return f"{digits_text(value)} {unit}"
+
+
 def percent_text(share: float | None) -> str:
     """A share of one as per cent (``"62 %"``, ``"0.4 %"``); ``"n/a"`` for none."""
     if share is None or not math.isfinite(share):

@@ -21,6 +21,7 @@ from ocr_phases.analyse.cost import (
     VisionCall,
     decode_cost,
     expected_experts,
+    generation_flops,
     kv_bytes_per_token,
     logits_bytes,
     parameters,
@@ -150,6 +151,25 @@ def test_decode_flops_are_those_torch_counts(built: Any, batch: int, cache_len: 
     counted = count(model, lambda: language_forward(model, batch, 1, cached=cache_len - 1))
     table = decode_cost(config, cache_len=cache_len, batch=batch)
     agree({stage: counted[stage] for stage in ("language_model", "lm_head")}, ours(table))
+
+
+def test_a_generation_costs_its_prefill_and_every_step(built: Any) -> None:
+    config, model = built
+    views = [VisionCall("global", 1024)]
+    asked = {"prompt_len": 282, "views": views, "batch": 2}
+    prefill = int(prefill_cost(config, **asked)["flops"].sum())
+    assert generation_flops(config, tokens=1, **asked) == prefill
+    lengths = range(283, 287)
+    table = sum(int(decode_cost(config, cache_len=n, batch=2)["flops"].sum()) for n in lengths)
+    assert generation_flops(config, tokens=5, **asked) == prefill + table
+    counted = sum(
+        count(model, lambda n=n: language_forward(model, 2, 1, cached=n - 1))[stage]
+        for n in lengths
+        for stage in ("language_model", "lm_head")
+    )
+    assert generation_flops(config, tokens=5, **asked) - prefill == pytest.approx(counted, rel=0.01)
+    with pytest.raises(OcrPhasesError, match="tokens is 0"):
+        generation_flops(config, tokens=0, **asked)
 
 
 def test_parts_of_the_language_model_are_those_torch_counts(built: Any) -> None:

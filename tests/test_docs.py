@@ -42,9 +42,20 @@ def test_every_public_name_has_a_docstring(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_link_within_the_repository_leads_somewhere(path: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
-    inside = [target for target in targets if not re.match(r"[a-z]+:", target)]
-    assert [target for target in inside if not (path.parent / target).exists()] == []
+    targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    inside = [target.partition("#") for target in targets if not re.match(r"[a-z]+:", target)]
+    missing = [name for name, _, _ in inside if not (path.parent / name).exists()]
+    for name, _, anchor in inside:
+        if anchor and name not in missing and anchor not in anchors(path.parent / name if name else path):
+            missing.append(f"{name}#{anchor}")
+    assert missing == []
+
+
+def anchors(path: Path) -> set[str]:
+    """What links to a page's headings say behind the ``#``."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_page_report_s_page_names_its_sections_in_their_order() -> None:

@@ -16,10 +16,10 @@ from example_run import failed_cells, make_run
 from wording import says
 
 from ocr_phases.analyse.sweep import (
+    Sweep,
     CURVE_COLUMNS,
     SWEEP_COLUMNS,
     decode_curves,
-    load_sweep,
     sweep_table,
     sweep_verdict,
 )
@@ -106,12 +106,12 @@ def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytes
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["measured", "measured"]
     assert asked == ["eager", "compiled"]
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "kept"]
-    table = sweep_table(load_sweep(tmp_path).runs)
+    table = sweep_table(Sweep.load(tmp_path).runs)
     assert table["vision"].tolist() == ["eager", "compiled"]
     said = sweep_verdict(table, failed_cells())
     assert says(said, "vision eager", "floor")
     # A decode step does not depend on it, so one curve stands for both.
-    curves = decode_curves(load_sweep(tmp_path).runs)
+    curves = decode_curves(Sweep.load(tmp_path).runs)
     assert set(curves["cell"]) == {"tiny-eager-b1-n2"}
 
 
@@ -130,7 +130,7 @@ def test_what_a_sweep_without_visions_left_is_taken_up(tiny_session: Any, tmp_pa
     del reason["cell"]["vision"], reason["asked"]["vision"]
     reason["cell"] = dict(reversed(reason["cell"].items()))  # the order of keys says nothing
     failed.write_text(json.dumps(reason))
-    row = load_sweep(tmp_path).failures.iloc[0]
+    row = Sweep.load(tmp_path).failures.iloc[0]
     assert row[["preset", "strategy", "vision", "batch", "max_new_tokens"]].tolist() == [
         "tiny", "eager", "eager", 1, 99_999
     ]  # fmt: skip
@@ -158,7 +158,7 @@ def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path
     assert [name for name, done, total in told if done == total] == [cell.name for cell in CELLS]
     assert states(first) == ["measured", "measured"]
     assert seen == first
-    runs = load_sweep(tmp_path).runs
+    runs = Sweep.load(tmp_path).runs
     assert [len(run.results) for run in runs.values()] == [1, 2]
     assert {run.token_count for run in runs.values()} == {3}
     assert all(run.request["ignore_eos"] for run in runs.values())
@@ -196,7 +196,7 @@ def test_a_cell_is_measured_again_after_a_change_of_the_code(
     assert swept() == ["kept"]  # which changed nothing of the package
     monkeypatch.setattr("ocr_phases.measure.collectors.environment._CODE", "another")
     assert swept() == ["measured"]
-    assert next(iter(load_sweep(tmp_path).runs.values())).versions["code"] == "another"
+    assert next(iter(Sweep.load(tmp_path).runs.values())).versions["code"] == "another"
 
 
 def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
     assert states(outcomes) == ["failed", "measured", "failed"]
     assert "4096 positions" in outcomes[0].reason
     assert outcomes[2].reason == "OutOfMemoryError: no room"
-    kept = load_sweep(tmp_path)
+    kept = Sweep.load(tmp_path)
     assert list(kept.runs) == ["tiny-eager-b1-n2"]
     assert dict(zip(kept.failures["cell"], kept.failures["reason"], strict=True)) == {
         outcome.cell.name: outcome.reason for outcome in outcomes if outcome.state == "failed"
@@ -236,7 +236,7 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["failed", "kept", "failed"]
     retried = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK, retry_failed=True)
     assert states(retried) == ["failed", "kept", "measured"]
-    assert list(load_sweep(tmp_path).failures["cell"]) == ["tiny-eager-b1-n99999"]
+    assert list(Sweep.load(tmp_path).failures["cell"]) == ["tiny-eager-b1-n99999"]
 
 
 # -- tables and pictures ------------------------------------------------------------------------------
@@ -341,10 +341,10 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
 
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
     with pytest.raises(OcrPhasesError, match="holds no records"):
-        load_sweep(tmp_path)
+        Sweep.load(tmp_path)
     (tmp_path / "x.failed.json").write_text("{}")
     with pytest.raises(OcrPhasesError, match="remove it and sweep again"):
-        load_sweep(tmp_path)
+        Sweep.load(tmp_path)
 
 
 # -- the verb and the notebook ------------------------------------------------------------------------

@@ -142,6 +142,33 @@ def decode_cost(
     return _table([*rows, _head_row("decode", sizes, batch, dtype_bytes)])
 
 
+def generation_flops(
+    config: dict[str, Any],
+    *,
+    prompt_len: int,
+    tokens: int,
+    views: Iterable[VisionCall] = (),
+    batch: int = 1,
+) -> int:
+    """FLOPs of a whole generation: the prefill and the ``tokens`` - 1 decode steps after it.
+
+    ``batch`` rows of ``prompt_len`` tokens generate ``tokens`` each, the prefill's counted; ``views`` are
+    those of the whole batch (`vision_calls`). The logits are those of the last position. The steps leave
+    caches of ``prompt_len`` + 1 to ``prompt_len + tokens - 1`` entries, and attention is linear in that
+    length, so they cost as many steps at the mean of the two ends. Raises `OcrPhasesError` as `prefill_cost`.
+    """
+    _check(tokens=tokens)
+    prefill = int(prefill_cost(config, prompt_len=prompt_len, views=views, batch=batch)["flops"].sum())
+    steps = tokens - 1
+    if not steps:
+        return prefill
+    ends = [
+        int(decode_cost(config, cache_len=prompt_len + step, batch=batch)["flops"].sum())
+        for step in (1, steps)
+    ]
+    return prefill + steps * sum(ends) // 2
+
+
 def training_cost(
     config: dict[str, Any],
     *,

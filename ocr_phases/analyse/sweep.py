@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -73,18 +74,28 @@ class Sweep:
     runs: dict[str, PhaseRun]
     failures: pd.DataFrame
 
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """The records in ``folder`` or its ``runs``; `OcrPhasesError` where none is or one is damaged."""
+        path = Path(folder)
+        path = path / "runs" if (path / "runs").is_dir() else path
+        files = sorted(path.glob("*.json"))
+        failed = [file for file in files if file.name.endswith(".failed.json")]
+        runs = {file.stem: PhaseRun.load(file) for file in files if file not in failed}
+        if not files:
+            raise OcrPhasesError(f"{path} holds no records: name the folder that a sweep wrote.")
+        rows = [_failure(file) for file in failed]
+        return cls(runs, pd.DataFrame(rows, columns=list(FAILURE_COLUMNS)))
 
-def load_sweep(folder: str | Path) -> Sweep:
-    """Read the records in ``folder`` or its ``runs``; `OcrPhasesError` where none is or one is damaged."""
-    path = Path(folder)
-    path = path / "runs" if (path / "runs").is_dir() else path
-    files = sorted(path.glob("*.json"))
-    failed = [file for file in files if file.name.endswith(".failed.json")]
-    runs = {file.stem: PhaseRun.load(file) for file in files if file not in failed}
-    if not files:
-        raise OcrPhasesError(f"{path} holds no records: name the folder that a sweep wrote.")
-    rows = [_failure(file) for file in failed]
-    return Sweep(runs, pd.DataFrame(rows, columns=list(FAILURE_COLUMNS)))
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """`sweep_table` of the records."""
+        return sweep_table(self.runs)
+
+    @property
+    def verdict(self) -> str:
+        """`sweep_verdict`: what the sweep found, as plain text."""
+        return sweep_verdict(self.table, self.failures)
 
 
 def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:

@@ -26,16 +26,16 @@ def run(arguments: argparse.Namespace) -> int:
     if bool(arguments.records) == bool(arguments.page):
         raise OcrPhasesError("Name the page to measure, or a folder of --records to show: one of the two.")
     from ocr_phases.analyse.checks import run_checks, worst_verdict
-    from ocr_phases.analyse.sweep import load_sweep, sweep_table, sweep_verdict
+    from ocr_phases.analyse.sweep import Sweep
     from ocr_phases.files import output_folder
     from ocr_phases.report.render import execute_notebook, render_html
 
     source = Path(arguments.records or arguments.out)
     if arguments.page:
         _measure(arguments)
-    found = load_sweep(source)
+    found = Sweep.load(source)
     folder = output_folder(arguments.out)
-    table = sweep_table(found.runs)
+    table = found.table
     columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
     columns += ["page_ms", "pages_per_min"]
     if len(table):
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{row['cell']} failed: {row['reason']}")
     notebook = execute_notebook("sweep_report", {"records": str(source.resolve())}, folder / "sweep.ipynb")
     written = render_html(notebook, folder / "sweep.html", title="Sweep – ocr_phases")
-    headline = sweep_verdict(table, found.failures)
+    headline = found.verdict
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in found.runs.items()}
     doubtful = ", ".join(f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass")
     print(f"\n{headline}\nChecks: {doubtful or 'no cell fails one, none is noisy'}.\nWrote {written}")

@@ -8,13 +8,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError, Stopped
+from ocr_phases.files import TemporaryFolder
+from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import check_kernels, kernel_view
@@ -48,9 +50,14 @@ from ocr_phases.measure.steps.execution import (
 )
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline
+from ocr_phases.measure.sweep import make_cells, run_sweep
 from ocr_phases.presets import GROUNDING_TAG, get_preset
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import ModelSettings, RunSettings, keywords_of, resolve_infer
+from ocr_phases.words import bytes_text, millions_text, stage_name
+
+if TYPE_CHECKING:
+    from ocr_phases.show.sweep_result import SweepResult
 
 
 class DeepSeekOCRSession:
@@ -127,6 +134,27 @@ class DeepSeekOCRSession:
         with self._execution(), decode_execution(self.model):
             return phases.decode_step(self.model, state, timeline)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.checkpoint.name!r}, device={self.device!r}, dtype={self.dtype})"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from ocr_phases.show.faces import facts_bundle
+
+        text, parameters = self._text_config, self.family.parameters(self.model)
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in self.model.parameters())
+        total = parameters.pop("total")
+        parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
+        facts = {
+            "model": f"{self.checkpoint.name} ({self.family.name}, {self.family.implementation})",
+            "device": environment.describe_device(self.device)["name"],
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
+            "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
+            "vocabulary": f"{text.vocab_size:,} tokens",
+            "longest sequence": f"{text.max_position_embeddings:,} tokens",
+        }
+        return facts_bundle("A loaded model", facts)
+
     def references(self) -> pd.DataFrame:
         """Where the loaded source does what is measured (`ocr_phases.measure.models.references`)."""
         return references(self.model, self.checkpoint.revision)
@@ -200,6 +228,32 @@ class DeepSeekOCRSession:
         if request.ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
         return record
+
+    def sweep(
+        self,
+        page: str | Path,
+        *,
+        presets: Sequence[str] = ("tiny", "base"),
+        strategies: Sequence[str] = ("eager",),
+        visions: Sequence[str] = ("eager",),
+        batches: Sequence[int] = (1,),
+        lengths: Sequence[int] = (32,),
+        folder: str | Path | None = None,
+        **options: Any,
+    ) -> SweepResult:
+        """Measure ``page`` at every combination, with the end token ignored, as one `SweepResult`.
+
+        ``batches`` are copies of the page side by side, ``lengths`` new tokens of each row. Records in
+        ``folder`` are not measured again, and all of them are part of the result; without it nothing is
+        written. ``options`` and errors are those of `run_sweep`.
+        """
+        from ocr_phases.show.sweep_result import SweepResult
+
+        cells = make_cells(presets, strategies, batches, lengths, visions)
+        with contextlib.ExitStack() as stack:
+            kept = folder or stack.enter_context(TemporaryFolder())
+            run_sweep(self, page, cells, kept, **options)
+            return SweepResult.load(kept)
 
     def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> Request:
         """What was asked for with every default filled in."""

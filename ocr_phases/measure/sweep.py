@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,13 +21,20 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
-from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.measure.models.checkpoint import LoadedModel
 from ocr_phases.presets import get_preset, resolve_prompt
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
 RUNS = "runs"
 FAILED = ".failed.json"
+
+
+class MeasuringModel(LoadedModel, Protocol):
+    """What a sweep needs of a session."""
+
+    def run_inference(self, page: Any, prompt: str, **settings: Any) -> PhaseRun:
+        """`DeepSeekOCRSession.run_inference`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ def make_cells(
 
 
 def run_sweep(
-    session: DeepSeekOCRSession,
+    session: MeasuringModel,
     page: str | Path,
     cells: Sequence[Cell],
     folder: str | Path,
@@ -143,7 +150,7 @@ def run_sweep(
 
 
 def _measure(
-    session: DeepSeekOCRSession,
+    session: MeasuringModel,
     page: str | Path,
     cell: Cell,
     asked: dict[str, Any],

@@ -12,9 +12,11 @@ from ocr_phases.analyse.headline import headline, subject
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, sections
-from ocr_phases.show.blocks import element, fragment
+from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.document import notebook_style
+from ocr_phases.show.figures import Picture
 from ocr_phases.show.overlay import printable
+from ocr_phases.show.plots import plot_spans
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
@@ -45,6 +47,17 @@ def run_text(run: PhaseRun) -> str:
     ]
     name = printable(html.run_title(run), _LONGEST_NAME)
     return "\n".join([f"{name} · {subject(run)}", headline(run), checks_verdict(run_checks(run)), *rows])
+
+
+def timeline_bundle(spans: pd.DataFrame) -> Bundle:
+    """The spans of a timeline, drawn, and summed by stage: a line a phase, stage and view."""
+    if spans.empty:
+        return facts_bundle("Timeline", {"spans": "none yet"})
+    calls = spans.groupby(["phase", "stage", "view"], sort=False)
+    table = calls.agg(calls=("device_ms", "size"), device_ms=("device_ms", "sum"), host_ms=("host_ms", "sum"))
+    drawn = Picture(plot_spans(spans), "The spans over time").html()
+    words = table.to_string(float_format="{:,.3f}".format)
+    return bundle(element("div", Html(drawn), class_="op") + html.table_html(table.reset_index()), words)
 
 
 def facts_bundle(

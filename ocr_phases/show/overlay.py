@@ -160,7 +160,7 @@ def time_colour(fraction: float) -> Colour:
 
 
 @lru_cache(maxsize=32)
-def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
+def page_font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
     """matplotlib's own DejaVu Sans: there on every machine, at any size in pixels."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", name), size)
@@ -184,14 +184,14 @@ def _draw_tags(canvas: Image.Image, drawn: Sequence[DrawnBox]) -> None:
         if tag is not None:
             left, top, right, bottom = tag.ground
             draw.rectangle((left, top, right - 1, bottom - 1), fill=colour)
-            font = _font(tag.size, bold=True)
+            font = page_font(tag.size, bold=True)
             draw.text(tag.start, tag.text, font=font, fill=_readable_on(colour), anchor="ls")
 
 
 def _place_tags(boxes: Sequence[Box], texts: Sequence[str], page_size: tuple[int, int]) -> list[Tag | None]:
     """Each text at the corner of its box where it hides least."""
     size = min(_text_size(page_size), max(6, min(page_size) // 3))
-    font, pad = _font(size, bold=True), max(1, size // 5)
+    font, pad = page_font(size, bold=True), max(1, size // 5)
     ascent, descent = font.getmetrics()
     height = ascent + descent + pad
     others = np.array(boxes, dtype=np.int64).reshape(-1, 4)
@@ -238,7 +238,7 @@ def _readable_on(colour: Colour) -> Colour:
 def _above_colour_bar(page: Image.Image, slowest_ms: float, unboxed_ms: float) -> Image.Image:
     """The page on white, with a bar from 0 to `slowest_ms` under it and a word on the time without a box."""
     size = _text_size(page.size)
-    font, bold = _font(size), _font(size, bold=True)
+    font, bold = page_font(size), page_font(size, bold=True)
     margin, bar_height, line = size, round(size * 1.1), round(size * 1.4)
     note = f"{_milliseconds(unboxed_ms)} more went to text without a box" if unboxed_ms > 0 else ""
     title = "decode time per region (ms)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,13 +47,14 @@ __all__ = [
 
 _PIXELS_PER_TOKEN = 16 * 4  # per side: patches of 16, then two convolutions of stride 2
 _PAD_COLOUR = (127, 127, 127)
+_MOST_SHOWN = 4  # pages that a cell draws
 
 # What each of the 256 grey levels becomes. A table, so that every device gives the same bits: CUDA divides by
 # a constant through its reciprocal, which can land on the other side of a bfloat16 rounding.
 _LEVELS = ((torch.arange(256, dtype=torch.float32, device="cpu") / 255 - 0.5) / 0.5).to(torch.bfloat16)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PageViews:
     """One page cut for one preset of base size S and image size C.
 
@@ -65,6 +67,23 @@ class PageViews:
     grid: tuple[int, int]
     size: tuple[int, int]
     preset: Preset
+
+    def __repr__(self) -> str:
+        return f"PageViews(preset={self.preset.name!r}, size={self.size}, grid={self.grid})"
+
+    def pictures(self) -> list[tuple[Image.Image, str]]:
+        """The global view, and the crops joined with their cuts drawn, each with its caption."""
+        from ocr_phases.show.views import draw_crops
+
+        preset, tokens = self.preset, image_token_count(self.preset, (1, 1))
+        side, page = preset.base_size, f"{self.size[0]} x {self.size[1]} px"
+        caption = f"{preset.name}: page of {page}, global view {side} x {side} px, {count_text(tokens, 'token')}"
+        pictures = [(Image.fromarray(self.global_view), caption)]
+        if len(self.crops):
+            side, tokens = preset.image_size, image_token_count(preset, self.grid) - tokens
+            grid = f"{self.grid[0]} x {self.grid[1]} crops of {side} x {side} px"
+            pictures.append((draw_crops(self.crops, self.grid), f"{grid}, {count_text(tokens, 'token')}"))
+        return pictures
 
 
 def make_views(page: Image.Image, preset: Preset) -> PageViews:
@@ -172,7 +191,7 @@ class DeviceInputs:
     position_ids: Tensor | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PageInputs:
     """One batch of B prompts of T tokens, ready for a model, still on the CPU.
 
@@ -236,6 +255,24 @@ class PageInputs:
             position_ids=self._position_ids().to(device) if self.padded else None,
         )
 
+    def __repr__(self) -> str:
+        return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from ocr_phases.show.faces import facts_bundle
+
+        facts = {
+            "prompt": ", ".join(dict.fromkeys(map(repr, self.prompts))),
+            "rows": self.batch_size,
+            "tokens of a row": f"{self.prefill_len:,}",
+            "image tokens": _of_rows(self.image_tokens),
+            "text tokens": _of_rows(self.text_tokens),
+        }
+        pictures = [picture for view in self.views[:_MOST_SHOWN] for picture in view.pictures()]
+        if len(self.views) > _MOST_SHOWN:
+            facts["pages"] = f"{len(self.views)}, of which {_MOST_SHOWN} are shown"
+        return facts_bundle("Inputs, ready for the model", facts, pictures)
+
     def _position_ids(self) -> Tensor:
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
@@ -245,6 +282,11 @@ class PageInputs:
     def _local_pixels(self) -> Tensor | None:
         crops = np.concatenate([view.crops for view in self.views])
         return torch.from_numpy(crops) if len(crops) else None
+
+
+def _of_rows(counts: Sequence[int]) -> str:
+    """One number where all rows have it, else one a row."""
+    return ", ".join(f"{count:,}" for count in (counts[:1] if len(set(counts)) == 1 else counts))
 
 
 def _normalised(pixels: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,12 +18,21 @@ from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.packing import DeviceInputs
-from ocr_phases.measure.models.caches import cache_length, continues, device_lengths, drop_last
+from ocr_phases.measure.models.caches import (
+    cache_bytes_per_token,
+    cache_length,
+    continues,
+    device_lengths,
+    drop_last,
+)
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.words import bytes_text, count_text
+
+_MOST_IDS, _MOST_ROWS = 24, 8  # of a state that a cell shows
 
 
 class StepRunner(Protocol):
@@ -39,7 +48,7 @@ class StepRunner(Protocol):
         """One step: logits [B, vocab] and, where it chose it, the next token int64 [B]."""
 
 
-@dataclass
+@dataclass(repr=False)
 class DecodeState:
     """What decode continues from. B rows; ``length`` is prompt plus decoded tokens in the cache.
 
@@ -81,6 +90,30 @@ class DecodeState:
         for row, tokens in enumerate(zip(*new, strict=True)):
             self.ids[row].extend(tokens)
         return new
+
+    @property
+    def generated(self) -> int:
+        """Tokens that each row has so far, read or not."""
+        return len(self.ids[0]) + len(self.unread)
+
+    def __repr__(self) -> str:
+        return f"DecodeState(rows={len(self.ids)}, length={self.length}, generated={self.generated})"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from ocr_phases.show.faces import facts_bundle
+
+        entry = cache_bytes_per_token(self.cache)
+        facts = {
+            "rows": len(self.ids),
+            "KV cache": f"{self.length:,} entries, {bytes_text(self.length * entry)}",
+            "one entry": f"{bytes_text(entry)}, keys and values of all layers and rows",
+            "prompt": count_text(self.lengths[0], "token"),
+            "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
+        }
+        for row, ids in enumerate(self.ids[:_MOST_ROWS]):
+            more = " …" if len(ids) > _MOST_IDS else ""
+            facts[f"ids of row {row}"] = ", ".join(map(str, ids[:_MOST_IDS])) + more
+        return facts_bundle("Decode state", facts)
 
 
 @torch.no_grad()

@@ -13,13 +13,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nvtx
+import pandas as pd
 import torch
 from torch import nn
 
 from ocr_phases.measure.models.family import Family
+from ocr_phases.record import SPAN_COLUMNS, make_spans
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +130,25 @@ class Timeline:
             device = (device_start, device_ms)
             rows.append((repeat, span.phase, span.stage, span.view, span.step, *device, host_start, host_ms))
         return rows
+
+    def table(self) -> pd.DataFrame:
+        """All closed spans in order of their start, times in ms: the columns of `PhaseRun.spans`.
+
+        On CUDA this waits for the device, once.
+        """
+        columns = zip(*self.rows(), strict=True) if self.closed else ((),) * len(SPAN_COLUMNS)
+        return make_spans(dict(zip(SPAN_COLUMNS, map(list, columns), strict=True)))
+
+    def plot(self) -> Figure:
+        """The spans over time, prefill and the whole (`ocr_phases.show.plots.plot_spans`)."""
+        from ocr_phases.show.plots import plot_spans
+
+        return plot_spans(self.table())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from ocr_phases.show.faces import timeline_bundle
+
+        return timeline_bundle(self.table())
 
 
 class NoTimeline(Timeline):

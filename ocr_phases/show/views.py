@@ -1,0 +1,30 @@
+"""What the vision encoder reads of a page, drawn: the global view, and the crops in their grid."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from ocr_phases.show.overlay import LABEL_COLOURS, page_font
+
+_LINE = LABEL_COLOURS["image"]
+
+
+def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
+    """Crops uint8 [columns x rows, C, C, 3] put together again, with the cuts and the crops' numbers drawn."""
+    columns, rows = grid
+    side = crops.shape[1]
+    joined = crops.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
+    canvas = Image.fromarray(joined)
+    draw = ImageDraw.Draw(canvas)
+    width = max(2, side // 80)
+    font = page_font(side // 8, bold=True)
+    for number in range(columns * rows):
+        left, top = number % columns * side, number // columns * side
+        draw.rectangle((left, top, left + side, top + side), outline=_LINE, width=width)
+        pad = side // 40
+        words = f" {number + 1} "
+        box = draw.textbbox((left + pad, top + pad), words, font=font)
+        draw.rectangle(box, fill=_LINE)
+        draw.text((left + pad, top + pad), words, font=font, fill=(255, 255, 255))
+    return canvas
