@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import bench_text
-from ocr_phases import DeepSeekOCRSession
+from ocr_phases import OCRSession
 from ocr_phases.assets import asset
 from ocr_phases.cli.sweep import name_list, number_list
 from ocr_phases.errors import OcrPhasesError
@@ -45,7 +45,7 @@ def bench(arguments: argparse.Namespace) -> None:
         **asked, presets=tuple(arguments.presets or ()), strategies=tuple(arguments.strategies or ())
     )
     output_file(arguments.save)
-    session = DeepSeekOCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
+    session = OCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
     usual = ("eager",) if session.device == "cpu" else STRATEGIES
     settings = BenchSettings(
         **asked,

@@ -211,8 +211,8 @@ def bare(names: list[str]) -> float:
     """Seconds that a plain loop over ``run_inference`` takes for these pages, in a fresh process."""
     program = (
         "import json, sys, time\n"
-        "from ocr_phases import DeepSeekOCRSession\n"
-        "session = DeepSeekOCRSession.load('tiny')\n"
+        "from ocr_phases import OCRSession\n"
+        "session = OCRSession.load('tiny')\n"
         "options = {'max_new_tokens': 48, 'repeats': 1, 'warmup': 0}\n"
         "began = time.perf_counter()\n"
         "for page in sys.argv[1:]:\n"

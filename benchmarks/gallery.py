@@ -17,7 +17,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ocr_phases import DeepSeekOCRSession, PhaseRun
+from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.compare import compare_runs, headline_metrics, run_labels
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding, region_table
@@ -112,7 +112,7 @@ def save(name: str, picture: Image.Image, *, flat: bool = True) -> None:
 
 def measured() -> dict[str, PhaseRun]:
     """The pages, read by the built-in model."""
-    session = DeepSeekOCRSession.load("tiny", device="cpu")
+    session = OCRSession.load("tiny", device="cpu")
     pages = {name: asset("data", "pages", f"{name}.png") for name in PAGES}
     return {
         name: session.run_inference(page, max_new_tokens=512, repeats=3, warmup=1)

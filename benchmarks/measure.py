@@ -26,7 +26,7 @@ from ocr_phases.files import write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs
-from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.measure.session import OCRSession
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import current_device, decode_attention
 from ocr_phases.measure.steps.timeline import NoTimeline, Timeline
@@ -75,7 +75,7 @@ class BenchSettings:
 class _Bench:
     """One page and preset on a loaded model."""
 
-    session: DeepSeekOCRSession
+    session: OCRSession
     page: str | Path
     preset: str
     settings: BenchSettings
@@ -89,7 +89,7 @@ class _Bench:
 
 
 def run_bench(
-    session: DeepSeekOCRSession,
+    session: OCRSession,
     page: str | Path,
     settings: BenchSettings,
     target: str | Path,
@@ -231,7 +231,7 @@ def _collectors(bench: _Bench) -> dict[str, Any]:
 
 
 def _in_blocks(
-    session: DeepSeekOCRSession, inputs: DeviceInputs, stops: Sequence[int], timeline: Timeline
+    session: OCRSession, inputs: DeviceInputs, stops: Sequence[int], timeline: Timeline
 ) -> Iterator[float]:
     """Both phases with a halt after each of ``stops`` tokens, the first being the prefill's: ms of each."""
     state = None

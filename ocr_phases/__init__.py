@@ -9,6 +9,7 @@ from ocr_phases.version import __version__
 
 # Imported on first use, so that reading a record never loads torch.
 _WHERE = {
+    "OCRSession": "ocr_phases.measure.session",
     "DeepSeekOCRSession": "ocr_phases.measure.session",
     "PageInputs": "ocr_phases.measure.inputs.packing",
     "DecodeState": "ocr_phases.measure.steps.phases",
@@ -19,16 +20,19 @@ _WHERE = {
     "Timeline": "ocr_phases.measure.steps.timeline",
     "PhaseRun": "ocr_phases.record",
     "compare": "ocr_phases.show.comparison",
+    "SweepResult": "ocr_phases.show.sweep_result",
     "Settings": "ocr_phases.settings",
     "OcrPhasesError": "ocr_phases.errors",
 }
 __all__ = [
     "DecodeState",
     "DeepSeekOCRSession",
+    "OCRSession",
     "OcrPhasesError",
     "PageInputs",
     "PhaseRun",
     "Settings",
+    "SweepResult",
     "Timeline",
     "__version__",
     "compare",
@@ -41,12 +45,13 @@ __all__ = [
 if TYPE_CHECKING:
     from ocr_phases.errors import OcrPhasesError
     from ocr_phases.measure.inputs.packing import PageInputs
-    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.session import DeepSeekOCRSession, OCRSession
     from ocr_phases.measure.steps.phases import DecodeState, decode, decode_step, generate, prefill
     from ocr_phases.measure.steps.timeline import Timeline
     from ocr_phases.record import PhaseRun
     from ocr_phases.settings import Settings
     from ocr_phases.show.comparison import compare
+    from ocr_phases.show.sweep_result import SweepResult
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Settings: everything that may be asked of a measurement, once; needs no torch.
 
-From these fields follow the keywords of `DeepSeekOCRSession.load` and ``run_inference``, the command line's
+From these fields follow the keywords of `OCRSession.load` and ``run_inference``, the command line's
 options, the notebooks' parameters, the explorer's fields, the columns of a list of pages, the record's
 request and docs/settings.md; tests compare them.
 """
@@ -132,7 +132,7 @@ def _infer_mapping(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which model is measured, and where: the keywords of `DeepSeekOCRSession.load`."""
+    """Which model is measured, and where: the keywords of `OCRSession.load`."""
 
     model: str = _setting(
         "tiny", "tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
@@ -162,7 +162,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What a run does: the keywords of `DeepSeekOCRSession.run_inference`.
+    """What a run does: the keywords of `OCRSession.run_inference`.
 
     Raises `OcrPhasesError` for the first setting that is wrong whatever page and model it has.
     """
@@ -230,7 +230,7 @@ class RunSettings:
 class Settings(RunSettings, ModelSettings):
     """Everything that may be asked of a measurement; docs/settings.md is the table of it.
 
-    ``DeepSeekOCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())`` do it.
+    ``OCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())`` do it.
     """
 
     @classmethod

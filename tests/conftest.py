@@ -17,7 +17,7 @@ import torch
 from example_run import ATTACK, make_run, report_of
 from safetensors.torch import load_file
 
-from ocr_phases import DeepSeekOCRSession
+from ocr_phases import OCRSession
 from ocr_phases.report.jupyter_kernels import ReusedKernel
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
@@ -36,13 +36,13 @@ SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=
 
 
 @pytest.fixture(scope="session")
-def golden_session() -> DeepSeekOCRSession:
-    return DeepSeekOCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
+def golden_session() -> OCRSession:
+    return OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="session")
-def tiny_session() -> DeepSeekOCRSession:
-    return DeepSeekOCRSession.load("tiny", device="cpu")
+def tiny_session() -> OCRSession:
+    return OCRSession.load("tiny", device="cpu")
 
 
 @pytest.fixture(scope="session")

@@ -139,7 +139,7 @@ def test_a_worker_loads_the_revision_that_its_page_is_known_by(cache, monkeypatc
         raise OcrPhasesError("Not here.")
 
     put_in_cache(cache, "a" * 40)
-    monkeypatch.setattr("ocr_phases.measure.session.DeepSeekOCRSession.load", load)
+    monkeypatch.setattr("ocr_phases.measure.session.OCRSession.load", load)
     job = one_job(model=HUB, device="cpu", dtype=None)
     with pytest.raises(worker.Refused, match="Not here"):
         worker.measure_page({"job": job.as_dict(), "folder": str(tmp_path)}, lambda: None)

@@ -114,7 +114,7 @@ def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
         loaded.append(tuple(settings[name] for name in ("model", "device", "dtype", "revision")))
         return object()
 
-    monkeypatch.setattr(module.DeepSeekOCRSession, "load", load)
+    monkeypatch.setattr(module.OCRSession, "load", load)
     monkeypatch.setattr(module, "_kept", {})
     first = module.kept_session(model="tiny", device="cpu")
     assert module.kept_session(model="tiny", device="cpu") is first

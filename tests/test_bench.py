@@ -334,9 +334,9 @@ def test_the_table_stands_between_the_markers() -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="there is no CUDA device")
 def test_every_part_on_a_gpu(tmp_path: Path) -> None:
-    from ocr_phases import DeepSeekOCRSession
+    from ocr_phases import OCRSession
 
-    session = DeepSeekOCRSession.load("tiny", device="cuda")
+    session = OCRSession.load("tiny", device="cuda")
     settings = BenchSettings(
         presets=("tiny",), strategies=("eager", "cuda_graph"), batches=(1, 2), pairs=2, max_new_tokens=9
     )

@@ -12,7 +12,7 @@ import torch
 from conftest import GOLDEN, SMALL_DUMMY
 from safetensors.torch import load_file, save_file
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError
+from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.assets import asset
 from ocr_phases.measure.models import checkpoint
 from ocr_phases.measure.models.checkpoint import load_tokenizer
@@ -30,7 +30,7 @@ def folder(tmp_path) -> Path:
 
 def refuse(folder: Path | str, message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message) as caught:
-        DeepSeekOCRSession.load(str(folder), device="cpu")
+        OCRSession.load(str(folder), device="cpu")
     assert "\n" not in str(caught.value)
 
 
@@ -81,7 +81,7 @@ def test_the_published_sizes_are_the_published_counts():
 
 
 def test_dummy_is_seeded_and_scaled():
-    one, two = (DeepSeekOCRSession.load(SMALL_DUMMY, device="cpu") for _ in range(2))
+    one, two = (OCRSession.load(SMALL_DUMMY, device="cpu") for _ in range(2))
     assert one.checkpoint.image_token_id == 2303
     assert one.checkpoint.default_ignore_eos
     for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
@@ -109,11 +109,11 @@ def test_unknown_names_are_refused(name, message):
 
 def test_from_local_takes_folders_only(tmp_path):
     with pytest.raises(OcrPhasesError, match="no model 'tiny'"):
-        DeepSeekOCRSession.from_local("tiny")
+        OCRSession.from_local("tiny")
     file = tmp_path / "model.bin"
     file.write_bytes(b"x")
     with pytest.raises(OcrPhasesError, match="is a file"):
-        DeepSeekOCRSession.from_local(file)
+        OCRSession.from_local(file)
 
 
 def test_an_unreachable_hub_id_says_what_to_do(monkeypatch):
@@ -134,7 +134,7 @@ def test_a_hub_id_is_loaded_at_its_recorded_revision(monkeypatch, tmp_path):
     snapshot = shutil.copytree(GOLDEN / "checkpoint", tmp_path / ("a" * 40))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(snapshot))
-    session = DeepSeekOCRSession.load("some-org/some-model", device="cpu", revision="main")
+    session = OCRSession.load("some-org/some-model", device="cpu", revision="main")
     assert session.checkpoint.revision == "a" * 40
     assert session.checkpoint.name == "some-org/some-model"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import PAGES, SMALL_DUMMY
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.measure.steps import execution as strategies
@@ -62,7 +62,7 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
 
 
 def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
-    session = DeepSeekOCRSession.load(SMALL_DUMMY, device="cpu")
+    session = OCRSession.load(SMALL_DUMMY, device="cpu")
     options = {"max_new_tokens": 4, "repeats": 1, "warmup": 0}
     plain = session.run_inference(RECEIPT, preset="tiny", **options)
     runs = [

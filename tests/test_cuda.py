@@ -10,7 +10,7 @@ import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from golden_cases import golden_inputs
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, decode_step
+from ocr_phases import OcrPhasesError, OCRSession, decode_step
 from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.phases import generate
@@ -24,8 +24,8 @@ PAGE = GOLDEN / "pages" / "a4_1240x1754.png"
 
 
 @pytest.fixture(scope="module")
-def cuda_session() -> DeepSeekOCRSession:
-    return DeepSeekOCRSession.load("tiny", device="cuda", dtype="float32")
+def cuda_session() -> OCRSession:
+    return OCRSession.load("tiny", device="cuda", dtype="float32")
 
 
 def on_cuda(inputs):
@@ -35,7 +35,7 @@ def on_cuda(inputs):
 
 @pytest.mark.parametrize("case", ["base", "gundam", "small", "batch"])
 def test_matches_the_recorded_vendor_run_on_the_gpu(case, golden_forward):
-    session = DeepSeekOCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
+    session = OCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
     # Convolutions use TF32 by default even for a float32 model.
     with torch.backends.cudnn.flags(allow_tf32=False):
         state = session.run_prefill(on_cuda(golden_inputs(golden_forward, case)), all_logits=True)
@@ -51,7 +51,7 @@ def test_matches_the_recorded_vendor_run_on_the_gpu(case, golden_forward):
 @pytest.mark.parametrize("preset", ["base", "gundam"])
 @pytest.mark.parametrize("model", ["tiny", "dummy"])
 def test_float32_tokens_equal_generate(preset, model):
-    session = DeepSeekOCRSession.load(model, device="cuda", dtype="float32")
+    session = OCRSession.load(model, device="cuda", dtype="float32")
     options = {"preset": preset, "max_new_tokens": 64, "repeats": 1, "warmup": 0}
     run = session.run_inference(PAGE, **options)
     once = session.run_inference(PAGE, generate=True, **options)
@@ -104,8 +104,8 @@ def test_out_of_memory_leaves_the_session_usable(cuda_session):
 
 
 @pytest.fixture(scope="module")
-def golden_cuda() -> DeepSeekOCRSession:
-    return DeepSeekOCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
+def golden_cuda() -> OCRSession:
+    return OCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
 
 
 @pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
@@ -192,6 +192,6 @@ def test_compiled_vision_gives_the_same(cuda_session):
 
 
 def test_dummy_is_made_on_the_device():
-    session = DeepSeekOCRSession.load(SMALL_DUMMY, device="cuda")
+    session = OCRSession.load(SMALL_DUMMY, device="cuda")
     assert {parameter.device.type for parameter in session.model.parameters()} == {"cuda"}
     assert {parameter.dtype for parameter in session.model.parameters()} == {torch.bfloat16}

@@ -11,7 +11,7 @@ import pytest
 from conftest import GOLDEN
 from mutants import mutants
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError
+from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.assets import asset
 from ocr_phases.batch.job import _model_hash
 from ocr_phases.measure.models.deepseek_ocr import native_config
@@ -39,7 +39,7 @@ def folder(tmp_path) -> Path:
 def loads(folder: Path) -> bool:
     """Whether the folder loads; any other error than a sentence is for the test to fail with."""
     try:
-        DeepSeekOCRSession.load(str(folder), device="cpu")
+        OCRSession.load(str(folder), device="cpu")
     except OcrPhasesError as error:
         assert "\n" not in str(error)
         return False
@@ -48,7 +48,7 @@ def loads(folder: Path) -> bool:
 
 def refuse(folder: Path, message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message) as caught:
-        DeepSeekOCRSession.load(str(folder), device="cpu")
+        OCRSession.load(str(folder), device="cpu")
     assert "\n" not in str(caught.value)
 
 

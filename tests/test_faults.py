@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from wording import says
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import checks_verdict, run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.steps import first_difference
@@ -106,14 +106,14 @@ def steps_changed(
 
 
 @pytest.fixture
-def session(tiny_session: DeepSeekOCRSession) -> Iterator[DeepSeekOCRSession]:
+def session(tiny_session: OCRSession) -> Iterator[OCRSession]:
     """The tiny session, proved to be sound again after the fault."""
     yield tiny_session
     after = tiny_session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
     assert not failures(after)
 
 
-def test_a_sound_run_passes(session: DeepSeekOCRSession) -> None:
+def test_a_sound_run_passes(session: OCRSession) -> None:
     run = session.run_inference(RECEIPT, verify=True, **QUICK)
     found = verdicts(run)
     assert found["parity"] == "pass"
@@ -126,9 +126,7 @@ def test_a_sound_run_passes(session: DeepSeekOCRSession) -> None:
 # -- the faults of the review's list ------------------------------------------------------------------
 
 
-def test_image_arguments_in_a_step_are_refused(
-    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_arguments_in_a_step_are_refused(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = torch.zeros(1, 3, 512, 512)
     with (
         steps_changed(monkeypatch, lambda arguments: arguments.update(pixel_values=pixels)),
@@ -138,7 +136,7 @@ def test_image_arguments_in_a_step_are_refused(
 
 
 def test_pixels_that_slip_in_behind_the_step_are_refused_in_the_same_words(
-    session: DeepSeekOCRSession,
+    session: OCRSession,
 ) -> None:
     pixels = torch.zeros(1, 3, 512, 512)
     with (
@@ -148,7 +146,7 @@ def test_pixels_that_slip_in_behind_the_step_are_refused_in_the_same_words(
         session.run_inference(RECEIPT, **QUICK)
 
 
-def test_image_arguments_that_slip_in_behind_the_step_are_seen(session: DeepSeekOCRSession) -> None:
+def test_image_arguments_that_slip_in_behind_the_step_are_seen(session: OCRSession) -> None:
     """Crops alone run no vision, so nothing but the forward hooks would notice."""
     with arguments_changed(session.model, lambda kwargs: kwargs.update(num_local_patches=[0])):
         run = session.run_inference(RECEIPT, **QUICK)
@@ -157,7 +155,7 @@ def test_image_arguments_that_slip_in_behind_the_step_are_seen(session: DeepSeek
     assert "num_local_patches arrived" in measured["no_image_arguments_in_decode"]
 
 
-def test_vision_that_runs_in_decode_is_seen_in_the_spans(session: DeepSeekOCRSession) -> None:
+def test_vision_that_runs_in_decode_is_seen_in_the_spans(session: OCRSession) -> None:
     """As the vendor's class does when its one-token gate is passed."""
     stages = session.family.stages(session.model)
     pixels = torch.zeros(1, 3, 512, 512)
@@ -173,7 +171,7 @@ def test_vision_that_runs_in_decode_is_seen_in_the_spans(session: DeepSeekOCRSes
     assert says(checks_verdict(run_checks(run)), "not trust")
 
 
-def test_training_mode_is_refused(session: DeepSeekOCRSession) -> None:
+def test_training_mode_is_refused(session: OCRSession) -> None:
     session.model.train()
     try:
         with pytest.raises(OcrPhasesError, match=r"training mode: call model.eval\(\)"):
@@ -182,7 +180,7 @@ def test_training_mode_is_refused(session: DeepSeekOCRSession) -> None:
         session.model.eval()
 
 
-def test_training_mode_switched_on_within_the_call_is_seen(session: DeepSeekOCRSession) -> None:
+def test_training_mode_switched_on_within_the_call_is_seen(session: OCRSession) -> None:
     model = session.model
 
     def train(kwargs: dict[str, Any]) -> None:
@@ -200,9 +198,7 @@ def test_training_mode_switched_on_within_the_call_is_seen(session: DeepSeekOCRS
     assert failures(run) == {"eval_mode"}
 
 
-def test_a_cache_that_is_not_reused_is_refused(
-    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_not_reused_is_refused(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         steps_changed(monkeypatch, lambda arguments: arguments.update(past_key_values=None)),
         pytest.raises(OcrPhasesError, match="new KV cache"),
@@ -210,7 +206,7 @@ def test_a_cache_that_is_not_reused_is_refused(
         session.run_inference(RECEIPT, **QUICK)
 
 
-def test_a_cache_copied_on_the_way_is_refused_or_seen(session: DeepSeekOCRSession) -> None:
+def test_a_cache_copied_on_the_way_is_refused_or_seen(session: OCRSession) -> None:
     with (
         arguments_changed(
             session.model,
@@ -221,7 +217,7 @@ def test_a_cache_copied_on_the_way_is_refused_or_seen(session: DeepSeekOCRSessio
         session.run_inference(RECEIPT, **QUICK)
 
 
-def test_a_cache_that_loses_an_entry_is_refused(session: DeepSeekOCRSession) -> None:
+def test_a_cache_that_loses_an_entry_is_refused(session: OCRSession) -> None:
     with (
         arguments_changed(session.model, lambda kwargs: kwargs["past_key_values"].crop(-1)),
         pytest.raises(OcrPhasesError, match="must grow by one a step"),
@@ -230,7 +226,7 @@ def test_a_cache_that_loses_an_entry_is_refused(session: DeepSeekOCRSession) -> 
 
 
 @pytest.mark.parametrize("columns", [-1, 1])
-def test_a_mask_grown_wrongly_is_seen(columns: int, session: DeepSeekOCRSession) -> None:
+def test_a_mask_grown_wrongly_is_seen(columns: int, session: OCRSession) -> None:
     """One column short is what a mask grown after the step looks like. Both run without an error."""
 
     def regrow(kwargs: dict[str, Any]) -> None:
@@ -245,7 +241,7 @@ def test_a_mask_grown_wrongly_is_seen(columns: int, session: DeepSeekOCRSession)
     assert failures(run) == {"mask_handed_over"}
 
 
-def test_padded_rows_without_their_mask_are_seen(session: DeepSeekOCRSession) -> None:
+def test_padded_rows_without_their_mask_are_seen(session: OCRSession) -> None:
     ready = {"full_attention": None, "reference_sliding_attention": None}
     with arguments_changed(session.model, lambda kwargs: kwargs.update(attention_mask=ready)):
         run = session.run_inference(
@@ -255,7 +251,7 @@ def test_padded_rows_without_their_mask_are_seen(session: DeepSeekOCRSession) ->
 
 
 def test_a_mask_of_the_state_that_is_not_grown_is_seen(
-    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+    session: OCRSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     functional = SimpleNamespace(pad=lambda mask, *args, **kwargs: mask)
     monkeypatch.setattr(phases, "nn", SimpleNamespace(functional=functional))
@@ -264,7 +260,7 @@ def test_a_mask_of_the_state_that_is_not_grown_is_seen(
     monkeypatch.undo()
 
 
-def test_gradients_are_seen(session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_seen(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("prefill", "decode_step", "decode"):
         monkeypatch.setattr(phases, name, getattr(phases, name).__wrapped__)
     run = session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
@@ -272,7 +268,7 @@ def test_gradients_are_seen(session: DeepSeekOCRSession, monkeypatch: pytest.Mon
     monkeypatch.undo()
 
 
-def test_sampling_is_a_note_of_parity(session: DeepSeekOCRSession) -> None:
+def test_sampling_is_a_note_of_parity(session: OCRSession) -> None:
     run = session.run_inference(RECEIPT, infer={"temperature": 2.0}, verify=True, **QUICK)
     (check,) = (check for check in run_checks(run) if check.name == "parity")
     assert check.verdict == "note"
@@ -280,67 +276,63 @@ def test_sampling_is_a_note_of_parity(session: DeepSeekOCRSession) -> None:
     assert not failures(run)
 
 
-def test_other_tokens_into_generate_fail_parity(
-    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_tokens_into_generate_fail_parity(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another tokenisation for the one-shot path: the beginning token twice."""
-    honest = DeepSeekOCRSession._generate
+    honest = OCRSession._generate
 
-    def generate(self: DeepSeekOCRSession, inputs: Any, request: Any) -> list[list[int]]:
+    def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
         ids = inputs.input_ids.clone()
         ids[:, -1] = ids[:, -3]
         return honest(self, dataclasses.replace(inputs, input_ids=ids), request)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeepSeekOCRSession, "_generate", generate)
+        patch.setattr(OCRSession, "_generate", generate)
         run = session.run_inference(RECEIPT, verify=True, **{**QUICK, "max_new_tokens": 60})
     assert failures(run) == {"parity"}
 
 
 def test_a_class_without_generate_keeps_its_measurement(
-    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+    session: OCRSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def generate(*args: Any) -> None:
         raise OcrPhasesError("SomeClass has no generate() here.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeepSeekOCRSession, "_generate", generate)
+        patch.setattr(OCRSession, "_generate", generate)
         run = session.run_inference(RECEIPT, verify=True, **QUICK)
     assert verdicts(run)["parity"] == "n/a"
     assert not failures(run)
 
 
-def test_a_tokenizer_that_loses_spaces_is_seen(
-    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = DeepSeekOCRSession.encode
+def test_a_tokenizer_that_loses_spaces_is_seen(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = OCRSession.encode
     with monkeypatch.context() as patch:
-        patch.setattr(DeepSeekOCRSession, "encode", lambda self, text: honest(self, text.replace(" ", "")))
+        patch.setattr(OCRSession, "encode", lambda self, text: honest(self, text.replace(" ", "")))
         run = session.run_inference(RECEIPT, **QUICK)
     assert failures(run) == {"prompt_tokens"}
 
 
-def test_any_characters_survive_the_prompt(session: DeepSeekOCRSession) -> None:
+def test_any_characters_survive_the_prompt(session: OCRSession) -> None:
     run = session.run_inference(RECEIPT, "Wie groß ist das? 表", **QUICK)
     assert verdicts(run)["prompt_tokens"] == "pass"
 
 
 def test_image_tokens_in_another_place_than_the_mask_are_seen(
-    session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
+    session: OCRSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = DeepSeekOCRSession._pack
+    honest = OCRSession._pack
 
-    def shifted(self: DeepSeekOCRSession, *args: Any) -> Any:
+    def shifted(self: OCRSession, *args: Any) -> Any:
         packed, pages = honest(self, *args)
         return dataclasses.replace(packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)), pages
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeepSeekOCRSession, "_pack", shifted)
+        patch.setattr(OCRSession, "_pack", shifted)
         run = session.run_inference(RECEIPT, **QUICK)
     assert failures(run) >= {"image_mask"}
 
 
-def test_autocast_and_mixed_norms_are_notes(session: DeepSeekOCRSession) -> None:
+def test_autocast_and_mixed_norms_are_notes(session: OCRSession) -> None:
     run = session.run_inference(RECEIPT, autocast=True, verify=True, **QUICK)
     assert verdicts(run)["norm_layers"] == "note"
     assert "parity" not in failures(run)
@@ -356,7 +348,7 @@ def test_autocast_and_mixed_norms_are_notes(session: DeepSeekOCRSession) -> None
     assert (verdict, says(measured, "1 LayerNorm", "float16")) == ("note", True)
 
 
-def test_a_decode_that_repeats_itself_is_flagged(session: DeepSeekOCRSession) -> None:
+def test_a_decode_that_repeats_itself_is_flagged(session: OCRSession) -> None:
     """A head that has one token to say, whatever the weights."""
 
     def stuck(head: Any, args: Any, logits: torch.Tensor) -> torch.Tensor:
@@ -375,7 +367,7 @@ def test_a_decode_that_repeats_itself_is_flagged(session: DeepSeekOCRSession) ->
 
 
 def test_bfloat16_passes_by_its_tokens_or_a_tie() -> None:
-    session = DeepSeekOCRSession.load("tiny", device="cpu", dtype="bfloat16")
+    session = OCRSession.load("tiny", device="cpu", dtype="bfloat16")
     run = session.run_inference(RECEIPT, verify=True, **{**QUICK, "max_new_tokens": 40})
     assert verdicts(run)["parity"] == "pass"
 
@@ -385,8 +377,8 @@ def test_the_first_difference_is_judged_by_its_margin(
     shift: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
-    session = DeepSeekOCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
-    honest_scores, honest = parity._scores, DeepSeekOCRSession._generate
+    session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
+    honest_scores, honest = parity._scores, OCRSession._generate
     other = 17
 
     def scores(*args: Any) -> torch.Tensor:
@@ -396,13 +388,13 @@ def test_the_first_difference_is_judged_by_its_margin(
         found[0, other] = best - shift * bfloat16_step(best)
         return found
 
-    def generate(self: DeepSeekOCRSession, inputs: Any, request: Any) -> list[list[int]]:
+    def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
         ids = honest(self, inputs, request)
         ids[0][5] = other
         return ids
 
     monkeypatch.setattr(parity, "_scores", scores)
-    monkeypatch.setattr(DeepSeekOCRSession, "_generate", generate)
+    monkeypatch.setattr(OCRSession, "_generate", generate)
     run = session.run_inference(
         RECEIPT, preset="tiny", ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 8}
     )
@@ -412,7 +404,7 @@ def test_the_first_difference_is_judged_by_its_margin(
     assert "top-2 margin" in check.measured
 
 
-def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: DeepSeekOCRSession) -> None:
+def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: OCRSession) -> None:
     from ocr_phases.measure.inputs.request import Request
 
     run = tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)
@@ -459,7 +451,7 @@ def test_verify_prints_the_table_and_answers_by_exit_code(tmp_path: Path, capsys
 
 
 def test_profile_repeats_a_record(
-    tmp_path: Path, tiny_session: DeepSeekOCRSession, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_session: OCRSession, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = {"first_token": "redecode", "eos_check_every": 2, "infer": {"temperature": 1.5}, "seed": 3}
@@ -482,7 +474,7 @@ def test_profile_repeats_a_record(
 
 
 def test_a_record_that_cannot_be_repeated_says_why(
-    tmp_path: Path, tiny_session: DeepSeekOCRSession, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_session: OCRSession, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = tiny_session.run_inference(RECEIPT, embed_page=False, **QUICK)
@@ -555,7 +547,7 @@ def test_any_page_packs_as_many_image_tokens_as_features(
 @example(size=(20_000, 50), preset="gundam", prompt="free")
 @example(size=(50, 1_300), preset="gundam", prompt="markdown")
 def test_any_page_goes_through_the_model(
-    golden_session: DeepSeekOCRSession, size: tuple[int, int], preset: str, prompt: str
+    golden_session: OCRSession, size: tuple[int, int], preset: str, prompt: str
 ) -> None:
     if prompt.strip().partition(":")[0].rstrip() == "locate":
         return
@@ -755,7 +747,7 @@ def test_a_disk_that_fills_up_while_the_notebook_is_written(
     ],
 )
 def test_out_of_memory_says_what_would_ask_for_less(
-    preset: str, rows: int, advice: str, session: DeepSeekOCRSession
+    preset: str, rows: int, advice: str, session: OCRSession
 ) -> None:
     def exhausted(kwargs: dict[str, Any]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wording import says
 
-from ocr_phases import DeepSeekOCRSession
+from ocr_phases import OCRSession
 from ocr_phases.analyse.cost import masked_flops, run_cost, stage_cost
 from ocr_phases.analyse.datasheets import DATASHEETS, find_datasheet
 from ocr_phases.analyse.floors import (
@@ -273,7 +273,7 @@ def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.Monkey
         return {**H200, "matmul_dtype": "float32"}
 
     monkeypatch.setattr("ocr_phases.measure.session.measure_ceilings", fake)
-    session = DeepSeekOCRSession.load("tiny", device="cpu")
+    session = OCRSession.load("tiny", device="cpu")
     options = {"max_new_tokens": 2, "repeats": 1, "progress": lambda finished, total: done.append(finished)}
     without = session.run_inference(PAGE, ceilings=False, **options)
     assert without.device["ceilings"] is None and not taken

@@ -21,7 +21,7 @@ from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
 from matplotlib.text import Text
 from wording import says
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.floors import floor_table
@@ -481,7 +481,7 @@ def test_the_command_line_prints_the_view(
 
 
 def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
-    tiny_session: DeepSeekOCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_session: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a device there are no kernels, but ranges, steps and the host's times are the real ones."""
     monkeypatch.setattr("ocr_phases.measure.session.check_kernels", lambda *args, **options: None)
@@ -544,14 +544,12 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(
         measure.check_kernels(device, trace=None, **options)
 
 
-def test_a_cpu_session_refuses_the_view(tiny_session: DeepSeekOCRSession) -> None:
+def test_a_cpu_session_refuses_the_view(tiny_session: OCRSession) -> None:
     with pytest.raises(OcrPhasesError, match="cpu"):
         tiny_session.run_inference(PAGE, max_new_tokens=2, repeats=1, warmup=0, kernels=True)
 
 
-def test_a_failing_pass_loses_nothing(
-    tiny_session: DeepSeekOCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_pass_loses_nothing(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ocr_phases.measure.session.check_kernels", lambda *args, **options: None)
 
     def lost(*args: Any) -> Any:
@@ -573,7 +571,7 @@ def test_a_failing_pass_loses_nothing(
 @pytest.mark.parametrize("preset", ["base", "gundam"])
 def test_busy_time_is_the_profilers_own(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 3 % of what torch.profiler sums up for the same ranges by its own links."""
-    session = DeepSeekOCRSession.load(SMALL_DUMMY, device="cuda")
+    session = OCRSession.load(SMALL_DUMMY, device="cuda")
     kept: dict[str, Any] = {}
 
     def keep(*args: Any) -> Any:

@@ -12,7 +12,7 @@ from conftest import PAGES
 from golden_cases import CASES, golden_inputs
 from torch import Tensor
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, Timeline, decode, decode_step, prefill
+from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode, decode_step, prefill
 from ocr_phases.measure.steps.phases import generate, prompt_loss
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.settings import SamplingSettings
@@ -231,7 +231,7 @@ def test_vision_runs_in_prefill_only(golden_session, golden_forward):
 def test_a_loaded_model_needs_no_session():
     from transformers import UnlimitedOcrForConditionalGeneration
 
-    session = DeepSeekOCRSession.load("tiny", device="cpu")
+    session = OCRSession.load("tiny", device="cpu")
     inputs = session.prepare(PAGES / "receipt.png").to("cpu", torch.float32)
     assert isinstance(session.model, UnlimitedOcrForConditionalGeneration)
     state = decode(session.model, prefill(session.model, inputs), 10)

@@ -9,7 +9,7 @@ import torch
 import transformers
 from vendor_standin import HERE, make_checkpoint
 
-from ocr_phases import DeepSeekOCRSession
+from ocr_phases import OCRSession
 from ocr_phases.measure.models.families import NATIVE
 from ocr_phases.measure.models.folders import transformers_version
 from ocr_phases.measure.models.references import COLUMNS, references
@@ -29,14 +29,14 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module", params=["native", "vendor"])
-def session(request, tmp_path_factory) -> DeepSeekOCRSession:
+def session(request, tmp_path_factory) -> OCRSession:
     if request.param == "native":
         if transformers_version() < (5, 20):
             pytest.skip("the native class needs transformers >= 5.20")
         return request.getfixturevalue("golden_session")
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "referred")
     request.getfixturevalue("remote_code")
-    return DeepSeekOCRSession.load(str(folder), device="cpu", implementation="vendor", trust_remote_code=True)
+    return OCRSession.load(str(folder), device="cpu", implementation="vendor", trust_remote_code=True)
 
 
 def source_line(file: str, line: int) -> str:

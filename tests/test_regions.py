@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wording import says
 
-from ocr_phases import DeepSeekOCRSession, PhaseRun
+from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table, type_table
 from ocr_phases.show import regions
 from ocr_phases.show.figures import figure_png
 
 
 @pytest.fixture(scope="module")
-def three_pages(tiny_session: DeepSeekOCRSession, tmp_path_factory: pytest.TempPathFactory) -> list[PhaseRun]:
+def three_pages(tiny_session: OCRSession, tmp_path_factory: pytest.TempPathFactory) -> list[PhaseRun]:
     """Records of three pages, read back from their files."""
     folder = tmp_path_factory.mktemp("pages")
     runs = []

@@ -14,7 +14,7 @@ from example_run import make_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import Stopped
 from ocr_phases.measure.models.checkpoint import load_tokenizer
@@ -199,7 +199,7 @@ def test_several_pages_in_one_prompt(golden_session):
 
 
 def test_dummy_runs_the_asked_number_of_tokens():
-    session = DeepSeekOCRSession.load(SMALL_DUMMY, device="cpu")
+    session = OCRSession.load(SMALL_DUMMY, device="cpu")
     run = session.run_inference(RECEIPT, preset="tiny", max_new_tokens=9, repeats=1, warmup=0)
     assert run["tokens"] == 9
     assert len(run.result["token_texts"]) == 9

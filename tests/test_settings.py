@@ -14,7 +14,7 @@ import papermill
 import pytest
 
 from benchmarks.settings_docs import NOTEBOOKS, settings_table, with_parameters
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, Settings
+from ocr_phases import OcrPhasesError, OCRSession, Settings
 from ocr_phases.cli import batch, profile, report, sweep, verify
 from ocr_phases.cli.options import EVERY, KERNELS, settings_of
 from ocr_phases.settings import (
@@ -34,7 +34,7 @@ DEFAULTS = vars(Settings())
 
 @pytest.mark.parametrize(
     ("call", "settings"),
-    [(DeepSeekOCRSession.load, ModelSettings), (DeepSeekOCRSession.run_inference, RunSettings)],
+    [(OCRSession.load, ModelSettings), (OCRSession.run_inference, RunSettings)],
 )
 def test_the_signatures_name_every_setting(call, settings) -> None:
     found = {

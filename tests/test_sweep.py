@@ -16,9 +16,9 @@ from example_run import failed_cells, make_run
 from wording import says
 
 from ocr_phases.analyse.sweep import (
-    Sweep,
     CURVE_COLUMNS,
     SWEEP_COLUMNS,
+    Sweep,
     decode_curves,
     sweep_table,
     sweep_verdict,

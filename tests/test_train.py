@@ -36,7 +36,7 @@ from heads import Heads  # noqa: E402
 from schedule import Schedule  # noqa: E402
 
 import synth  # noqa: E402
-from ocr_phases import DeepSeekOCRSession  # noqa: E402
+from ocr_phases import OCRSession  # noqa: E402
 from ocr_phases.measure.inputs.packing import PRESETS, make_views, pack, resolve_prompt  # noqa: E402
 from ocr_phases.measure.models.checkpoint import ROUND_TRIP, load_tokenizer  # noqa: E402
 
@@ -484,7 +484,7 @@ def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path)
     run = training(toy_config(budget={"steps": 1}), tmp_path, vocabulary)
     run.run(float("inf"))
     folder = run.export()
-    session = DeepSeekOCRSession.from_local(folder, device="cpu")
+    session = OCRSession.from_local(folder, device="cpu")
     measured = session.run_inference(drawn_page().image, preset="tiny", max_new_tokens=3)
     assert len(measured.token_table) <= 3
     codec = tokens.Codec.load(folder)
@@ -546,7 +546,7 @@ def test_the_mean_of_two_checkpoints(vocabulary: Path, tmp_path: Path) -> None:
         torch.nn.init.constant_(head, value)
         state.export(run.modules["model"], vocabulary, tmp_path / name)
     average.average([tmp_path / "one", tmp_path / "two"], tmp_path / "mean")
-    mean = DeepSeekOCRSession.from_local(tmp_path / "mean", device="cpu").model
+    mean = OCRSession.from_local(tmp_path / "mean", device="cpu").model
     assert torch.equal(mean.lm_head.weight.float(), torch.full_like(head, 1.5))
     inside = mean.model.view_separator
     assert torch.equal(inside.float(), run.modules["model"].model.view_separator.bfloat16().float())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps
 from wording import says
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
@@ -165,7 +165,7 @@ def test_the_sentence_names_type_preset_and_cure() -> None:
     assert small_type("small", [A4], [None], 20.0) == ""
 
 
-def test_tiny_takes_the_preset_that_fits(tiny_session: DeepSeekOCRSession) -> None:
+def test_tiny_takes_the_preset_that_fits(tiny_session: OCRSession) -> None:
     page = text_page(26.0, (800, 1_000))
     run = tiny_session.run_inference(page, preset="auto", **QUICK)
     assert (run.request["preset"], run.request["preset_choice"]) == ("base", "auto")
@@ -186,7 +186,7 @@ def test_tiny_takes_the_preset_that_fits(tiny_session: DeepSeekOCRSession) -> No
         tiny_session.run_inference(page, preset="huge", **QUICK)
 
 
-def test_other_models_keep_their_own_preset_and_nothing_is_said(golden_session: DeepSeekOCRSession) -> None:
+def test_other_models_keep_their_own_preset_and_nothing_is_said(golden_session: OCRSession) -> None:
     page = text_page(10.0, (600, 600))
     run = golden_session.run_inference(page, preset="auto", ignore_eos=True, **QUICK)
     assert (run.request["preset"], run.request["preset_choice"]) == ("gundam", "default")

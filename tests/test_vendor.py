@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from vendor_standin import CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun, Timeline, decode, decode_step, prefill
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, Timeline, decode, decode_step, prefill
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.caches import cache_bytes_per_token, cache_layers, cache_length
 from ocr_phases.measure.models.families import VENDOR, Family, family_of
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("remote_code")
 
 
 @pytest.fixture(scope="module")
-def session(standin: Path, remote_code: None) -> DeepSeekOCRSession:
-    return DeepSeekOCRSession.load(str(standin), device="cpu", **RULES)
+def session(standin: Path, remote_code: None) -> OCRSession:
+    return OCRSession.load(str(standin), device="cpu", **RULES)
 
 
 def page(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -49,7 +49,7 @@ CASES = {
 }
 
 
-def inputs_of(session: DeepSeekOCRSession, case: str) -> DeviceInputs:
+def inputs_of(session: OCRSession, case: str) -> DeviceInputs:
     image, preset = CASES[case]
     return session.prepare(image, preset=preset).to("cpu", torch.float32)
 
@@ -261,7 +261,7 @@ def test_nothing_is_printed(standin, capsys):
     handler = logging.Handler()
     handler.emit = warned.append  # type: ignore[method-assign]
     logging.getLogger("transformers").addHandler(handler)
-    session = DeepSeekOCRSession.from_local(standin, device="cpu", **RULES)
+    session = OCRSession.from_local(standin, device="cpu", **RULES)
     image, preset = CASES["crops"]
     for way in (False, True):
         session.run_inference(image, preset=preset, max_new_tokens=3, repeats=1, warmup=0, generate=way)
@@ -291,7 +291,7 @@ def test_the_published_infer_by_name(session):
 
 def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
     folder = copy_of(standin, tmp_path / "cuda", modeling_deepseekocr=CUDA_CALL, deepencoder=CUDA_IMAGES)
-    on_cpu = DeepSeekOCRSession.load(str(folder), device="cpu", cuda_calls="ignore", **RULES)
+    on_cpu = OCRSession.load(str(folder), device="cpu", cuda_calls="ignore", **RULES)
     image, preset = tmp_path / "page.png", CASES["small"][1]
     CASES["small"][0].save(image)
     options = {"preset": preset, "max_new_tokens": 8, "repeats": 1, "warmup": 0, "ceilings": False}
@@ -401,7 +401,7 @@ def test_on_a_gpu_its_own_cuda_calls_are_welcome(standin, tmp_path):
     image, preset = CASES["crops"]
     options = {"preset": preset, "max_new_tokens": NEW, "repeats": 1, "warmup": 0, "ignore_eos": True}
     for dtype in ("float32", "bfloat16"):
-        session = DeepSeekOCRSession.load(str(folder), device="cuda", dtype=dtype, **RULES)
+        session = OCRSession.load(str(folder), device="cuda", dtype=dtype, **RULES)
         ours = session.run_inference(image, **options)
         assert ours["tokens"] == NEW
         if dtype == "float32":

@@ -11,7 +11,7 @@ import torch
 import transformers
 from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
-from ocr_phases import DeepSeekOCRSession, OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.measure.models.folders import transformers_version
 from ocr_phases.measure.models.remote import choose_attention
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("remote_code")
 
 def refuse(message: str, name: str | Path, **options: Any) -> None:
     with pytest.raises(OcrPhasesError, match=message) as caught:
-        DeepSeekOCRSession.load(str(name), **{"device": "cpu", **options})
+        OCRSession.load(str(name), **{"device": "cpu", **options})
     assert "\n" not in str(caught.value)
 
 
@@ -54,7 +54,7 @@ def test_a_pinned_hub_id_fetches_code_too(standin, tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
-    session = DeepSeekOCRSession.load("some-org/some-model", device="cpu", revision=commit, **RULES)
+    session = OCRSession.load("some-org/some-model", device="cpu", revision=commit, **RULES)
     assert session.checkpoint.revision == commit
     assert session.checkpoint.name == "some-org/some-model"
 
@@ -63,7 +63,7 @@ def test_the_code_is_part_of_a_folder_s_revision(standin, tmp_path):
     import transformers.dynamic_module_utils as machinery
 
     def revision(where: Path) -> str:
-        return DeepSeekOCRSession.load(str(where), device="cpu", **RULES).checkpoint.revision
+        return OCRSession.load(str(where), device="cpu", **RULES).checkpoint.revision
 
     edited = copy_of(standin, tmp_path / "edited", deepencoder=("/ 8)", "/ 8.0)"))
     assert revision(standin) == revision(shutil.copytree(standin, tmp_path / "same")) != revision(edited)
@@ -140,7 +140,7 @@ def test_each_folder_runs_its_own_code(standin, tmp_path):
     page = Image.effect_noise((300, 500), 80)
 
     def tokens(where: Path) -> list[int]:
-        session = DeepSeekOCRSession.load(str(where), device="cpu", **RULES)
+        session = OCRSession.load(str(where), device="cpu", **RULES)
         run = session.run_inference(
             page, preset="tiny", max_new_tokens=8, repeats=1, warmup=0, ceilings=False
         )
@@ -169,7 +169,7 @@ def test_attention_is_chosen(standin, monkeypatch):
         "Unknown attention 'fast': use eager or sdpa or flash_attention_2", standin, attention="fast", **RULES
     )
     refuse("Unknown cuda_calls 'drop': use refuse or ignore", standin, cuda_calls="drop", **RULES)
-    session = DeepSeekOCRSession.from_local(standin, device="cpu", attention="eager", **RULES)
+    session = OCRSession.from_local(standin, device="cpu", attention="eager", **RULES)
     assert session.model.config._attn_implementation == "eager"
 
     class Published:
@@ -193,7 +193,7 @@ def test_attention_is_chosen(standin, monkeypatch):
 
 def test_a_folder_named_by_a_dot_has_a_name(standin, monkeypatch):
     monkeypatch.chdir(standin)
-    checkpoint = DeepSeekOCRSession.load(".", device="cpu", **RULES).checkpoint
+    checkpoint = OCRSession.load(".", device="cpu", **RULES).checkpoint
     assert (checkpoint.name, checkpoint.source) == ("standin", str(standin))
 
 

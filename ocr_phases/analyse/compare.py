@@ -289,9 +289,10 @@ class Compared:
         for run, label in zip(self.runs[1:], self.labels[1:], strict=True):
             for row, (before, after) in enumerate(zip(base.results, run.results, strict=False)):
                 of_row = f", row {row}" if len(base.results) > 1 else ""
-                names = f"{self.labels[0]}{of_row}", f"{label}{of_row}"
-                texts = [(result["text"] or "").splitlines() for result in (before, after)]
-                pieces += difflib.unified_diff(*texts, *names, lineterm="")
+                then, now = ((result["text"] or "").splitlines() for result in (before, after))
+                pieces += difflib.unified_diff(
+                    then, now, f"{self.labels[0]}{of_row}", f"{label}{of_row}", lineterm=""
+                )
         return "\n".join(pieces)
 
 

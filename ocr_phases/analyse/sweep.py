@@ -209,10 +209,10 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
         sentences.append(f"Decode makes at most {most['tokens_per_s']:,.0f} tokens/s ({_cell(most, table)}).")
     loud = table[table["noise"] != ""]
     if len(loud):
+        reasons = dict.fromkeys(reason for noise in loud["noise"] for reason in noise.split(", "))
         which = "every cell" if len(loud) == len(table) else ", ".join(loud["cell"])
         sentences.append(
-            f"Not to be trusted for noise ({', '.join(dict.fromkeys(loud['noise']))}): {which}. Measure "
-            "again on a quiet machine."
+            f"Not to be trusted for noise ({', '.join(reasons)}): {which}. Measure again on a quiet machine."
         )
     if len(failures):
         sentences.append(f"{count_text(len(failures), 'cell')} could not be measured.")

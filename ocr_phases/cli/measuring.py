@@ -14,7 +14,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import ModelSettings
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.session import OCRSession
     from ocr_phases.record import PhaseRun
 
 
@@ -36,19 +36,17 @@ def warn_of_remote_code(settings: ModelSettings) -> None:
         print(f"Warning: this runs the Python files of {settings.model} on this machine.", file=sys.stderr)
 
 
-def load_session(arguments: argparse.Namespace) -> DeepSeekOCRSession:
+def load_session(arguments: argparse.Namespace) -> OCRSession:
     """The model that was asked for; a wrong page or setting is refused before anything slow starts."""
     settings = settings_of(arguments)
     look_at(arguments.page, arguments)
     warn_of_remote_code(settings)
-    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.session import OCRSession
 
-    return DeepSeekOCRSession.load(**settings.of_model())
+    return OCRSession.load(**settings.of_model())
 
 
-def measure(
-    arguments: argparse.Namespace, session: DeepSeekOCRSession | None = None, **changes: Any
-) -> PhaseRun:
+def measure(arguments: argparse.Namespace, session: OCRSession | None = None, **changes: Any) -> PhaseRun:
     """Measure the page as asked for, with ``changes``."""
     session = session or load_session(arguments)
     settings = settings_of(arguments).of_run() | changes

@@ -69,7 +69,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     load_page(arguments.page)
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
-    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.session import OCRSession
     from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
 
     cells = make_cells(
@@ -79,7 +79,7 @@ def _measure(arguments: argparse.Namespace) -> None:
         arguments.max_new_tokens,
         arguments.visions,
     )
-    session = DeepSeekOCRSession.load(**settings.of_model())
+    session = OCRSession.load(**settings.of_model())
     with tqdm(total=len(cells), unit="cell", disable=None, leave=False) as bar:
 
         def on_run(cell: Cell, runs_done: int, runs: int) -> None:

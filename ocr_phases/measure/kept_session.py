@@ -5,20 +5,20 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.measure.session import OCRSession
 from ocr_phases.settings import ModelSettings
 
-_kept: dict[ModelSettings, DeepSeekOCRSession] = {}
+_kept: dict[ModelSettings, OCRSession] = {}
 
 
-def kept_session(**settings: Any) -> DeepSeekOCRSession:
+def kept_session(**settings: Any) -> OCRSession:
     """The session last loaded with these very ``settings`` (`ModelSettings`), else a new one.
 
-    One is kept, so that a device never holds two models. Raises as `DeepSeekOCRSession.load` does.
+    One is kept, so that a device never holds two models. Raises as `OCRSession.load` does.
     """
     key = ModelSettings(**settings)
     if key not in _kept:
         _kept.clear()
         gc.collect()  # a model has cycles, and the next one may need its memory
-        _kept[key] = DeepSeekOCRSession.load(**vars(key))
+        _kept[key] = OCRSession.load(**vars(key))
     return _kept[key]

@@ -11,7 +11,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.request import Page
-from ocr_phases.measure.session import DeepSeekOCRSession
+from ocr_phases.measure.session import OCRSession
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.settings import REQUEST_SETTINGS
 
@@ -74,7 +74,7 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
 
 def load_recorded(
     record: PhaseRun, *, model: str | None = None, device: str = "auto", trust_remote_code: bool = False
-) -> DeepSeekOCRSession:
+) -> OCRSession:
     """Load the record's model, or ``model`` in its place; `OcrPhasesError` where its revision differs."""
     known = record.model
     missing = [name for name in ("source", "revision", "implementation") if name not in known]
@@ -88,7 +88,7 @@ def load_recorded(
     if known["implementation"] != "native":
         options |= {"implementation": known["implementation"], "trust_remote_code": trust_remote_code}
         options |= {"attention": known.get("attention"), "cuda_calls": known.get("cuda_calls") or "refuse"}
-    session = DeepSeekOCRSession.load(model or (known["source"] if local else known["name"]), **options)
+    session = OCRSession.load(model or (known["source"] if local else known["name"]), **options)
     if session.checkpoint.revision != revision:
         raise OcrPhasesError(
             f"The record was made with {known['name']} at {_short(revision)}, here it is at "

@@ -1,4 +1,4 @@
-"""DeepSeekOCRSession: a loaded model and what to call on it."""
+"""OCRSession: a loaded model and what to call on it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from ocr_phases.measure.steps.execution import (
     eos_interval,
 )
 from ocr_phases.measure.steps.sampling import Sampler
-from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline
+from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
 from ocr_phases.measure.sweep import make_cells, run_sweep
 from ocr_phases.presets import GROUNDING_TAG, get_preset
 from ocr_phases.record import PhaseRun
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from ocr_phases.show.sweep_result import SweepResult
 
 
-class DeepSeekOCRSession:
+class OCRSession:
     """A loaded DeepSeek-OCR model, its tokenizer and device.
 
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
@@ -80,7 +80,7 @@ class DeepSeekOCRSession:
 
     @classmethod
     @keywords_of(ModelSettings)
-    def load(cls, model: str = "tiny", **settings: Any) -> DeepSeekOCRSession:
+    def load(cls, model: str = "tiny", **settings: Any) -> OCRSession:
         """Load ``tiny``, ``dummy`` (random full-size weights), a checkpoint folder or a hub id.
 
         ``settings`` are those of `ModelSettings`; ``dtype`` may be a ``torch.dtype``, and is by default
@@ -91,12 +91,12 @@ class DeepSeekOCRSession:
         return cls._load(ModelSettings(model=model, **settings))
 
     @classmethod
-    def from_local(cls, folder: str | Path, **settings: Any) -> DeepSeekOCRSession:
+    def from_local(cls, folder: str | Path, **settings: Any) -> OCRSession:
         """Load a checkpoint folder, and nothing but a folder; ``settings`` as in `load`."""
         return cls._load(ModelSettings(model=str(folder), **settings), local_only=True)
 
     @classmethod
-    def _load(cls, asked: ModelSettings, **options: Any) -> DeepSeekOCRSession:
+    def _load(cls, asked: ModelSettings, **options: Any) -> OCRSession:
         device = resolve_device(asked.device)
         dtype = resolve_dtype(asked.dtype, device)
         options |= {**vars(asked), "device": device, "dtype": dtype}
@@ -131,7 +131,8 @@ class DeepSeekOCRSession:
 
     def run_decode_step(self, state: phases.DecodeState, timeline: Timeline | None = None) -> Tensor:
         """`phases.decode_step`: one more token a row, int64 [B]."""
-        with self._execution(), decode_execution(self.model):
+        hooks = stage_hooks(self.model, self.family, timeline or NoTimeline(), [])
+        with self._execution(), decode_execution(self.model), hooks:
             return phases.decode_step(self.model, state, timeline)
 
     def __repr__(self) -> str:
@@ -458,3 +459,7 @@ class DeepSeekOCRSession:
 
     def _check_length(self, packed: PageInputs, request: Request) -> None:
         check_length(packed.prefill_len, request, self._text_config.max_position_embeddings)
+
+
+#: The session's first name, of when it knew one family.
+DeepSeekOCRSession = OCRSession

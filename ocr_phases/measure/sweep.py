@@ -34,7 +34,7 @@ class MeasuringModel(LoadedModel, Protocol):
     """What a sweep needs of a session."""
 
     def run_inference(self, page: Any, prompt: str, **settings: Any) -> PhaseRun:
-        """`DeepSeekOCRSession.run_inference`."""
+        """`OCRSession.run_inference`."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def report_record(run: PhaseRun, output_dir: str | Path) -> Path:
 def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFrame | None = None) -> Path:
     """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and notebook.
 
-    ``references`` is what `DeepSeekOCRSession.references` says of the model that was measured. Raises as
+    ``references`` is what `OCRSession.references` says of the model that was measured. Raises as
     `report_page` does.
     """
     folder = output_folder(output_dir).resolve()

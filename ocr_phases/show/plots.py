@@ -189,18 +189,21 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
 
 def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the first title."""
-    figure = blank_figure(4.9)
-    zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0))
-    early = spans[spans["phase"].isin(("prepare", "prefill"))]
-    title = "Prepare and prefill" if (early["phase"] == "prefill").any() else "Prepare"
-    _lanes(zoomed, early, _ends(early))
-    title_axes(zoomed, f"{title}, {ms_text(_ends(early))}{note}")
-    _stage_keys(zoomed, early)
+    if spans.empty:
+        return sentence_figure("There are no spans to draw.")
+    names = [name for name in ("prepare", "prefill") if (spans["phase"] == name).any()]
+    figure = blank_figure(4.9 if names else 2.4)
+    *zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0)) if names else [figure.subplots()]
+    for axes in zoomed:
+        early = spans[spans["phase"].isin(names)]
+        _lanes(axes, early, _ends(early))
+        title_axes(axes, f"{' and '.join(names).capitalize()}, {ms_text(_ends(early))}{note}")
+        _stage_keys(axes, early)
+        time_axis(axes.xaxis)
     _lanes(whole, spans, _ends(spans))
     steps = int((spans["stage"] == "decode_step").sum())
     tail = f", {count_text(steps, 'decode step')}" if steps else ""
     title_axes(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
-    time_axis(zoomed.xaxis)
     time_axis(whole.xaxis, "time since the start of the repeat")
     return figure
 

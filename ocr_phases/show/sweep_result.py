@@ -1,4 +1,4 @@
-"""A sweep as a result that shows itself: what `DeepSeekOCRSession.sweep` gives."""
+"""A sweep as a result that shows itself: what `OCRSession.sweep` gives."""
 
 from __future__ import annotations
 

@@ -11,10 +11,12 @@ _LINE = LABEL_COLOURS["image"]
 
 
 def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
-    """Crops uint8 [columns x rows, C, C, 3] put together again, with the cuts and the crops' numbers drawn."""
+    """Crops uint8 [columns x rows, C, C, 3] put together again, with their cuts and numbers drawn."""
     columns, rows = grid
     side = crops.shape[1]
-    joined = crops.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
+    joined = (
+        crops.reshape(rows, columns, side, side, 3).swapaxes(1, 2).reshape(rows * side, columns * side, 3)
+    )
     canvas = Image.fromarray(joined)
     draw = ImageDraw.Draw(canvas)
     width = max(2, side // 80)

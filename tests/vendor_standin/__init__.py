@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 TOKENIZER = HERE.parent / "golden" / "checkpoint"
 CODE = ("modeling_deepseekocr.py", "deepencoder.py")
 
-#: What `DeepSeekOCRSession.load` needs to run the class.
+#: What `OCRSession.load` needs to run the class.
 RULES: dict[str, Any] = {"implementation": "vendor", "trust_remote_code": True}
 
 #: Changes for `copy_of` that move tensors to a GPU, as the published forward does.

@@ -77,7 +77,9 @@ class PageViews:
 
         preset, tokens = self.preset, image_token_count(self.preset, (1, 1))
         side, page = preset.base_size, f"{self.size[0]} x {self.size[1]} px"
-        caption = f"{preset.name}: page of {page}, global view {side} x {side} px, {count_text(tokens, 'token')}"
+        caption = (
+            f"{preset.name}: page of {page}, global view {side} x {side} px, {count_text(tokens, 'token')}"
+        )
         pictures = [(Image.fromarray(self.global_view), caption)]
         if len(self.crops):
             side, tokens = preset.image_size, image_token_count(preset, self.grid) - tokens

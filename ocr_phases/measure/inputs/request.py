@@ -23,7 +23,7 @@ Page = str | Path | bytes | Image.Image
 
 @dataclass(frozen=True, kw_only=True)
 class Request(RunSettings):
-    """What `DeepSeekOCRSession.run_inference` was asked to do, with every default filled in.
+    """What `OCRSession.run_inference` was asked to do, with every default filled in.
 
     ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row, ``type_px`` the estimated
     size of each page's type in its own pixels (none where nobody asked).

@@ -206,7 +206,7 @@ def decode_step(
     """
     timeline = timeline or NoTimeline()
     _check_model(model)
-    with timeline.span("decode_step"):
+    with timeline.in_step(len(state.lengths) - 1), timeline.span("decode_step"):
         before = state.cache
         logits, token = _model_step(model, state) if step is None else step(state)
         state.length += 1
@@ -265,7 +265,6 @@ def decode(
         for number in range(budget):
             if all(ended):
                 break
-            timeline.step = number
             read = (number + 1) % eos_check_every == 0 or number + 1 == budget
             seen = len(state.ids[0])
             decode_step(model, state, timeline, read=read, step=step)
@@ -278,7 +277,6 @@ def decode(
             if any(ended):
                 done = torch.tensor(ended, device=state.token.device)
                 state.token = torch.where(done, pad_id, state.token)
-        timeline.step = None
     _check_device_count(state)
     rows = [until_end(row, eos_ids) for row in state.ids]
     longest = max(map(len, rows))

@@ -104,6 +104,16 @@ class Timeline:
         finally:
             self.phase = before
 
+    @contextlib.contextmanager
+    def in_step(self, number: int) -> Iterator[None]:
+        """Spans opened inside belong to decode step ``number``, also where no `decode` is around it."""
+        before = self.phase, self.step
+        self.phase, self.step = "decode", number
+        try:
+            yield
+        finally:
+            self.phase, self.step = before
+
     def _event(self) -> Any:
         """The device's side of a mark: an event recorded now, or nothing on a CPU."""
         if not self.cuda:
@@ -140,7 +150,7 @@ class Timeline:
         return make_spans(dict(zip(SPAN_COLUMNS, map(list, columns), strict=True)))
 
     def plot(self) -> Figure:
-        """The spans over time, prefill and the whole (`ocr_phases.show.plots.plot_spans`)."""
+        """The spans over time: `ocr_phases.show.plots.plot_spans`."""
         from ocr_phases.show.plots import plot_spans
 
         return plot_spans(self.table())

@@ -12,7 +12,7 @@ from ocr_phases.show.explorer.form import Asked
 from ocr_phases.show.explorer.live import Live
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.session import DeepSeekOCRSession
+    from ocr_phases.measure.session import OCRSession
 
 
 class Measurer:
@@ -23,7 +23,7 @@ class Measurer:
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ocr_phases")
-        self._session: DeepSeekOCRSession | None = None
+        self._session: OCRSession | None = None
         self._loaded: dict[str, Any] | None = None
 
     def start(self, asked: Asked, live: Live) -> Future[PhaseRun]:
@@ -48,15 +48,15 @@ class Measurer:
         pages = [{**page, "file": asked.page_name + page["file"].removeprefix("image")} for page in run.pages]
         return replace(run, pages=pages)
 
-    def _session_for(self, settings: Settings, live: Live) -> DeepSeekOCRSession:
+    def _session_for(self, settings: Settings, live: Live) -> OCRSession:
         wanted = settings.of_model()
         if self._session is not None and self._loaded == wanted:
             return self._session
         live.doing(f"loading {settings.model}")
-        from ocr_phases.measure.session import DeepSeekOCRSession
+        from ocr_phases.measure.session import OCRSession
 
         self._session = self._loaded = None  # makes room for the next one
-        self._session = DeepSeekOCRSession.load(**wanted)
+        self._session = OCRSession.load(**wanted)
         self._loaded = wanted
         return self._session
 
