@@ -81,7 +81,7 @@ def notebook_theme() -> str:
         for light, scheme in (("true", "light"), ("false", "dark"))
     )
     figures = ".drawn{overflow-x:auto}.drawn>svg{max-width:100%;height:auto}"
-    figures += ".drawn>.op-narrow,.op-still{display:none}"
+    figures += ".drawn>.op-narrow,.op-still{display:none!important}"
     return f":root{{{colours}}}{sides}{figures}"
 
 
