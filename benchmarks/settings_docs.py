@@ -1,4 +1,4 @@
-"""Writes what follows from `Settings`: docs/settings.md's table and the notebooks' parameters.
+"""Writes what follows from `Settings`: docs/settings.md's tables and the notebooks' parameters.
 
 ``python -m benchmarks.settings_docs``; a test compares them.
 """
@@ -14,7 +14,7 @@ import nbformat
 from ocr_phases.cli.options import EVERY, KERNELS
 from ocr_phases.cli.sweep import SHARED
 from ocr_phases.files import write_atomic
-from ocr_phases.settings import ModelSettings, Settings, help_text, parameter_lines
+from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, parameter_lines
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
@@ -27,13 +27,16 @@ NOTEBOOKS = {
 
 
 def settings_table() -> str:
-    """The table of docs/settings.md, a row a setting."""
-    of_model = {setting.name for setting in fields(ModelSettings)}
-    lines = ["| setting | of | default | |", "| --- | --- | --- | --- |"]
-    for setting in sorted(fields(Settings), key=lambda setting: setting.name not in of_model):
-        call = "load" if setting.name in of_model else "run_inference"
+    """The tables of docs/settings.md, one for each call."""
+    tables = [("OCRSession.load", ModelSettings), ("run_inference", RunSettings)]
+    return "\n".join(_table(call, settings) for call, settings in tables)
+
+
+def _table(call: str, settings: type) -> str:
+    lines = [f"| `{call}` | default | |", "| --- | --- | --- |"]
+    for setting in fields(settings):
         text = help_text(setting).replace("|", "\\|")
-        lines.append(f"| `{setting.name}` | `{call}` | `{setting.default}` | {text} |")
+        lines.append(f"| `{setting.name}` | `{setting.default}` | {text} |")
     return "\n".join(lines) + "\n"
 
 
