@@ -33,7 +33,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
-    """A field with its documentation; ``least`` and ``choices`` are checked, ``kept=False`` stays out of the request."""
+    """A field with its help; ``least`` and ``choices`` are checked, ``kept=False`` keeps it out of the request."""
     return field(default=default, metadata={"text": text, **rules})
 
 
@@ -206,7 +206,7 @@ class RunSettings:
         False, "CUDA: profile kernels and host syncs of each stage in one more run", kept=False
     )
     kernel_steps: int = _setting(32, "most decode steps of that run", least=1, kept=False)
-    kernel_trace: str | Path | None = _setting(None, "file for that run's Chrome trace (.json.gz)", kept=False)
+    kernel_trace: str | Path | None = _setting(None, "Chrome trace file of that run (.json.gz)", kept=False)
 
     def __post_init__(self) -> None:
         for prompt in _as_list(self.prompt):
@@ -262,7 +262,7 @@ def kind(setting: Field[Any]) -> str:
 
 
 def setting_from_text(name: str, text: str) -> Any:
-    """A setting's value from a list of pages, such as ``false`` or ``3``; `OcrPhasesError` for a wrong type."""
+    """A setting's value from a list of pages: ``false``, ``3``; `OcrPhasesError` for a wrong type."""
     wanted = kind(next(setting for setting in fields(Settings) if setting.name == name))
     if wanted == "int":
         try:
