@@ -43,7 +43,6 @@ def claims() -> list[tuple[str, str, str, str]]:
     step = decode_cost(PUBLISHED, cache_len=1000)
     head = step.set_index("stage").loc["lm_head"]
     logits, one = logits_bytes(PUBLISHED, prompt_len=long), logits_bytes(PUBLISHED, prompt_len=1)["last"]
-    thousand = logits_bytes(PUBLISHED, prompt_len=1000)["all"]
     weights = float(held.sum()) * 2
     cache = kv_bytes_per_token(PUBLISHED) * long
     early, late = (_read(decode_cost(PUBLISHED, cache_len=length)) for length in (282, long))
@@ -65,10 +64,6 @@ def claims() -> list[tuple[str, str, str, str]]:
         ),
         ("float32 logits of 8,192 positions", "3.3 GB", _gb(logits["all"]), OLD_VOCABULARY),
         ("float32 logits of one step", "400 kB", f"{one / 1e3:.0f} kB", OLD_VOCABULARY),
-        ("float32 logits of 1,000 tokens", "0.5 GB", _gb(thousand), "right"),
-        ("hidden states of 8,192 tokens", "21 MB", _mb(long * size.text.hidden * 2), "right"),
-        ("a crop's bfloat16 pixels", "2.5 MB", _mb(3 * 640**2 * 2), "right"),
-        ("the global view's pixels", "6.3 MB", _mb(3 * 1024**2 * 2), "right"),
         ("activations of the vision stack", "67 MB", f"over {_mb(bias)}", "wrong: SAM's position bias alone"),
         (
             "KV cache dominates long generations",

@@ -1,4 +1,4 @@
-"""Writes what follows from `Settings`: docs/settings.md's tables and the notebooks' parameters.
+"""Writes what follows from `Settings`: docs/settings.md's lists and the notebooks' parameters.
 
 ``python -m benchmarks.settings_docs``; a test compares them.
 """
@@ -26,18 +26,19 @@ NOTEBOOKS = {
 }
 
 
-def settings_table() -> str:
-    """The tables of docs/settings.md, one for each call."""
-    tables = [("OCRSession.load", ModelSettings), ("run_inference", RunSettings)]
-    return "\n".join(_table(call, settings) for call, settings in tables)
+def settings_lists() -> str:
+    """The lists of docs/settings.md: a list for each call, a line a setting."""
+    lists = []
+    for call, settings in (("OCRSession.load", ModelSettings), ("run_inference", RunSettings)):
+        lines = [
+            f"- `{item.name}` ({item.default}): {_escaped(help_text(item))}" for item in fields(settings)
+        ]
+        lists.append("\n".join([f"Keywords of `{call}`, defaults in brackets:", "", *lines, ""]))
+    return "\n".join(lists)
 
 
-def _table(call: str, settings: type) -> str:
-    lines = [f"| `{call}` | default | |", "| --- | --- | --- |"]
-    for setting in fields(settings):
-        text = help_text(setting).replace("|", "\\|")
-        lines.append(f"| `{setting.name}` | `{setting.default}` | {text} |")
-    return "\n".join(lines) + "\n"
+def _escaped(text: str) -> str:
+    return text.replace("<|grounding|>", "`<|grounding|>`")
 
 
 def with_parameters(source: str, wanted: list[str]) -> str:
@@ -53,7 +54,7 @@ def main() -> None:
     page = ROOT / "docs" / "settings.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    write_atomic(page, f"{before}{BEGIN}{settings_table()}{END}{after}".encode())
+    write_atomic(page, f"{before}{BEGIN}{settings_lists()}{END}{after}".encode())
     for name, wanted in NOTEBOOKS.items():
         path = ROOT / "notebooks" / f"{name}.ipynb"
         notebook = nbformat.read(path, as_version=4)

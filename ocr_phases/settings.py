@@ -180,9 +180,7 @@ class RunSettings:
         None, "ask for boxes in a prompt of your own (<|grounding|>); by default yes"
     )
     return_text: bool = _setting(True, "keep the text in the record")
-    ignore_eos: bool | None = _setting(
-        None, "continue after the end token; by default only for dummy"
-    )
+    ignore_eos: bool | None = _setting(None, "continue after the end token; by default only for dummy")
     eos_check_every: int | None = _setting(
         None, "steps between reads of the end token; by default 1 in eager, else 16", least=1
     )
