@@ -121,7 +121,7 @@ def measured() -> dict[str, PhaseRun]:
 
 
 def main(records: str | None = None) -> None:
-    """Draw everything and write gallery.md; ``records`` is a folder of records to reuse instead of measuring."""
+    """Draw everything and write gallery.md; ``records`` is a folder of records to reuse."""
     runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
     gpu = PhaseRun.load(asset("data", "runs", f"{GPU_RECORD}.json"))
     other = PhaseRun.load(asset("data", "runs", f"{OTHER_RECORD}.json"))

@@ -33,7 +33,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
-    """A field with its help; ``least`` and ``choices`` are checked, ``kept=False`` keeps it out of the request."""
+    """A field with its help; ``least`` and ``choices`` are checked, ``kept=False`` is not in the request."""
     return field(default=default, metadata={"text": text, **rules})
 
 
