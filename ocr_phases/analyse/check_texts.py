@@ -159,7 +159,9 @@ EXPECTATIONS: dict[str, CheckText] = {
         "5 to 20 ms a token", _SEEDS, "Compare device and host time: launches often limit a step."
     ),
     "expected_ratio": CheckText(
-        "a prefill takes as long as 5 to 15 decode steps", _SEEDS, "Near 1, vision did not run, or ran in decode too."
+        "a prefill takes as long as 5 to 15 decode steps",
+        _SEEDS,
+        "Near 1, vision did not run, or ran in decode too.",
     ),
     "expected_vision_share": CheckText(
         "vision is 30 to 50 % of the prefill", _SEEDS, "A larger preset or more crops raise it."
@@ -179,9 +181,7 @@ EXPECTATIONS: dict[str, CheckText] = {
     "expected_constant_decode": CheckText(
         "decode time does not depend on length", _SEEDS, "See decode_trend for the cost of the cache's bytes."
     ),
-    "expected_memory": CheckText(
-        "decode peaks no higher than the prefill", _SEEDS, "See decode_memory."
-    ),
+    "expected_memory": CheckText("decode peaks no higher than the prefill", _SEEDS, "See decode_memory."),
 }
 
 NOT_IN_RECORD = CheckText("", "", _RERUN)

@@ -25,7 +25,7 @@ _CELL = [
 
 
 def ways_sentence(table: pd.DataFrame, way: str) -> str:
-    """Compare decode by ``"strategy"``, or the prefill by ``"vision"``, from `sweep_table`; empty for one value.
+    """Compare decode by ``"strategy"`` or prefill by ``"vision"``, from `sweep_table`; empty for one value.
 
     Compared cells differ in that column alone. Of several such groups the one with the most values is taken,
     then the one with the other column eager, the fewest rows and the longest output. The sentence names the
@@ -66,7 +66,7 @@ def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.Dat
 
 
 def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
-    """A cell's distinguishing settings in its table: preset and batch size together, then the others that vary.
+    """A cell's settings that vary in its table: preset and batch size together, then the others.
 
     ``but`` is a column to leave out. Empty if nothing varies.
     """
