@@ -128,7 +128,7 @@ def checks_verdict(checks: Sequence[Check]) -> str:
     busy = [check.name.replace("_", " ") for check in noisy(checks)]
     if busy:
         sentence = (
-            f"Do not trust these figures: the machine was too busy ({', '.join(busy)}). The measurement "
+            f"The machine was too busy ({', '.join(busy)}), so do not trust these figures. The measurement "
             f"itself is sound: {passed} of {len(rules)} checks passed"
         )
     sentence += f", {silent} had no data." if silent else "."

@@ -431,7 +431,7 @@ def _said(row: pd.Series) -> str:
         return f"{name} is equivalent ({span})"
     if row["verdict"] == INCONCLUSIVE:
         shown = percent_text(row["detectable"])
-        return f"{name} is inconclusive ({span}; changes from {shown} would be resolved)"
+        return f"{name} is inconclusive ({span}; changes below {shown} cannot be resolved)"
     if not 1.0 / _FAR < row["ratio"] < _FAR:
         return f"{name} is {row['verdict']} ({span})"
     return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"
