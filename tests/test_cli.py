@@ -53,7 +53,7 @@ def test_a_record_never_takes_the_place_of_another_one(tiny_session, tmp_path, c
             (other, "run.json"): "another page",
             (page, "run.json", "--max-new-tokens", "7"): "another max_new_tokens",
             (page, "run.json", "--model", "dummy"): "another model",
-            (page, "notes"): "no record",
+            (page, "notes"): "not a record",
         }.items():
             asked = [verb, arguments[0], "--save", *arguments[1:], *settings]
             assert main(asked) == 2

@@ -387,7 +387,7 @@ def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit, match="2"):
         main(["sweep", str(PAGE), "--batch", "1,x", *out])
-    assert "no list of whole numbers" in capsys.readouterr().err
+    assert "not a list of whole numbers" in capsys.readouterr().err
 
 
 def test_the_notebook_measures_by_itself(tmp_path: Path) -> None:
