@@ -271,7 +271,7 @@ class Compared:
 
     @cached_property
     def verdict(self) -> str:
-        """What was found for the judged figures, and what stands against comparing, as plain text."""
+        """The findings for the judged figures and caveats of the comparison, as plain text."""
         runs, labels, table = self.runs, self.labels, self.table
         warnings = [(label, noise_warning(run)) for run, label in zip(runs, labels, strict=True)]
         sentences = [f"{label}: {warning}" for label, warning in warnings if warning]
@@ -281,7 +281,7 @@ class Compared:
             if found:
                 sentences.append(f"{label} against {labels[0]}: {', '.join(found)}.")
             else:
-                sentences.append(f"{label} and {labels[0]} share no phase that could be compared.")
+                sentences.append(f"{label} and {labels[0]} have no phase in common.")
             sentences += _caveats(runs[0], run, label)
         ways = ways_sentence(sweep_table(_same_subject(runs, labels)), "strategy")
         return " ".join(filter(None, [*sentences, ways, few_repeats(runs, labels)]))
@@ -429,13 +429,13 @@ def _names(table: pd.DataFrame) -> list[str]:
 def _said(row: pd.Series) -> str:
     name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
     if np.isnan(row["ratio_low"]):
-        return f"{name} takes {_times(row['ratio'])}, on a single repeat"
+        return f"{name} takes {_times(row['ratio'])}, by a single repeat"
     span = _times(row["ratio"], row["ratio_low"], row["ratio_high"])
     if row["verdict"] == EQUIVALENT:
         return f"{name} is equivalent ({span})"
     if row["verdict"] == INCONCLUSIVE:
         shown = percent_text(row["detectable"])
-        return f"{name} is inconclusive ({span}; a change of {shown} would have shown)"
+        return f"{name} is inconclusive ({span}; changes below {shown} cannot be resolved)"
     if not 1.0 / _FAR < row["ratio"] < _FAR:
         return f"{name} is {row['verdict']} ({span})"
     return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"
@@ -465,19 +465,19 @@ def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
     if not same_tokens(base, other):
         counts = [other.token_count, base.token_count]
         if counts[0] == counts[1]:
-            caveats.append(f"The tokens differ; there are {counts[0]:,} in both.")
+            caveats.append(f"The tokens differ; both have {counts[0]:,}.")
         else:
             caveats.append(
                 f"It has {counts[0]:,} tokens, not {counts[1]:,}: compare decode steps, not whole decodes."
             )
         if differ := first_other_token(base, other):
-            caveats.append(f"The first token that differs is {differ}.")
+            caveats.append(f"The first different token is {differ}.")
     if base.device.get("name") != other.device.get("name"):
-        caveats.append("The devices are different ones.")
+        caveats.append("The devices differ.")
     if base.model["name"] != other.model["name"]:
         caveats.append(f"The model is {other.model['name']}, not {base.model['name']}.")
     elif base.model.get("revision") != other.model.get("revision"):
-        caveats.append("The model's weights are of another revision.")
+        caveats.append("The model's weights have another revision.")
     if base.model["dtype"] != other.model["dtype"]:
         caveats.append(f"It computes in {other.model['dtype']}, not {base.model['dtype']}.")
     return caveats

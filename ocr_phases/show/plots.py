@@ -446,7 +446,7 @@ def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes 
 
 
 def title_axes(axes: Axes, text: str) -> None:
-    """A plot's title: what it says, not what it is."""
+    """Set a plot's title, which states the finding."""
     axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
 
 
@@ -480,7 +480,7 @@ def _inside(axes: Axes, text: str) -> None:
 
 
 def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
-    """A figure that only says why there is nothing to see; or ``ax`` with that sentence."""
+    """A figure with one sentence in place of a plot; or ``ax`` with that sentence."""
     axes = blank_figure(1.0).subplots() if ax is None else ax
     # On the left and in short lines, for a screen that shows no more of it.
     lines = "\n".join(textwrap.wrap(text, _SENTENCE_LINE))

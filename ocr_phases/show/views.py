@@ -1,4 +1,4 @@
-"""What the vision encoder reads of a page, drawn: the global view, and the crops in their grid."""
+"""Pictures of a page's views: the global view and the grid of crops."""
 
 from __future__ import annotations
 
