@@ -1,4 +1,4 @@
-"""The package's own exceptions: every message is one sentence that says what to do."""
+"""The package's exceptions; every message is one sentence with the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class OcrPhasesError(Exception):
 
 
 class OutOfMemory(OcrPhasesError):
-    """The device has not enough memory for what was asked."""
+    """The device has too little memory for the request."""
 
 
 class CannotWrite(OcrPhasesError):

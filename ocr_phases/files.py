@@ -159,7 +159,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def write_atomic(path: str | Path, data: bytes) -> Path:
-    """Write ``data`` beside ``path`` and rename it into place; links stay and lead to what was written.
+    """Write ``data`` beside ``path`` and rename it into place; links are followed and kept.
 
     Raises `CannotWrite` where that fails, and where ``path`` is there and no regular file.
     """
@@ -183,7 +183,7 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
 
 
 def save_or_rescue(save: Callable[[str | Path], Path], path: str | Path) -> Path:
-    """``save(path)`` of what was measured; where that fails, it is saved elsewhere before `CannotWrite`.
+    """Call ``save(path)``; if that fails, save the result elsewhere and raise `CannotWrite`.
 
     The message names the copy: a file below the temporary folder, or else in the user's home folder.
     """
@@ -214,7 +214,7 @@ def _saved_in(folder: Callable[[], Path], save: Callable[[str | Path], Path]) ->
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A private folder that goes with this process, also where it is killed: then the next one removes it.
+    """A private folder removed with this process, or after a kill by the next one.
 
     All of a user's lie below one folder. Each is locked by the process that made it, so one without a lock
     has been left behind. A file beside them is never removed. ``parent`` names a folder that is removed by

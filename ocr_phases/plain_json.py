@@ -43,7 +43,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def conform(value: Any, shape: Any, name: str = "") -> None:
-    """Hold ``value`` against ``shape``, a type as msgspec takes it; what a `TypedDict` does not name passes.
+    """Check ``value`` against the msgspec type ``shape``; entries that a `TypedDict` lacks pass.
 
     Raises `OcrPhasesError` with the entry, below ``name``, and what is wrong with it, as in
     ``pages[0].row: expected int, got str``.

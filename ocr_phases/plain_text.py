@@ -1,4 +1,4 @@
-"""Text that others wrote (file names, records, model output), made nothing but text where it leaves."""
+"""Makes foreign text (file names, records, model output) plain text before it is printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plain(text: str) -> str:
 
 @contextlib.contextmanager
 def plain_streams() -> Iterator[None]:
-    """All that is printed to the standard streams is `plain`, but for what moves a progress bar on stderr."""
+    """Make everything printed to the standard streams `plain`, except a progress bar on stderr."""
     with (
         contextlib.redirect_stdout(_PlainStream(sys.stdout)),
         contextlib.redirect_stderr(_PlainStream(sys.stderr, progress=True)),

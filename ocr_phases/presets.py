@@ -1,4 +1,4 @@
-"""The presets and prompts by name, for both halves: nothing here needs torch."""
+"""The presets and prompts by name, without torch."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def crop_grid(width: int, height: int, image_size: int = 640) -> tuple[int, int]
 
 
 def resolve_prompt(prompt: str, *, grounding: bool | None = None) -> str:
-    """The text handed to the model, stripped: a preset of `PROMPTS`, or the user's own text.
+    """The text passed to the model, stripped: a preset of `PROMPTS`, or the user's own.
 
     ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``<image>`` and a
     line break, with ``<|grounding|>`` between unless `grounding` is False, if it carries no ``<image>``

@@ -1,4 +1,4 @@
-"""PhaseRun: what one measurement is, as a file and as tables.
+"""PhaseRun: one measurement as a file and as tables.
 
 The record stands between the half that measures (torch, a model) and the half that reads and draws
 (numpy, pandas). It alone draws everything, so it carries the page, the tokens and every raw span.
@@ -252,7 +252,7 @@ class PhaseRun:
 
     @property
     def text(self) -> str | None:
-        """The first row's text without the end token; None where the run kept no text."""
+        """The first row's text without the end token; None if the record has no text."""
         return self.result["text"]
 
     @property
@@ -275,7 +275,7 @@ class PhaseRun:
         return rows[clock].to_numpy(dtype=np.float64)
 
     def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
-        """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zeros where it has none."""
+        """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zero without spans."""
         sums = self._sums[clock].get((phase, stage), {})
         return np.asarray([sums.get(number, 0.0) for number in self.repeats], dtype=np.float64)
 
@@ -312,7 +312,7 @@ class PhaseRun:
 
     @property
     def floors(self) -> pd.DataFrame:
-        """Each stage beside what the hardware allows: `ocr_phases.analyse.floors.floor_table`."""
+        """Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`."""
         return _elsewhere("floor_table")(self)
 
     @property
@@ -346,7 +346,7 @@ class PhaseRun:
         return _elsewhere("write_chrome_trace")(self, path)
 
     def page_image(self, number: int = 0) -> Image | None:
-        """The embedded page as an upright RGB image; None where it was left out of the record."""
+        """The embedded page as an upright RGB image; None if the record lacks it."""
         return _elsewhere("page_image")(self.page_data(number))
 
     def page_data(self, number: int = 0) -> bytes | None:
@@ -372,7 +372,7 @@ class PhaseRun:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
-        """The inverse of `to_dict`, also of schema 1; `OcrPhasesError` for what is no record of these."""
+        """The inverse of `to_dict`, also for schema 1; `OcrPhasesError` for other content."""
         if not isinstance(record, dict) or "schema" not in record:
             raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
         if record["schema"] == SCHEMA_1:
@@ -394,7 +394,7 @@ class PhaseRun:
 
     @classmethod
     def from_json(cls, data: bytes) -> PhaseRun:
-        """`from_dict` of a record file's content; `OcrPhasesError` for what is no JSON, too."""
+        """`from_dict` of a record file's content; `OcrPhasesError` for invalid JSON too."""
         try:
             record = parse_json(data)
         except OcrPhasesError as error:
@@ -421,7 +421,7 @@ class PhaseRun:
 
     @property
     def decoded_tokens(self) -> int:
-        """Tokens that decode made for all rows, each up to its end: what ran beyond counts for nothing."""
+        """Decoded tokens of all rows, each up to its end; surplus tokens are not counted."""
         from_prefill = 0 if self.request.get("first_token") == "redecode" else 1
         return sum(len(result["ids"]) - from_prefill for result in self.results)
 

@@ -286,7 +286,7 @@ class _FailedKernels(TypedDict):
 
 
 def check_record(record: dict[str, Any]) -> None:
-    """Raise `OcrPhasesError`, naming the entry, where a record is not what this module declares."""
+    """Raise `OcrPhasesError` with the entry's name for a record that breaks this schema."""
     conform(record, _Record)
     for name, part in record.items():
         if name != "spans":  # whatever else is not named is shown and saved, too
@@ -337,7 +337,7 @@ def _agreements(record: dict[str, Any]) -> Any:
 
 
 def check_spans(spans: pd.DataFrame) -> None:
-    """Raise `OcrPhasesError` where the rows of a span table cannot be those of a measurement.
+    """Raise `OcrPhasesError` if a span table cannot come from a measurement.
 
     Each repeat has a prefill or a ``generate`` that took time, and decode steps from 0 on, once each.
     """

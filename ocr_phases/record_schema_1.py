@@ -1,4 +1,4 @@
-"""Reads records of schema 1: gives their entries the names of schema 2, and what they left out its value."""
+"""Reads records of schema 1: renames entries to schema 2 and fills in missing values."""
 
 from __future__ import annotations
 

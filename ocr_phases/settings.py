@@ -67,7 +67,7 @@ class SamplingSettings:
 
     @classmethod
     def from_infer(cls, infer: Mapping[str, Any] | None) -> SamplingSettings:
-        """Read an ``infer`` mapping, where temperature 0 means greedy; `OcrPhasesError` where it is wrong."""
+        """Read an ``infer`` mapping (temperature 0 means greedy); `OcrPhasesError` for a wrong one."""
         if not isinstance(infer, Mapping | None):
             raise OcrPhasesError(f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.')
         infer = dict(infer or {})

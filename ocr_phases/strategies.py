@@ -1,4 +1,4 @@
-"""The names of the ways to run decode and vision, for both halves: nothing here needs torch."""
+"""The names of the decode and vision strategies, without torch."""
 
 from __future__ import annotations
 

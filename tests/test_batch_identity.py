@@ -182,7 +182,7 @@ class Workers:
     [
         (["cuda", "cuda"], "cuda"),
         (["cpu", None], "cpu"),
-        (["cuda", "cpu"], "Some workers have a GPU and some have none: give"),
+        (["cuda", "cpu"], "Some workers have a GPU, some do not: give"),
         ([None], "No worker could start: It has no torch"),
     ],
 )

@@ -47,7 +47,7 @@ def test_snippets_run(
     measure = tiny_session.run_inference
 
     def quickly(*given: Any, **asked: Any) -> PhaseRun:
-        few = {"max_new_tokens": 6, "repeats": 2, "warmup": 0, "ceilings": False}
+        few = {"preset": "tiny", "max_new_tokens": 6, "repeats": 2, "warmup": 0, "ceilings": False}
         return measure(*given, **{**asked, **few})
 
     monkeypatch.setattr(tiny_session, "run_inference", quickly)

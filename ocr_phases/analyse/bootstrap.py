@@ -29,7 +29,7 @@ _CHUNK = 4_000_000  # values of one resampled block, 32 MB
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its 95 % interval; ``low`` and ``high`` are NaN where a single repeat says nothing."""
+    """A figure with its 95 % interval; ``low`` and ``high`` are NaN for a single repeat."""
 
     value: float
     low: float

@@ -60,7 +60,7 @@ Found = tuple[str, str]  # verdict and what was measured
 
 
 def run_checks(run: PhaseRun) -> list[Check]:
-    """Every check of any record, whatever its shape and age: the rules, then the published expectations.
+    """Run every check on a record of any kind and age: the rules, then the published expectations.
 
     The expectations are for a model of the published size on a GPU: other records have none.
     """

@@ -1,4 +1,4 @@
-"""Two or more records side by side: what changed, by how much, and whether the repeats can tell.
+"""Two or more records compared: changes, their intervals and verdicts.
 
 Every comparison is against the first record, the base. Intervals come from `ocr_phases.analyse.bootstrap`:
 they hold what differs between the repeats of one record, not what the machine did between two measurements.
@@ -174,7 +174,7 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
 
 
 def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
-    """What intervals over so few repeats rest on, as plain text; empty where all have `LEAST_REPEATS`."""
+    """A note on intervals over few repeats; empty if all records have `LEAST_REPEATS`."""
     counts = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
     few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
     if not few:
@@ -190,7 +190,7 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
-    """A short name for each record, all different: its file's, else what differs in how it was measured."""
+    """A short, unique name for each record: its file's, else the settings that differ."""
     if paths is not None:
         names = [Path(path).stem for path in paths]
     else:

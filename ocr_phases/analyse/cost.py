@@ -226,7 +226,7 @@ def kv_bytes_per_token(config: dict[str, Any], *, batch: int = 1, dtype_bytes: i
 
 
 def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
-    """The cost of what a record measured: its prefill and one decode step, columns `COST_COLUMNS`.
+    """The cost of a record's prefill and one decode step, columns `COST_COLUMNS`.
 
     The step is the one in the middle of the run, or one at ``cache_len``; without either there is none. The
     vendor's class makes logits of all positions in its prefill. Raises `OcrPhasesError` where the record's

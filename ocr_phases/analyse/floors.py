@@ -1,4 +1,4 @@
-"""How far a record is from what its hardware could do: floors, MFU, MBU and the roofline's numbers.
+"""Floors, MFU, MBU and roofline numbers of a record.
 
 A stage can be no faster than its arithmetic at the device's best rate, nor than its bytes at the best
 bandwidth: its floor is the larger of the two (Williams, Waterman and Patterson 2009, the roofline model). The
@@ -162,7 +162,7 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
 
 
 def floor_sentence(run: PhaseRun) -> str:
-    """How far the decode step is from its floor, in one sentence; empty where there is no floor."""
+    """The decode step's distance from its floor, in one sentence; empty without a floor."""
     table = floor_table(run)
     ceilings = ceilings_of(run)
     step = table[table["stage"] == "decode_step"]

@@ -1,4 +1,4 @@
-"""Where on the page each piece of the output came from, and what writing it cost.
+"""The regions of the output on the page, with their decode times.
 
 The model marks a region as `<|ref|>LABEL<|/ref|><|det|>[[x1, y1, x2, y2], ...]<|/det|>` followed by the
 region's content. All of it is text that a model made up, so it is read with a strict grammar in linear time

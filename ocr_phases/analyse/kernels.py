@@ -1,4 +1,4 @@
-"""The kernel view of a record: what the device did for each stage, and what kept it from doing more.
+"""The kernel view of a record: busy time of each stage and causes of idle time.
 
 How long the device worked, for whom and in which kernels comes from a run of its own under torch.profiler
 (`ocr_phases.measure.collectors.kernel_profile`). How long a stage takes comes from the timed repeats,
@@ -75,7 +75,7 @@ def has_kernels(run: PhaseRun) -> bool:
 
 
 def kernel_table(run: PhaseRun) -> pd.DataFrame:
-    """One row a stage, columns `KERNEL_COLUMNS`; a stage includes what lies inside it.
+    """One row per stage, columns `KERNEL_COLUMNS`; a stage includes its inner stages.
 
     ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median of
     the timed repeats on the device's clock, in decode over the profiled steps (missing where they have no
@@ -111,7 +111,7 @@ def top_kernels(run: PhaseRun, stage: str | None = None) -> pd.DataFrame:
 
 
 def short_kernel(name: str, length: int = 80) -> str:
-    """A kernel's name without namespaces that say nothing, cut to ``length`` characters."""
+    """A kernel's name without common namespaces, cut to ``length`` characters."""
     if not name:
         return "(all others)"
     short = _NOISE.sub("", name)

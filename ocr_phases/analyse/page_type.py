@@ -9,7 +9,7 @@ from ocr_phases.type_fit import Size, Type, small_type, type_shown
 
 
 def recorded_type(run: PhaseRun) -> Type:
-    """The type in the views of a record's pages, pixels; None where there is none, or nobody looked."""
+    """The type size in the views of a record's pages, pixels; None if unknown."""
     return type_shown(run.request["preset"], _sizes(run), _types(run)) if _types(run) else None
 
 

@@ -1,4 +1,4 @@
-"""Along the decode: how time follows the cache, which steps stand out, and where the output loops."""
+"""Decode step by step: trend over the cache, outliers, repetition loops."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def cache_read_slope(run: PhaseRun) -> float | None:
 
 
 def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
-    """The steps that stand out, each with its likely cause."""
+    """The outlier steps, each with its likely cause."""
     table = step_table(run)
     slow = table[table["outlier"]]
     limit = OUTLIER_FACTOR * float(table["device_ms"].median()) if len(table) else 0.0

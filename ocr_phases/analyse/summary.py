@@ -1,4 +1,4 @@
-"""One record as tables: what each phase, stage and decode step cost.
+"""One record as tables: times of each phase, stage and decode step.
 
 Everything here copes with every shape of record: without crops, without decode steps, of one repeat, of a
 batch, or of a one-shot ``generate`` run that has no phases to tell apart.

@@ -94,7 +94,7 @@ class Sweep:
 
     @property
     def verdict(self) -> str:
-        """`sweep_verdict`: what the sweep found, as plain text."""
+        """`sweep_verdict`: the sweep's result as plain text."""
         return sweep_verdict(self.table, self.failures)
 
 

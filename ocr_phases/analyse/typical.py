@@ -1,4 +1,4 @@
-"""The one repeat that stands for a record where parts are shown beside their whole.
+"""The typical repeat, used wherever parts are shown beside their total.
 
 Medians over repeats do not add up: the median of a whole is not the sum of its parts' medians. The parts and
 the whole of one repeat are.
@@ -34,7 +34,7 @@ def typical_run(run: PhaseRun) -> PhaseRun:
 
 
 def one_repeat(run: PhaseRun, number: int) -> PhaseRun:
-    """The record with the spans of one repeat alone; what is no span (memory, checks) stays as it is."""
+    """The record with the spans of one repeat only; memory and checks stay."""
     spans = run.spans[run.spans["repeat"] == number]
     return dataclasses.replace(run, spans=spans.reset_index(drop=True))
 

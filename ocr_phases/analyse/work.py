@@ -1,4 +1,4 @@
-"""What a product, a convolution or attention costs, and what of them each vision stage does.
+"""The cost of products, convolutions and attention, and of each vision stage.
 
 Formulas and their sources are those of `ocr_phases.analyse.cost`, which makes tables of this.
 """

@@ -1,4 +1,4 @@
-"""Thousands of pages: a loaded model on every device, nothing lost, one index. Nothing here imports torch.
+"""Batches of pages: workers with a loaded model, resumable, one index. Imports no torch.
 
 ``manifest`` says which pages with which settings, ``store`` where results lie, ``worker`` is the process that
 measures or renders, ``driver`` hands out pages and writes down what became of them, ``cluster`` spreads them

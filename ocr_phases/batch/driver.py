@@ -1,4 +1,4 @@
-"""Hands out pages, keeps what is finished, writes down what became of each, and never loses one.
+"""The driver: assigns pages to workers and records the state of each.
 
 The driver is the only writer of status files and the only judge: a worker's answer counts once, when what it
 wrote is put in place and its status is written. Pages are read, hashed and handed out as there is room, so a
@@ -45,7 +45,7 @@ _WAIT_SECONDS = 1.0
 
 @dataclass
 class Counts:
-    """Where a batch stands. ``kept`` pages were finished by an earlier command."""
+    """Progress of a batch. ``kept`` pages were finished by an earlier command."""
 
     kept: int = 0
     done: int = 0
@@ -146,7 +146,7 @@ def measure_pages(
 
 
 def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
-    """What ``--device auto`` stands for on the pool's workers: ``cuda`` or ``cpu``.
+    """The device that ``--device auto`` selects on the pool's workers: ``cuda`` or ``cpu``.
 
     ``waiting`` is called every second until they have answered. Raises `OcrPhasesError` where none can say,
     where they differ, and where the scheduler was lost.
@@ -165,9 +165,7 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     if not found:
         raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
     if len(found) > 1:
-        raise OcrPhasesError(
-            "Some workers have a GPU and some have none: give --device cuda or --device cpu."
-        )
+        raise OcrPhasesError("Some workers have a GPU, some do not: give --device cuda or --device cpu.")
     return found.pop()
 
 
@@ -261,7 +259,7 @@ def _stop_if_all_fail_the_same(outcome: Outcome, counts: Counts, reasons: collec
         return
     raise OcrPhasesError(
         f"The first {GIVE_UP_AFTER} pages failed alike: {outcome.reason.rstrip('.')}. "
-        "Mend that and start again."
+        "Correct that and start again."
     )
 
 

@@ -1,4 +1,4 @@
-"""What a batch measured, from its status files and records: the pages, the slowest regions, the tables."""
+"""The result of a batch from its status files and records: pages, slowest regions, tables."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], PhaseRun | None]
 
 
 def _warnings(run: PhaseRun) -> list[str]:
-    """What a reader of the figures should know: failed checks, a loop, a text that was cut."""
+    """Warnings about a page: failed checks, a repetition loop, an incomplete text."""
     found = [
         check.name.replace("_", " ")
         for check in run_rules(run)

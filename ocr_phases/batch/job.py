@@ -1,4 +1,4 @@
-"""A job: one page with every setting filled in, known by what it depends on."""
+"""A job: one page with all its settings, identified by everything its result depends on."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def make_jobs(
 
 @lru_cache(maxsize=1)
 def code_versions() -> dict[str, Any]:
-    """What a measurement depends on, read without importing it; None for what is not installed."""
+    """The versions that a measurement depends on, read without imports; None if not installed."""
     installed: dict[str, Any] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

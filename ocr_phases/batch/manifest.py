@@ -1,4 +1,4 @@
-"""Which pages a batch has: files, folders, globs, PDFs and TIFFs page by page, lists with settings."""
+"""Finds the pages of a batch: files, folders, globs, pages of PDFs and TIFFs, lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker is asked, and what became of one attempt at a page."""
+"""Requests to a worker, and the outcome of one attempt at a page."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FAILURES = {
     "timeout": "timeout",
 }
 #: The end of what a batch that stops says.
-GOES_ON = "What is finished is kept: the same command goes on from here."
+GOES_ON = "Finished pages are kept: the same command resumes."
 SCHEDULER_LOST = f"The scheduler was lost. {GOES_ON}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One attempt at one page: ``failure`` is None where it went well, else a key of `FAILURES`.
+    """One attempt at one page: ``failure`` is None for success, else a key of `FAILURES`.
 
     ``seconds`` is the page's own time in the worker, ``load_s`` what loading the model took on top (0 where
     it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was done. ``worker`` is the

@@ -1,4 +1,4 @@
-"""Workers of this machine: a thread for each, which waits on a process of its own over pipes, not sockets."""
+"""Workers of this machine: one thread and one process each, connected by pipes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ocr_phases.errors import OcrPhasesError
 
 
 class Pool(Protocol):
-    """Where pages are done: what the driver needs of it."""
+    """A pool of workers, as the driver uses it."""
 
     def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
-        """Do one page some time; the future's result is its outcome."""
+        """Queue one page; the future's result is its outcome."""
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
-        """The same of every worker that may differ from the others; none while there is no worker."""
+        """Send a request to every worker that may differ from the others; empty without workers."""
 
     def room(self) -> int:
-        """How many pages should be handed out at most: every worker busy, and one page waiting for each."""
+        """The most pages to assign at once: one running and one waiting per worker."""
 
     def workers(self) -> int:
         """How many workers there are now."""
 
     def close(self) -> None:
-        """Kill what is running and free everything."""
+        """Kill running work and free everything."""
 
 
 class LocalPool:
@@ -121,7 +121,7 @@ def thread_share(workers: int) -> dict[str, str]:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them; no library is loaded for it."""
+    """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names, without loading a library."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]

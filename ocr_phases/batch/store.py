@@ -149,7 +149,7 @@ def read_listing(out: Path) -> Iterator[Entry]:
 
 
 def read_status(folder: Path) -> Status | None:
-    """What became of a page; None where nothing is known, or only in another version's words.
+    """The status of a page; None if missing or written by another version.
 
     Raises `OcrPhasesError` for a status that is damaged.
     """
@@ -166,7 +166,7 @@ def read_status(folder: Path) -> Status | None:
 
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Write down what became of a page; `OcrPhasesError` where it cannot be written."""
+    """Write a page's status; `OcrPhasesError` if that fails."""
     text = json.dumps({"schema": SCHEMA, **status}, ensure_ascii=False, separators=(",", ":"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def unrendered(folder: Path, job_id: str) -> Status | None:
 
 
 def page_status(out: Path, entry: Entry) -> Status | None:
-    """What became of a page of the listing, None where it is not finished; `OcrPhasesError` for damage."""
+    """The status of a listed page, None if unfinished; `OcrPhasesError` for damage."""
     if not entry["id"]:
         raise OcrPhasesError(f"This line of {LISTING} is damaged: the batch's command writes it again.")
     status = read_status(out / entry["folder"])
@@ -200,7 +200,7 @@ def page_status(out: Path, entry: Entry) -> Status | None:
 
 
 def check_record_hash(folder: Path, status: Status) -> None:
-    """Raise `OcrPhasesError` where a measured page's record is missing, or is not as it was measured."""
+    """Raise `OcrPhasesError` if a measured page's record is missing or changed."""
     path = folder / RECORD
     if not path.is_file():
         raise OcrPhasesError(f"{RECORD} is missing: {_AGAIN}")
@@ -220,7 +220,7 @@ def record_hash(folder: Path) -> str:
 
 @contextlib.contextmanager
 def attempt_folder(folder: Path) -> Iterator[Path]:
-    """A hidden folder in a page's own, for the files of one attempt; it goes where the attempt fails.
+    """A hidden folder for the files of one attempt; removed if the attempt fails.
 
     Raises `OcrPhasesError` where it cannot be written.
     """
@@ -233,7 +233,7 @@ def attempt_folder(folder: Path) -> Iterator[Path]:
 
 
 def take_attempt(folder: Path, name: str) -> None:
-    """Put what the attempt in ``folder / name`` wrote in its place; `OcrPhasesError` where that fails."""
+    """Move the files of the attempt in ``folder / name`` into place; `OcrPhasesError` if that fails."""
     place = folder / name
     try:
         # A network file system may still remember that the folder was missing: this makes it look again.

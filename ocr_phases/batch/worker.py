@@ -1,4 +1,4 @@
-"""The process that measures or renders pages, one after another, with what it loaded kept warm.
+"""The worker process: measures or renders pages one by one and keeps the model loaded.
 
 It reads one JSON request a line on stdin and answers one JSON object a line: ``{"ready": true}`` when a
 page's own time starts (the model is there), then the page's `Outcome`, both with the request's ``id``. It
@@ -107,7 +107,7 @@ def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
 
 
 def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-    """What ``auto`` stands for in this process."""
+    """The device that ``auto`` selects in this process."""
     from ocr_phases.measure.models.checkpoint import resolve_device
 
     ready()
@@ -178,7 +178,7 @@ class Notebooks:
 
 
 def handle_page(notebooks: Notebooks, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-    """Do what the request's ``mode`` says: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
+    """Handle a request by its ``mode``: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
     handlers = {
         "measure": measure_page,
         "notebook": notebooks.measure,

@@ -1,1 +1,1 @@
-"""Writes what a run leaves behind: result files, notebooks and HTML reports, without torch."""
+"""Writes result files, notebooks and HTML reports, without torch."""

@@ -187,7 +187,7 @@ def write_artifacts(folder: Path, page: Image.Image | None, text: str) -> list[P
 
 
 def write_results(folder: Path, run: PhaseRun) -> None:
-    """Write a record as run.json into `folder`, and its first row's text and pictures where it keeps them.
+    """Write a record as run.json into `folder`, with its first row's text and pictures if it has them.
 
     Raises as `write_artifacts` does; the record is then saved elsewhere (`files.save_or_rescue`).
     """

@@ -1,4 +1,4 @@
-"""Kernels of this very interpreter, whatever kernels the machine has registered: fresh and reused ones.
+"""Jupyter kernels of this interpreter, fresh and reused.
 
 They talk over UNIX sockets where they are to be had (kernels started at once race for TCP ports), find this
 package also in a source tree, and keep their own files in a folder that goes at the end.
@@ -85,7 +85,7 @@ class KernelLost(OcrPhasesError):
 
 
 class ReusedKernel:
-    """One kernel for many notebooks: what they import stays loaded, what they name is gone before the next.
+    """One kernel for many notebooks: imports stay loaded, names are removed between notebooks.
 
     `papermill_options` is for one notebook. A kernel that died, or a notebook that was broken off,
     makes the next one start afresh; so does the number of notebooks in ``pages_a_kernel`` (None: never).

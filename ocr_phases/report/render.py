@@ -1,4 +1,4 @@
-"""Runs a shipped notebook through papermill and renders it as one HTML file that fetches nothing."""
+"""Runs a shipped notebook through papermill and renders it as one HTML file without requests."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def execute_notebook(
 
 
 def literal_path(path: Path) -> str:
-    """A path that papermill opens as it stands: it takes every path for a format string of the parameters."""
+    """A path escaped for papermill, which treats paths as format strings."""
     return str(path).replace("{", "{{").replace("}", "}}")
 
 

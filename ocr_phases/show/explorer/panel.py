@@ -125,7 +125,7 @@ class Explorer(widgets.VBox):
                 self.add(run)
                 if len(run.repeats) < asked.settings.repeats:
                     kept = f"{len(run.repeats)} of {asked.settings.repeats}"
-                    self.messages.say(f"Stopped: the record has the {kept} finished repeats.")
+                    self.messages.say(f"Stopped: the record has {kept} repeats.")
         finally:
             self.live.clear()
             self._set_busy(False)
