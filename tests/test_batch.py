@@ -142,7 +142,7 @@ def test_a_worker_that_fails_page_after_page_stops_the_batch(kept, tmp_path, mon
         with pytest.raises(OcrPhasesError):
             measure(pages, out)
     with pytest.raises(
-        OcrPhasesError, match="3 pages one after another failed .*ValueError.* goes on"
+        OcrPhasesError, match="3 pages one after another failed .*ValueError.*Finished pages are kept"
     ) as caught:
         measure(pages, out)
     assert "--timeout" not in str(caught.value)
@@ -212,13 +212,13 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--timeout", "nan"], "timeout is nan"),
         ([page, "--timeout", "inf"], "timeout is inf"),
         ([page, "--timeout", "1e300"], "timeout is 1e+300"),
-        ([page, "--render", "only"], "name no others"),
+        ([page, "--render", "only"], "drop the page arguments"),
         ([page, "--wait-workers", "0"], "wait-workers is 0"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
         ([page, "--render-workers", "99999"], "render-workers is 99999"),
         ([page, "--tls-ca", "ca.pem", "--scheduler", "tls://127.0.0.1:1"], "--tls-key together"),
         ([page, *TLS], "with --scheduler"),
-        ([page, *TLS, "--scheduler", "tcp://127.0.0.1:1"], "no address with TLS"),
+        ([page, *TLS, "--scheduler", "tcp://127.0.0.1:1"], "does not use TLS"),
         ([page, "--workers", "0"], "workers is 0"),
         ([page, "--workers", "99999"], "workers is 99999"),
         ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --scheduler"),

@@ -52,7 +52,7 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
 
     room = bytes_text(setup["allocated_bytes"]).replace(" ", "\xa0")
     assert f"room for {room}" in cards_html(loaded)
-    assert "set up once before: compiling the decode step" in verdict(loaded)
+    assert "not included: compiling the decode step" in verdict(loaded)
     again = tiny_session.run_inference(
         PAGES / "slide.png", strategy="compiled", infer={"no_repeat_ngram_size": 3}, **options
     )

@@ -21,8 +21,6 @@ ROOT = Path(__file__).parents[1]
 SKIPPED = {
     ("batch.md", 0): "the spans of an archive, which `batch --tables` writes",
     ("batch.md", 1): "a SLURM cluster",
-    ("batch.md", 2): "a Kubernetes cluster",
-    ("explore.md", 1): "a run of the panel",
     ("vendor.md", 0): "the published weights",
     ("vendor.md", 1): "the published weights",
 }
@@ -41,7 +39,8 @@ def test_snippets_run(
 ) -> None:
     (tmp_path / "data").symlink_to(asset("data"))
     (tmp_path / "page.png").symlink_to(asset("data", "pages", "slide.png"))
-    PhaseRun.load(RECORD).save(tmp_path / "run.json")
+    run = PhaseRun.load(RECORD)
+    run.save(tmp_path / "run.json")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(OCRSession, "load", lambda *_, **__: tiny_session)
     measure = tiny_session.run_inference
@@ -51,7 +50,7 @@ def test_snippets_run(
         return measure(*given, **{**asked, **few})
 
     monkeypatch.setattr(tiny_session, "run_inference", quickly)
-    names: dict[str, Any] = {"session": tiny_session}
+    names: dict[str, Any] = {"session": tiny_session, "run": run}
     for place, snippet in enumerate(snippets(path)):
         if (path.name, place) not in SKIPPED:
             exec(compile(snippet, f"{path.name}, snippet {place}", "exec"), names)

@@ -177,7 +177,7 @@ def test_the_last_used_steps_are_kept(golden_session):
         ({"strategy": "compiled", "autocast": True}, "drop autocast"),
         ({"vision": "compiled", "autocast": True}, "drop autocast"),
         ({"vision": "magic"}, "Unknown vision 'magic'"),
-        ({"strategy": "compiled", "generate": True}, r"generate\(\) decodes in its own way"),
+        ({"strategy": "compiled", "generate": True}, r"generate\(\) has its own decode loop"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_sentence(options, message, tiny_session):

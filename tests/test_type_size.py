@@ -250,4 +250,4 @@ def test_both_compression_ratios_are_named() -> None:
     result = {**run.result, "text_tokens": run["tokens"] + 90}
     shown = html.compression_html(dataclasses.replace(run, results=[result]))
     assert f"{run['tokens']:,} generated tokens" in shown
-    assert f"tokenised anew: {run['tokens'] + 90:,} tokens" in shown
+    assert f"tokenised again: {run['tokens'] + 90:,} tokens" in shown
