@@ -98,6 +98,7 @@ class _Model(TypedDict):
     config: dict[str, Any]
     source: NotRequired[str]
     revision: NotRequired[str]
+    family: NotRequired[str | None]
     implementation: NotRequired[str]
     attention: NotRequired[str | None]
     cuda_calls: NotRequired[str | None]

@@ -14,8 +14,9 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from ocr_phases.catalogue import check_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import AUTO, PRESETS, PROMPTS, get_preset, resolve_prompt
+from ocr_phases.presets import AUTO, PRESETS, PROMPTS, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
 FIRST_TOKENS = ("prefill", "redecode")
@@ -214,7 +215,7 @@ class RunSettings:
             resolve_prompt(prompt)
         if self.preset is not None and self.preset != AUTO:
             check_text("preset", self.preset)
-            get_preset(self.preset)
+            check_preset(self.preset)
         resolve_infer(self.infer, self.autocast)
         for setting in fields(RunSettings):
             _check(setting, getattr(self, setting.name))

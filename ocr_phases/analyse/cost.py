@@ -33,8 +33,8 @@ from ocr_phases.analyse.work import (
     sam_work,
     swiglu,
 )
+from ocr_phases.catalogue import get_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import get_preset
 from ocr_phases.record import PhaseRun
 
 COST_COLUMNS = (
@@ -51,12 +51,13 @@ COST_COLUMNS = (
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def vision_calls(preset: str, grids: Sequence[Sequence[int]]) -> list[VisionCall]:
-    """The vision calls of pages in one preset; ``grids`` are each page's (columns, rows) of crops.
+def vision_calls(preset: str, grids: Sequence[Sequence[int]], family: str | None = None) -> list[VisionCall]:
+    """The vision calls of pages in one preset of a family, which is DeepSeek-OCR by default.
 
-    Pages without crops have the grid (1, 1). Raises `OcrPhasesError` for a preset it does not know.
+    ``grids`` are each page's (columns, rows) of crops, (1, 1) for pages without crops. Raises
+    `OcrPhasesError` for a preset it does not know.
     """
-    named = get_preset(preset)
+    named = get_preset(preset, family)
     crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if named.crops else 0
     calls = [VisionCall("global", named.base_size, len(grids))]
     return calls + [VisionCall("local", named.image_size, crops)] if crops else calls
@@ -233,7 +234,7 @@ def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
     config, dtype or preset is unknown.
     """
     config, shape = run.model["config"], run_shape(run)
-    views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages])
+    views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages], run.model.get("family"))
     logits_for = "all" if run.model.get("implementation") == "vendor" else "last"
     prefill = prefill_cost(config, views=views, logits_for=logits_for, **shape)
     lengths = run.cache.get("lengths") or []

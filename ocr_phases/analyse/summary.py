@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.typical import typical_run
-from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.record import PhaseRun
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 

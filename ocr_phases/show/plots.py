@@ -26,7 +26,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_share
 from ocr_phases.analyse.typical import typical_repeat
-from ocr_phases.record import PREFILL_STAGES, VISION_STAGES, PhaseRun
+from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show.figures import LiteralFigure
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name

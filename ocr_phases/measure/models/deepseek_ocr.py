@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
 from ocr_phases.config_schema import SAVED as SAVED_TYPE
 from ocr_phases.config_schema import (
@@ -18,6 +19,8 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.family import Family, StepState
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ocr_phases.measure.inputs.packing import DeviceInputs
 
 _VISION = {"sam_vit_b", "clip-l-14-224"}
@@ -141,9 +144,12 @@ def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# The ready masks of an unpadded sequence: attention is causal and nothing is hidden, so building two masks
-# from the 2-D one, which this class otherwise does at every step, can be skipped.
-_UNPADDED = {"full_attention": None, "reference_sliding_attention": None}
+def _ready_mask(mask: Tensor | None) -> dict[str, Any]:
+    # Building two masks from the 2-D one, which this class otherwise does at every step, is then skipped.
+    return {"full_attention": mask, "reference_sliding_attention": mask}
+
+
+_UNPADDED = _ready_mask(None)
 
 
 def _views(inputs: DeviceInputs) -> list[str]:
@@ -175,7 +181,7 @@ def _step(state: StepState) -> dict[str, Any]:
 
 
 NATIVE = Family(
-    name="deepseek-ocr",
+    facts=FAMILIES[DEEPSEEK_OCR],
     implementation="native",
     class_name="UnlimitedOcrForConditionalGeneration",
     modules={
@@ -189,4 +195,5 @@ NATIVE = Family(
     views=_views,
     prefill_arguments=_prefill,
     step_arguments=_step,
+    ready_mask=_ready_mask,
 )

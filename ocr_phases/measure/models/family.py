@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
+
+from ocr_phases.catalogue import FamilyFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,17 +33,20 @@ class StepState(Protocol):
 class Family:
     """One row of the table. Module paths are dotted names under the loaded model.
 
-    Where the language model is no module of its own, ``language_model_parts`` are its modules in the
-    order they run, and ``language_model_between`` the first and the last module of the stage.
+    ``facts`` is the family's row in `ocr_phases.catalogue`. ``parts`` are the modules that hold a stage's
+    parameters where they are not those of the stage's own module. Where the language model is no module of
+    its own, ``language_model_between`` are the first and the last module of the stage.
     ``image_arguments`` must never carry a value in decode. ``views`` gives the view of each successive vision
     call of a prefill. ``prefill_arguments`` gives the keyword arguments of the prefill's forward,
     ``step_arguments`` those of one decode step's, as they go through ``prepare_step(model, arguments)``.
+    ``ready_mask`` is how the class takes an attention mask that needs no work: a 4-D one to be added to the
+    scores, or None where nothing is hidden but by causality.
     ``new_cache`` makes the empty KV cache of a prefill; None leaves that to the model.
     ``keeps_logits``: forward takes ``logits_to_keep``; without it logits are made for every position.
     ``prints``: forward writes to standard output, which is dropped.
     """
 
-    name: str
+    facts: FamilyFacts
     implementation: str
     class_name: str
     modules: dict[str, str]
@@ -50,11 +55,17 @@ class Family:
     prefill_arguments: Callable[[DeviceInputs], dict[str, Any]]
     step_arguments: Callable[[StepState], dict[str, Any]]
     prepare_step: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda model, arguments: arguments
+    ready_mask: Callable[[Tensor | None], Any] = lambda mask: mask
     new_cache: Callable[[], Any] = lambda: None
-    language_model_parts: tuple[str, ...] = ()
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     language_model_between: tuple[str, str] | None = None
     keeps_logits: bool = True
     prints: bool = False
+
+    @property
+    def name(self) -> str:
+        """The family's name, as in a record."""
+        return self.facts.name
 
     def stages(self, model: nn.Module) -> dict[str, nn.Module]:
         """The submodules that are a stage each, by stage name."""
@@ -70,11 +81,10 @@ class Family:
 
     def parameters(self, model: nn.Module) -> dict[str, int]:
         """Parameter count of each stage and the total; what belongs to no stage is in the total only."""
-        counts = {stage: _count(module) for stage, module in self.stages(model).items()}
-        if self.language_model_parts:
-            counts["language_model"] = sum(
-                _count(model.get_submodule(path)) for path in self.language_model_parts
-            )
+        held = {stage: (path,) for stage, path in self.modules.items()} | dict(self.parts)
+        counts = {
+            stage: sum(_count(model.get_submodule(path)) for path in paths) for stage, paths in held.items()
+        }
         return {**counts, "total": _count(model)}
 
     def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:

@@ -70,7 +70,7 @@ def _load_folder(
     dtype: torch.dtype,
     *,
     revision: str | None = None,
-    default_preset: str = "gundam",
+    default_preset: str | None = None,
 ) -> Checkpoint:
     from transformers import UnlimitedOcrForConditionalGeneration
 

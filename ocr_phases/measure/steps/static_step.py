@@ -62,7 +62,8 @@ class StaticStep:
     def __init__(self, model: Any, batch: int, max_cache_len: int, strategy: str) -> None:
         from transformers import StaticCache
 
-        self.model, self.strategy, self.max_cache_len = model, strategy, max_cache_len
+        self.model, self.family = model, family_of(model)
+        self.strategy, self.max_cache_len = strategy, max_cache_len
         parameter = next(model.parameters())
         self.device = parameter.device
         config = model.config.get_text_config()
@@ -152,14 +153,14 @@ class StaticStep:
     def _arguments(self) -> dict[str, Any]:
         return {
             "input_ids": self._token,
-            "attention_mask": {"full_attention": self._mask, "reference_sliding_attention": self._mask},
+            "attention_mask": self.family.ready_mask(self._mask),
             "position_ids": self._position,
             "past_key_values": self.cache,
         }
 
     def _made(self) -> tuple[Callable[[], Tensor], float | None, float | None]:
         """The step as ``strategy`` runs it, and the ms that compiling and capturing took."""
-        check_step(family_of(self.model), self._arguments())
+        check_step(self.family, self._arguments())
         cuda = self.device.type == "cuda"
         run: Callable[[], Tensor] = self._body
         compile_ms = capture_ms = None

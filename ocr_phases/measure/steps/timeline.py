@@ -191,7 +191,7 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     def before(stage: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             view = ""
-            if stage in ("sam", "clip", "projector"):
+            if stage in family.facts.vision_stages:
                 number = calls.get(stage, 0)
                 calls[stage] = number + 1
                 view = views[number % len(views)] if views else ""
