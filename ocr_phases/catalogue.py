@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.presets import PRESETS, PROMPTS, Preset
 
-DEEPSEEK_OCR = "deepseek-ocr"
-"""The first family, and that of a record that names none."""
+DEEPSEEK_OCR, DEEPSEEK_OCR_2 = "deepseek-ocr", "deepseek-ocr-2"
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,25 @@ FAMILIES: dict[str, FamilyFacts] = {
             default_preset="gundam",
             prompts=PROMPTS,
         ),
+        FamilyFacts(
+            name=DEEPSEEK_OCR_2,
+            title="DeepSeek-OCR-2",
+            encoders=("sam", "encoder"),
+            presets={
+                preset.name: preset
+                for preset in (
+                    Preset("small768", 768, 768, False, direct_size=768, row_ends=False),
+                    Preset("base1024", 1024, 1024, False, direct_size=768, row_ends=False),
+                    Preset("crop", 1024, 768, True, most_tiles=6, row_ends=False),
+                )
+            },
+            default_preset="crop",
+            prompts=PROMPTS,
+            stands_for={"tiny": "small768", "small": "small768", "base": "base1024", "gundam": "crop"},
+        ),
     )
 }
-"""The families by name."""
+"""The families by name; the first is that of a record that names none."""
 
 ENCODERS = tuple(dict.fromkeys(stage for facts in FAMILIES.values() for stage in facts.encoders))
 """The vision encoders of all families; a record has spans of its own family's."""

@@ -28,6 +28,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
+GOLDEN_2 = GOLDEN / "deepseek-ocr-2"
 RECORD = GOLDEN / "run.json"
 PAGES = Path(__file__).parents[1] / "data" / "pages"
 TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
@@ -38,6 +39,11 @@ SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=
 @pytest.fixture(scope="session")
 def golden_session() -> OCRSession:
     return OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def ocr2_session() -> OCRSession:
+    return OCRSession.from_local(GOLDEN_2 / "checkpoint", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,7 @@ from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.assets import asset
 from ocr_phases.measure.models import checkpoint
 from ocr_phases.measure.models.checkpoint import load_tokenizer
-from ocr_phases.measure.models.deepseek_ocr import native_config
-from ocr_phases.measure.models.families import NATIVE
+from ocr_phases.measure.models.families import NATIVE, native_config
 from ocr_phases.measure.models.folders import hub_commit
 from ocr_phases.measure.models.native import dummy_config
 

@@ -33,8 +33,8 @@ from ocr_phases.analyse.cost import (
 )
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.packing import PRESETS, image_token_count
-from ocr_phases.measure.models.deepseek_ocr import PUBLISHED, native_config
-from ocr_phases.measure.models.families import NATIVE
+from ocr_phases.measure.models.deepseek_ocr import PUBLISHED
+from ocr_phases.measure.models.families import NATIVE, native_config
 from ocr_phases.record import PhaseRun
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from mutants import mutants
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.assets import asset
 from ocr_phases.batch.job import _model_hash
-from ocr_phases.measure.models.deepseek_ocr import native_config
+from ocr_phases.measure.models.families import native_config
 from ocr_phases.measure.models.folders import folder_hash
 
 INDEX = {"metadata": {"total_size": 2_100_000}, "weight_map": {"lm_head.weight": "model.safetensors"}}

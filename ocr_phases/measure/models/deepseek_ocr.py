@@ -6,24 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
-from ocr_phases.config_schema import SAVED as SAVED_TYPE
-from ocr_phases.config_schema import (
-    PublishedText,
-    SavedClip,
-    SavedSam,
-    SavedText,
-    check_config,
-    known,
-)
+from ocr_phases.config_schema import Layout, PublishedText, SavedClip, SavedSam, SavedText, known
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.models.family import Family, StepState
+from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views, published_sam
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ocr_phases.measure.inputs.packing import DeviceInputs
-
-_VISION = {"sam_vit_b", "clip-l-14-224"}
 
 #: The published DeepSeek-OCR architecture, in the keys of its own ``config.json``.
 PUBLISHED: dict[str, Any] = {
@@ -62,35 +52,11 @@ PUBLISHED: dict[str, Any] = {
 }
 
 
-def native_config(raw: dict[str, Any]) -> Any:
-    """transformers' config for a checkpoint's ``config.json``, with full attention in every layer.
-
-    Accepts the published layout (``deepseek_vl_v2``) and the one transformers saves (``unlimited_ocr``);
-    anything else is an `OcrPhasesError` naming the model type.
-    """
+def _config(raw: dict[str, Any], layout: Layout) -> Any:
+    """transformers' config, with full attention in every layer."""
     from transformers import UnlimitedOcrConfig
 
-    kind = raw.get("model_type")
-    if kind not in (PUBLISHED_TYPE, SAVED_TYPE) or (
-        kind == PUBLISHED_TYPE and not _vision_parts(raw) >= _VISION
-    ):
-        found = ", ".join(sorted(_vision_parts(raw))) or "unknown"
-        raise OcrPhasesError(
-            f"config.json describes a {kind!r} model with vision parts {found}: "
-            "only DeepSeek-OCR (sam_vit_b and clip-l-14-224) can be loaded."
-        )
-    try:
-        check_config(raw)
-    except OcrPhasesError as error:
-        raise OcrPhasesError(f"config.json is damaged ({error}).") from error
-    return UnlimitedOcrConfig(**(_saved_parts(raw) if kind == SAVED_TYPE else _published_parts(raw)))
-
-
-def _vision_parts(raw: dict[str, Any]) -> set[str]:
-    """The names of a published config's vision parts, whatever the config looks like."""
-    vision = raw.get("vision_config")
-    width = vision.get("width") if isinstance(vision, dict) else None
-    return set(width) if isinstance(width, dict) else set()
+    return UnlimitedOcrConfig(**(_saved_parts(raw) if layout.saved else _published_parts(raw)))
 
 
 def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
@@ -114,21 +80,10 @@ def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
 def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
     """The same for the published layout."""
     vision = raw["vision_config"]
-    sam, clip = vision["width"]["sam_vit_b"], vision["width"]["clip-l-14-224"]
+    clip, ratio = vision["width"]["clip-l-14-224"], vision.get("mlp_ratio", 4.0)
     text = known(raw["language_config"], PublishedText)
     text["layer_types"] = ["full_attention"] * text["num_hidden_layers"]
     text["sliding_window"] = text["max_position_embeddings"]
-    ratio = vision.get("mlp_ratio", 4.0)
-    sam_config = {
-        "hidden_size": sam["width"],
-        "num_hidden_layers": sam["layers"],
-        "num_attention_heads": sam["heads"],
-        "global_attn_indexes": sam["global_attn_indexes"],
-        "downsample_channels": sam["downsample_channels"],
-        "output_channels": sam.get("output_channels", 256),
-        "image_size": vision.get("image_size", 1024),
-        "mlp_dim": int(sam["width"] * ratio),
-    }
     clip_config = {
         "hidden_size": clip["width"],
         "intermediate_size": int(clip["width"] * ratio),
@@ -139,7 +94,7 @@ def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
     }
     return {
         "text_config": text,
-        "vision_config": {"sam_config": sam_config, "encoder_config": clip_config},
+        "vision_config": {"sam_config": published_sam(vision), "encoder_config": clip_config},
         "image_token_id": raw.get("image_token_id", PUBLISHED["image_token_id"]),
     }
 
@@ -150,10 +105,6 @@ def _ready_mask(mask: Tensor | None) -> dict[str, Any]:
 
 
 _UNPADDED = _ready_mask(None)
-
-
-def _views(inputs: DeviceInputs) -> list[str]:
-    return ["global"] if inputs.pixel_values_local is None else ["global", "local"]
 
 
 def _prefill(inputs: DeviceInputs) -> dict[str, Any]:
@@ -192,8 +143,11 @@ NATIVE = Family(
         "lm_head": "lm_head",
     },
     image_arguments=("pixel_values", "pixel_values_local", "num_local_patches", "patches_grid"),
-    views=_views,
+    views=native_views,
     prefill_arguments=_prefill,
     step_arguments=_step,
     ready_mask=_ready_mask,
+    config=_config,
+    published=PUBLISHED,
+    sizes={**DUMMY_SIZES, "clip_layers": ("vision_config", "width", "clip-l-14-224", "layers")},
 )

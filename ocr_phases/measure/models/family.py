@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 
 from ocr_phases.catalogue import FamilyFacts
+from ocr_phases.config_schema import Layout
+from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +38,9 @@ class Family:
     ``facts`` is the family's row in `ocr_phases.catalogue`. ``parts`` are the modules that hold a stage's
     parameters where they are not those of the stage's own module. Where the language model is no module of
     its own, ``language_model_between`` are the first and the last module of the stage.
+    ``config`` makes transformers' config from a checked ``config.json`` and its layout, ``published`` is the
+    file as published, and ``sizes`` names the numbers of it that a dummy may have otherwise, each with the
+    keys that lead to it; a class that transformers does not have has none of the three.
     ``image_arguments`` must never carry a value in decode. ``views`` gives the view of each successive vision
     call of a prefill. ``prefill_arguments`` gives the keyword arguments of the prefill's forward,
     ``step_arguments`` those of one decode step's, as they go through ``prepare_step(model, arguments)``.
@@ -61,11 +66,26 @@ class Family:
     language_model_between: tuple[str, str] | None = None
     keeps_logits: bool = True
     prints: bool = False
+    config: Callable[[dict[str, Any], Layout], Any] | None = None
+    published: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The family's name, as in a record."""
         return self.facts.name
+
+    def model_class(self) -> Any:
+        """transformers' class; `OcrPhasesError` where this version has none of that name."""
+        import transformers
+
+        found = getattr(transformers, self.class_name, None)
+        if found is None:
+            raise OcrPhasesError(
+                f"transformers {transformers.__version__} has no {self.class_name}, which {self.facts.title} "
+                "needs: upgrade transformers."
+            )
+        return found
 
     def stages(self, model: nn.Module) -> dict[str, nn.Module]:
         """The submodules that are a stage each, by stage name."""
@@ -97,6 +117,37 @@ class Family:
     def silenced(self) -> AbstractContextManager:
         """Around calls of the model: drops what it prints, where it does."""
         return contextlib.redirect_stdout(io.StringIO()) if self.prints else contextlib.nullcontext()
+
+
+#: The sizes of a dummy that all families have in the same place of their published config.
+DUMMY_SIZES = {
+    "layers": ("language_config", "num_hidden_layers"),
+    "hidden": ("language_config", "hidden_size"),
+    "heads": ("language_config", "num_attention_heads"),
+    "experts": ("language_config", "n_routed_experts"),
+    "vocab": ("language_config", "vocab_size"),
+    "sam_layers": ("vision_config", "width", "sam_vit_b", "layers"),
+}
+
+
+def published_sam(vision: dict[str, Any]) -> dict[str, Any]:
+    """SAM's numbers in a published ``vision_config``, under the names of transformers' config."""
+    sam = vision["width"]["sam_vit_b"]
+    return {
+        "hidden_size": sam["width"],
+        "num_hidden_layers": sam["layers"],
+        "num_attention_heads": sam["heads"],
+        "global_attn_indexes": sam["global_attn_indexes"],
+        "downsample_channels": sam["downsample_channels"],
+        "output_channels": sam.get("output_channels", 256),
+        "image_size": vision.get("image_size", 1024),
+        "mlp_dim": int(sam["width"] * vision.get("mlp_ratio", 4.0)),
+    }
+
+
+def native_views(inputs: DeviceInputs) -> list[str]:
+    """The vision calls of transformers' classes: all pages' global views, then all crops."""
+    return ["global"] if inputs.pixel_values_local is None else ["global", "local"]
 
 
 def _count(module: nn.Module) -> int:
