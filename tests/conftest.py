@@ -35,6 +35,8 @@ TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 GPU_RECORD = PAGES.parent / "runs" / "h200-dummy-gundam.json"
 SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
 
+SMALL_DUMMY_2 = SMALL_DUMMY.replace("dummy:", "dummy:deepseek-ocr-2,").replace("clip_", "encoder_")
+
 
 @pytest.fixture(scope="session")
 def golden_session() -> OCRSession:

@@ -10,7 +10,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
-from conftest import GOLDEN, GOLDEN_2
+from conftest import GOLDEN, GOLDEN_2, SMALL_DUMMY_2
 from safetensors.torch import load_file, save_file
 from test_page import BOS, IMAGE_ID, PAD, pooled, stand_in
 from test_phases import captured
@@ -142,9 +142,7 @@ def test_matches_the_recorded_vendor_run(case, ocr2_session, golden):
 
     stages = {
         "sam": [out.last_hidden_state.mean(dim=(2, 3)) for out in sam],
-        "qwen2": [
-            out.last_hidden_state[:, out.last_hidden_state.shape[1] // 2 :].mean(-1) for out in encoder
-        ],
+        "qwen2": [out.last_hidden_state.chunk(2, dim=1)[1].mean(-1) for out in encoder],
         "projector": [out[:, ::8] for out in projected],
     }
     for stage, calls in stages.items():
@@ -261,17 +259,13 @@ def test_the_published_sizes_are_the_published_counts():
         "lm_head": 165_478_400,
         "total": 3_389_119_360,
     }
-    assert len(model.state_dict()) > 500
 
 
 def test_a_small_dummy_has_the_asked_sizes():
-    name = (
-        "dummy:deepseek-ocr-2,layers=3,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,encoder_layers=2"
-    )
-    config = native_config(dummy_config(name))
+    config = native_config(dummy_config(SMALL_DUMMY_2))
     text, vision = config.text_config, config.vision_config
-    assert (text.num_hidden_layers, text.hidden_size, text.num_key_value_heads) == (3, 64, 2)
-    assert (vision.sam_config.num_hidden_layers, vision.encoder_config.num_hidden_layers) == (1, 2)
+    assert (text.num_hidden_layers, text.hidden_size, text.num_key_value_heads) == (2, 64, 2)
+    assert (vision.sam_config.num_hidden_layers, vision.encoder_config.num_hidden_layers) == (1, 1)
     assert config.image_token_id == 2303
     with pytest.raises(OcrPhasesError, match="clip_layers=2.* no size of dummy.*encoder_layers"):
         dummy_config("dummy:deepseek-ocr-2,clip_layers=2")
