@@ -25,7 +25,7 @@ from ocr_phases.analyse.architecture import Architecture, read_architecture
 from ocr_phases.analyse.work import (
     VisionCall,
     Work,
-    clip_work,
+    encoder_work,
     expected_experts,
     linear,
     norm,
@@ -70,7 +70,7 @@ def parameters(config: dict[str, Any]) -> pd.DataFrame:
     """One row a part: ``stage``, ``part`` and ``parameters`` (int64), as transformers' class holds them.
 
     The vendor's class holds 602,112 more in its CLIP, a patch embedding that it never uses. Raises
-    `OcrPhasesError` for a config that is none of DeepSeek-OCR's.
+    `OcrPhasesError` for a config of no known family.
     """
     table = prefill_cost(config, prompt_len=1, views=[VisionCall("global", 1024)])
     return table[["stage", "part", "parameters"]]
@@ -104,15 +104,14 @@ def prefill_cost(
         _check(side=call.side, images=call.images)
         stages = (
             ("sam", sam_work(sizes, call)),
-            ("clip", clip_work(sizes, call)),
+            (sizes.encoder.stage, encoder_work(sizes, call)),
             ("projector", projector_work(sizes, call)),
         )
         for stage, parts in stages:
             for part, work in parts.items():
                 held = 0 if number else work.parameters
                 rows.append(_row("prefill", stage, call.view, part, work, dtype_bytes, held=held))
-    # The line break between rows of vision tokens and the separator of the views.
-    learnt = Work(2 * sizes.text.hidden)
+    learnt = Work(sizes.separators * sizes.text.hidden)
     rows.append(_row("prefill", "vision_fusion", "", "separators", learnt, dtype_bytes))
     rows += _language_rows(
         "prefill", sizes, prompt_len, prompt_len, batch, dtype_bytes, distinct_rows or batch
