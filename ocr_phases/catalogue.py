@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import PRESETS, PROMPTS, Preset
+from ocr_phases.presets import IMAGE_TAG, PRESETS, PROMPTS, Preset
 
-DEEPSEEK_OCR, DEEPSEEK_OCR_2 = "deepseek-ocr", "deepseek-ocr-2"
+DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR = "deepseek-ocr", "deepseek-ocr-2", "unlimited-ocr"
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class FamilyFacts:
 
     ``encoders`` are the stages that a view goes through before the projector. ``stands_for`` gives for a
     preset of another family the one here that does the same job, so that one name can be asked of them all.
+    ``multipage`` is the prompt that takes a whole list of pages as one, and ``multipage_preset`` the preset
+    of such a list, which has no crops; a family without them reads pages one a prompt.
     """
 
     name: str
@@ -29,6 +31,8 @@ class FamilyFacts:
     default_preset: str
     prompts: Mapping[str, str]
     stands_for: Mapping[str, str] = field(default_factory=dict)
+    multipage: str | None = None
+    multipage_preset: str | None = None
 
     @property
     def vision_stages(self) -> tuple[str, ...]:
@@ -71,6 +75,27 @@ FAMILIES: dict[str, FamilyFacts] = {
             default_preset="crop",
             prompts=PROMPTS,
             stands_for={"tiny": "small768", "small": "small768", "base": "base1024", "gundam": "crop"},
+        ),
+        FamilyFacts(
+            name=UNLIMITED_OCR,
+            title="Unlimited-OCR",
+            encoders=("sam", "clip"),
+            presets={
+                preset.name: preset
+                for preset in (
+                    PRESETS["small"],
+                    PRESETS["base"],
+                    Preset("gundam", 1024, 640, True, most_tiles=32),
+                )
+            },
+            default_preset="gundam",
+            prompts={
+                "markdown": f"{IMAGE_TAG}document parsing.",
+                "multipage": f"{IMAGE_TAG}Multi page parsing.",
+            },
+            stands_for={"tiny": "small", "small768": "small", "base1024": "base", "crop": "gundam"},
+            multipage="multipage",
+            multipage_preset="base",
         ),
     )
 }

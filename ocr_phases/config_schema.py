@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, ge
 
 from msgspec import Meta
 
-from ocr_phases.catalogue import DEEPSEEK_OCR, DEEPSEEK_OCR_2, FAMILIES
+from ocr_phases.catalogue import DEEPSEEK_OCR, DEEPSEEK_OCR_2, FAMILIES, UNLIMITED_OCR
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.plain_json import conform
 
 PUBLISHED, SAVED = "deepseek_vl_v2", "unlimited_ocr"
+FULL, WINDOWED = "full_attention", "reference_sliding_attention"
 
 # Several times the published sizes; products of them stay within 64 bits.
 _Width = Annotated[int, Meta(ge=1, le=2**15)]
@@ -24,6 +25,7 @@ _Heads = Annotated[int, Meta(ge=1, le=2**10)]
 _Experts = Annotated[int, Meta(ge=1, le=2**12)]
 _Vocab = Annotated[int, Meta(ge=1, le=2**22)]
 _Positions = Annotated[int, Meta(ge=1, le=2**24)]
+_Window = Annotated[int, Meta(ge=2, le=2**24)]  # the class keeps everything for a window of 1
 _Side = Annotated[int, Meta(ge=1, le=2**14)]
 _Id = Annotated[int, Meta(ge=0, le=2**31)]
 _Small = Annotated[float, Meta(gt=0, le=1)]
@@ -64,6 +66,10 @@ class PublishedText(Text, total=False):
     rope_theta: _Factor
 
 
+class _WindowedText(PublishedText, total=False):
+    sliding_window_size: _Window
+
+
 class _Rope(TypedDict, total=False):
     rope_theta: _Factor
     rope_type: Literal["default"]
@@ -81,7 +87,7 @@ class SavedText(Text, total=False):
     mlp_layer_types: list[Literal["dense", "sparse"]] | None
     pad_token_id: _Id | None
     rope_parameters: _Rope | None
-    sliding_window: _Positions
+    sliding_window: _Window
     tie_word_embeddings: bool
 
 
@@ -144,6 +150,16 @@ class PublishedConfig(TypedDict):
     language_config: PublishedText
     vision_config: _PublishedVision
     image_token_id: NotRequired[_Id]
+
+
+class PublishedWindowed(TypedDict, total=False):
+    """``config.json`` of Unlimited-OCR as published: DeepSeek-OCR's, and a window in two or three places."""
+
+    language_config: Required[_WindowedText]
+    vision_config: Required[_PublishedVision]
+    image_token_id: _Id
+    sliding_window_size: _Window
+    sliding_window: _Window
 
 
 class _SavedEncoder(TypedDict, total=False):
@@ -280,7 +296,8 @@ class TokenizerLabels(TypedDict, total=False):
 class Layout:
     """One way in which the config of a family is written: its ``model_type`` and its ``shape``.
 
-    ``parts`` are the names of its vision parts, where the type alone does not tell the family. ``needs`` are
+    ``parts`` are the names of its vision parts, where the type alone does not tell the family, ``attention``
+    the kind that all layers have, where nothing else does. ``needs`` are
     entries of the language model that have to be there: its class would put another model's in their place.
     """
 
@@ -289,6 +306,7 @@ class Layout:
     shape: Any
     parts: frozenset[str] = frozenset()
     needs: tuple[str, ...] = ()
+    attention: str | None = None
 
     @property
     def saved(self) -> bool:
@@ -298,7 +316,8 @@ class Layout:
     def described(self) -> str:
         """The layout in words."""
         parts = f" with {' and '.join(sorted(self.parts))}" if self.parts else ""
-        return f"{FAMILIES[self.family].title} ({self.model_type}{parts})"
+        attention = f" with {self.attention}" if self.attention else ""
+        return f"{FAMILIES[self.family].title} ({self.model_type}{parts}{attention})"
 
 
 _TEXT = (
@@ -309,9 +328,11 @@ _TEXT = (
 
 LAYOUTS = (
     Layout(DEEPSEEK_OCR, PUBLISHED, PublishedConfig, frozenset(_PublishedParts.__annotations__)),
-    Layout(DEEPSEEK_OCR, SAVED, SavedConfig),
+    Layout(DEEPSEEK_OCR, SAVED, SavedConfig, attention=FULL),
     Layout(DEEPSEEK_OCR_2, PUBLISHED, PublishedConfig2, frozenset(_PublishedParts2.__annotations__), _TEXT),
     Layout(DEEPSEEK_OCR_2, "deepseek_ocr2", SavedConfig2, needs=(*_TEXT, "mlp_layer_types")),
+    Layout(UNLIMITED_OCR, "unlimited-ocr", PublishedWindowed, frozenset(_PublishedParts.__annotations__)),
+    Layout(UNLIMITED_OCR, SAVED, SavedConfig, needs=("sliding_window",), attention=WINDOWED),
 )
 """Every layout that is known; the first that fits is a config's."""
 
@@ -321,14 +342,41 @@ def layout_of(config: dict[str, Any]) -> Layout:
     vision = config.get("vision_config")
     width = vision.get("width") if isinstance(vision, dict) else None
     found = set(width) if isinstance(width, dict) else set()
+    attention = _attention(config)
     for layout in LAYOUTS:
-        if config.get("model_type") == layout.model_type and layout.parts <= found:
+        fits = layout.parts <= found and layout.attention in (None, attention)
+        if config.get("model_type") == layout.model_type and fits:
             return layout
     raise OcrPhasesError(
         f"config.json describes a {config.get('model_type')!r} model with vision parts "
-        f"{', '.join(sorted(found)) or 'unknown'}: what can be loaded is "
+        f"{', '.join(sorted(found)) or 'unknown'} and {attention}: what can be loaded is "
         f"{', '.join(layout.described() for layout in LAYOUTS)}."
     )
+
+
+def _attention(config: dict[str, Any]) -> str:
+    """The attention of all layers of a config that transformers saved; `WINDOWED` where it does not say."""
+    text = config.get("text_config")
+    types = text.get("layer_types") if isinstance(text, dict) else None
+    if not isinstance(types, list) or not types:
+        return WINDOWED
+    return " and ".join(sorted(set(map(str, types))))
+
+
+def published_window(config: dict[str, Any]) -> int:
+    """The window of a published Unlimited-OCR config, from the places that its vendor's code reads.
+
+    `OcrPhasesError` where none of them has it, or two differ: the vendor's own would then be a guess.
+    """
+    found = {
+        config["language_config"].get("sliding_window_size"),
+        config.get("sliding_window_size"),
+        config.get("sliding_window"),
+    } - {None}
+    if len(found) != 1:
+        listed = ", ".join(map(str, sorted(found))) or "none"
+        raise OcrPhasesError(f"sliding_window_size: one window is needed, it has {listed}")
+    return found.pop()
 
 
 def check_config(config: dict[str, Any]) -> Layout:
@@ -360,6 +408,8 @@ def _fits(config: dict[str, Any], layout: Layout) -> Any:
     else:
         text, vision = config["language_config"], config["vision_config"]["width"]
         parts = {name: (vision[name], "width", "heads") for name in layout.parts}
+    if layout.shape is PublishedWindowed:
+        published_window(config)
     for name in layout.needs:
         yield f"the language model has no {name}", text.get(name) is not None
     parts["the language model"] = (text, "hidden_size", "num_attention_heads")

@@ -1,4 +1,8 @@
-"""DeepSeek-OCR in transformers' own class: config from the published file, module paths, inputs, steps."""
+"""DeepSeek-OCR in transformers' own class: config from the published file, module paths, inputs, steps.
+
+The class is Unlimited-OCR's, which has this layout and its own attention
+(`ocr_phases.measure.models.unlimited_ocr`); here every layer has full attention.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
-from ocr_phases.config_schema import Layout, PublishedText, SavedClip, SavedSam, SavedText, known
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.config_schema import FULL, WINDOWED, Layout, PublishedText, SavedClip, SavedSam, SavedText, known
 from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views, published_sam
 
 if TYPE_CHECKING:
@@ -53,20 +56,33 @@ PUBLISHED: dict[str, Any] = {
 
 
 def _config(raw: dict[str, Any], layout: Layout) -> Any:
-    """transformers' config, with full attention in every layer."""
+    return class_config(raw, layout, FULL, raw.get("language_config", {}).get("max_position_embeddings"))
+
+
+def class_config(raw: dict[str, Any], layout: Layout, attention: str, window: int | None) -> Any:
+    """The class's config with that attention in every layer of a published one.
+
+    It needs a number for a window, and full attention reads none.
+    """
     from transformers import UnlimitedOcrConfig
 
-    return UnlimitedOcrConfig(**(_saved_parts(raw) if layout.saved else _published_parts(raw)))
+    if layout.saved:
+        return UnlimitedOcrConfig(**_saved_parts(raw))
+    parts = _published_parts(raw)
+    text = parts["text_config"]
+    text |= {"layer_types": [attention] * text["num_hidden_layers"], "sliding_window": window}
+    return UnlimitedOcrConfig(**parts)
+
+
+def window_of(model: Any) -> int | None:
+    """How many generated tokens a step of a model of this class sees, its own among them; None for all."""
+    text = model.config.get_text_config()
+    return text.sliding_window if set(text.layer_types) == {WINDOWED} else None
 
 
 def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of transformers' config for the layout that it saves, full attention in every layer."""
+    """Arguments of transformers' config for the layout that it saves."""
     text, vision = known(raw["text_config"], SavedText), raw["vision_config"]
-    other = set(text.get("layer_types") or ["reference_sliding_attention"]) - {"full_attention"}
-    if other:
-        raise OcrPhasesError(
-            f"This unlimited_ocr checkpoint uses {', '.join(sorted(other))}: only full attention is known."
-        )
     return {
         **{name: raw[name] for name in ("image_token_id", "tie_word_embeddings") if name in raw},
         "text_config": text,
@@ -81,9 +97,6 @@ def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
     """The same for the published layout."""
     vision = raw["vision_config"]
     clip, ratio = vision["width"]["clip-l-14-224"], vision.get("mlp_ratio", 4.0)
-    text = known(raw["language_config"], PublishedText)
-    text["layer_types"] = ["full_attention"] * text["num_hidden_layers"]
-    text["sliding_window"] = text["max_position_embeddings"]
     clip_config = {
         "hidden_size": clip["width"],
         "intermediate_size": int(clip["width"] * ratio),
@@ -93,24 +106,25 @@ def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
         "patch_size": clip["patch_size"],
     }
     return {
-        "text_config": text,
+        "text_config": known(raw["language_config"], PublishedText),
         "vision_config": {"sam_config": published_sam(vision), "encoder_config": clip_config},
         "image_token_id": raw.get("image_token_id", PUBLISHED["image_token_id"]),
     }
 
 
-def _ready_mask(mask: Tensor | None) -> dict[str, Any]:
+def ready_mask(mask: Tensor | None) -> dict[str, Any]:
+    """A mask that the class takes as it is: None hides nothing but what comes later."""
     # Building two masks from the 2-D one, which this class otherwise does at every step, is then skipped.
-    return {"full_attention": mask, "reference_sliding_attention": mask}
+    return {FULL: mask, WINDOWED: mask}
 
 
-_UNPADDED = _ready_mask(None)
+UNPADDED = ready_mask(None)
 
 
-def _prefill(inputs: DeviceInputs) -> dict[str, Any]:
+def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "input_ids": inputs.input_ids,
-        "attention_mask": _UNPADDED if inputs.position_ids is None else inputs.attention_mask,
+        "attention_mask": UNPADDED if inputs.position_ids is None else inputs.attention_mask,
         "position_ids": inputs.position_ids,
         "pixel_values": inputs.pixel_values,
     }
@@ -125,11 +139,13 @@ def _step(state: StepState) -> dict[str, Any]:
     whole_mask = state.position_ids is not None or state.exact_mask
     return {
         "input_ids": state.token[:, None],
-        "attention_mask": state.attention_mask if whole_mask else _UNPADDED,
+        "attention_mask": state.attention_mask if whole_mask else UNPADDED,
         "position_ids": state.position_ids,
         "past_key_values": state.cache,
     }
 
+
+SIZES = {**DUMMY_SIZES, "clip_layers": ("vision_config", "width", "clip-l-14-224", "layers")}
 
 NATIVE = Family(
     facts=FAMILIES[DEEPSEEK_OCR],
@@ -144,10 +160,11 @@ NATIVE = Family(
     },
     image_arguments=("pixel_values", "pixel_values_local", "num_local_patches", "patches_grid"),
     views=native_views,
-    prefill_arguments=_prefill,
+    drives=lambda model: window_of(model) is None,
+    prefill_arguments=prefill_arguments,
     step_arguments=_step,
-    ready_mask=_ready_mask,
+    ready_mask=ready_mask,
     config=_config,
     published=PUBLISHED,
-    sizes={**DUMMY_SIZES, "clip_layers": ("vision_config", "width", "clip-l-14-224", "layers")},
+    sizes=SIZES,
 )

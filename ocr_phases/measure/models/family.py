@@ -29,6 +29,8 @@ class StepState(Protocol):
     attention_mask: Tensor
     position_ids: Tensor | None
     exact_mask: bool
+    lengths: list[int]
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class Family:
     ``config`` makes transformers' config from a checked ``config.json`` and its layout, ``published`` is the
     file as published, and ``sizes`` names the numbers of it that a dummy may have otherwise, each with the
     keys that lead to it; a class that transformers does not have has none of the three.
+    ``drives`` says of a model of that class whether it is of this family, where two have one class.
+    ``window`` gives how many generated tokens a step sees beside the whole prompt, its own among them: the
+    cache holds no more of them; None for all.
     ``image_arguments`` must never carry a value in decode. ``views`` gives the view of each successive vision
     call of a prefill. ``prefill_arguments`` gives the keyword arguments of the prefill's forward,
     ``step_arguments`` those of one decode step's, as they go through ``prepare_step(model, arguments)``.
@@ -62,6 +67,8 @@ class Family:
     prepare_step: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda model, arguments: arguments
     ready_mask: Callable[[Tensor | None], Any] = lambda mask: mask
     new_cache: Callable[[], Any] = lambda: None
+    drives: Callable[[Any], bool] = lambda model: True
+    window: Callable[[Any], int | None] = lambda model: None
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     language_model_between: tuple[str, str] | None = None
     keeps_logits: bool = True
