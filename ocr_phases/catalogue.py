@@ -107,6 +107,9 @@ ENCODERS = tuple(dict.fromkeys(stage for facts in FAMILIES.values() for stage in
 VISION_STAGES = (*ENCODERS, "projector")
 """The same and the projector, in the order that a view goes through them."""
 
+PRESET_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.presets))
+"""The presets of all families."""
+
 
 def facts_of(family: str | None) -> FamilyFacts:
     """A family's row; DeepSeek-OCR's for None, as of old records. OcrPhasesError for an unknown name."""
@@ -123,6 +126,5 @@ def get_preset(name: str, family: str | None = None) -> Preset:
 
 def check_preset(name: str) -> None:
     """Raise OcrPhasesError for a name that is no preset of any family."""
-    known = {preset: None for facts in FAMILIES.values() for preset in facts.presets}
-    if name not in known:
-        raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(known)}.")
+    if name not in PRESET_NAMES:
+        raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(PRESET_NAMES)}.")

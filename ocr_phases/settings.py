@@ -14,9 +14,9 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ocr_phases.catalogue import check_preset
+from ocr_phases.catalogue import PRESET_NAMES, check_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import AUTO, PRESETS, PROMPTS, resolve_prompt
+from ocr_phases.presets import AUTO, PROMPTS, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
 FIRST_TOKENS = ("prefill", "redecode")
@@ -136,7 +136,8 @@ class ModelSettings:
     """Which model is measured, and where: the keywords of `OCRSession.load`."""
 
     model: str = _setting(
-        "tiny", "tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
+        "tiny",
+        "tiny (built in), dummy or dummy:FAMILY (full size, random weights), a folder or a hub id",
     )
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     dtype: str | None = _setting(
@@ -169,9 +170,7 @@ class RunSettings:
     """
 
     prompt: str | Sequence[str] = _setting("markdown", f"{', '.join(PROMPTS)}:words, or your own text")
-    preset: str | None = _setting(
-        None, f"{', '.join(PRESETS)} or auto (tiny: fits the type); by default the model's own"
-    )
+    preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)} or auto; default: the model's own")
     max_new_tokens: int = _setting(512, "most tokens to generate, the prefill's counted", least=1)
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
@@ -196,7 +195,7 @@ class RunSettings:
     warmup: int = _setting(1, "runs before them that are not recorded", least=0)
     seed: int = _setting(0, "seed of the sampling", least=-LARGEST_NUMBER)
     strategy: str = _setting("eager", "how a decode step runs", choices=STRATEGIES)
-    vision: str = _setting("eager", "how SAM and CLIP run", choices=VISIONS)
+    vision: str = _setting("eager", "how the vision encoders run", choices=VISIONS)
     exact_mask: bool = _setting(False, "hand the model the 2-D mask in place of ready ones")
     autocast: bool | None = _setting(None, "run under bfloat16 autocast; by default no")
     embed_page: bool = _setting(True, "keep the page itself in the record")

@@ -65,7 +65,7 @@ RULES: dict[str, CheckText] = {
         "Pass images to the prefill only, and None (or nothing) afterwards.",
     ),
     "vision_in_prefill_only": CheckText(
-        "no SAM, CLIP or projector span in decode",
+        "no span of a vision stage in decode",
         "Vision in decode is the costliest mistake there is: it pays a prefill's vision for every token.",
         "See which image argument reaches decode, and that each step has one token.",
     ),

@@ -146,7 +146,7 @@ def end_to_end_ms(run: PhaseRun) -> np.ndarray:
 
 
 def vision_share(run: PhaseRun) -> float | None:
-    """SAM, CLIP and projector as a part of the prefill, in the typical repeat; None without a prefill."""
+    """The vision stages as a part of the prefill, in the typical repeat; None without a prefill."""
     shown = typical_run(run)
     total = float(shown.repeat_ms("prefill", "prefill")[0])
     return (

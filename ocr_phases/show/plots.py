@@ -48,6 +48,7 @@ STAGE_COLOURS = {
     "transfer": "#bdbdbd",
     "sam": BLUE,
     "clip": SKY,
+    "encoder": SKY,
     "projector": GREEN,
     "vision_fusion": PURPLE,
     "language_model": ORANGE,
