@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import IMAGE_TAG, PRESETS, PROMPTS, Preset
+from ocr_phases.presets import IMAGE_TAG, LEADS, PRESETS, PROMPTS, Preset, resolve_prompt
 
 DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR = "deepseek-ocr", "deepseek-ocr-2", "unlimited-ocr"
 
@@ -20,8 +20,10 @@ class FamilyFacts:
 
     ``encoders`` are the stages that a view goes through before the projector. ``stands_for`` gives for a
     preset of another family the one here that does the same job, so that one name can be asked of them all.
-    ``multipage`` is the prompt that takes a whole list of pages as one, and ``multipage_preset`` the preset
-    of such a list, which has no crops; a family without them reads pages one a prompt.
+    ``leads`` stand before a prompt of the user's own: the page's place, and the tag that asks for boxes,
+    empty where the model marks them by itself. ``published`` has the sampling values of the published code.
+    ``multipage`` is the prompt that takes a whole list of pages as one, ``multipage_preset`` the preset
+    of such a list, which has no crops, ``multipage_infer`` what ``published`` has otherwise there.
     """
 
     name: str
@@ -31,8 +33,11 @@ class FamilyFacts:
     default_preset: str
     prompts: Mapping[str, str]
     stands_for: Mapping[str, str] = field(default_factory=dict)
+    leads: tuple[str, str] = LEADS
+    published: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _PUBLISHED)
     multipage: str | None = None
     multipage_preset: str | None = None
+    multipage_infer: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def vision_stages(self) -> tuple[str, ...]:
@@ -48,6 +53,27 @@ class FamilyFacts:
             )
         return found
 
+    def text_of(self, prompt: str, *, grounding: bool | None = None, pages: int = 1) -> str:
+        """The text handed to the model (`ocr_phases.presets.resolve_prompt`), for one row of ``pages``.
+
+        Raises OcrPhasesError as that does, for a prompt that only other families have, and for a
+        ``grounding`` where the model marks boxes whatever it is asked.
+        """
+        name = prompt.strip().partition(":")[0].rstrip()
+        elsewhere = name == "locate" or any(prompt.strip() in facts.prompts for facts in FAMILIES.values())
+        if elsewhere and name not in self.prompts:
+            raise OcrPhasesError(
+                f"There is no prompt {name!r} of {self.title}: choose one of {', '.join(self.prompts)}, or "
+                "write your own."
+            )
+        if grounding is not None and not self.leads[1]:
+            raise OcrPhasesError(f"{self.title} marks boxes by itself: leave grounding out.")
+        text = resolve_prompt(prompt, grounding=grounding, prompts=self.prompts, leads=self.leads)
+        return text.replace(IMAGE_TAG, IMAGE_TAG * pages) if name == self.multipage else text
+
+
+#: The no-repeat n-gram size of DeepSeek's ``infer()``, without and with its ``eval_mode``.
+_PUBLISHED = {"published": {"no_repeat_ngram_size": 20}, "published-eval": {"no_repeat_ngram_size": 35}}
 
 FAMILIES: dict[str, FamilyFacts] = {
     facts.name: facts
@@ -94,8 +120,14 @@ FAMILIES: dict[str, FamilyFacts] = {
                 "multipage": f"{IMAGE_TAG}Multi page parsing.",
             },
             stands_for={"tiny": "small", "small768": "small", "base1024": "base", "crop": "gundam"},
+            leads=(IMAGE_TAG, ""),
+            published={
+                "published": {"no_repeat_ngram_size": 35, "no_repeat_ngram_window": 128},
+                "published-eval": {},
+            },
             multipage="multipage",
             multipage_preset="base",
+            multipage_infer={"no_repeat_ngram_window": 1024},
         ),
     )
 }

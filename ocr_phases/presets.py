@@ -17,6 +17,9 @@ AUTO = "auto"
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
 
+#: What stands before a prompt of the user's own: the page's place, and the tag that asks for boxes.
+LEADS = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
+
 _WORDS = "{words}"
 
 
@@ -97,13 +100,17 @@ def crop_grid(width: int, height: int, image_size: int = 640, most_tiles: int = 
 
 
 def resolve_prompt(
-    prompt: str, *, grounding: bool | None = None, prompts: Mapping[str, str] = PROMPTS
+    prompt: str,
+    *,
+    grounding: bool | None = None,
+    prompts: Mapping[str, str] = PROMPTS,
+    leads: tuple[str, str] = LEADS,
 ) -> str:
     """The text handed to the model, stripped: a preset of ``prompts``, or the user's own text.
 
-    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``<image>`` and a
-    line break, with ``<|grounding|>`` between unless `grounding` is False, if it carries no ``<image>``
-    itself; a text that does, and a preset, stay as they are.
+    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``leads``,
+    ``<image>`` and a line break, then ``<|grounding|>`` unless `grounding` is False, if it carries no
+    ``<image>`` itself; a text that does, and a preset, stay as they are.
 
     Raises OcrPhasesError for an empty prompt, for ``locate`` without words, and for a preset that asks for
     boxes where `grounding` is False.
@@ -125,4 +132,4 @@ def resolve_prompt(
         raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
     if IMAGE_TAG in prompt:
         return prompt
-    return f"{IMAGE_TAG}\n{'' if grounding is False else GROUNDING_TAG}{prompt}"
+    return f"{leads[0]}{'' if grounding is False else leads[1]}{prompt}"

@@ -14,7 +14,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from ocr_phases.catalogue import PRESET_NAMES, check_preset
+from ocr_phases.catalogue import PRESET_NAMES, check_preset, facts_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.presets import AUTO, PROMPTS, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
@@ -23,9 +23,6 @@ FIRST_TOKENS = ("prefill", "redecode")
 
 LARGEST_NUMBER = 2**63 - 1
 """Largest whole number of a setting: what a seed may be, and what every reader of a record can hold."""
-
-#: The no-repeat n-gram size of the published ``infer()``, by the name of the setting.
-PUBLISHED = {"published": 20, "published-eval": 35}
 
 # A logit divided by less than this, or by more, is no float32 any more.
 _SMALLEST, _LARGEST = 1e-30, 1e30
@@ -42,6 +39,7 @@ def _setting(default: Any, text: str, **rules: Any) -> Any:
 class SamplingSettings:
     """How the next token is chosen; ``top_k=0`` and ``top_p=1`` mean off.
 
+    ``no_repeat_ngram_window`` is how many of the last tokens the n-gram rule looks at, 0 for all.
     Raises `OcrPhasesError` for a value of a wrong type or out of range.
     """
 
@@ -50,6 +48,7 @@ class SamplingSettings:
     top_p: float = 1.0
     top_k: int = 0
     no_repeat_ngram_size: int = 0
+    no_repeat_ngram_window: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.do_sample, bool):
@@ -59,12 +58,15 @@ class SamplingSettings:
             ("top_p", (int, float), _SMALLEST, 1, "above 0 and at most 1"),
             ("top_k", int, 0, LARGEST_NUMBER, "a whole number from 0"),
             ("no_repeat_ngram_size", int, 0, LARGEST_NUMBER, "a whole number from 0"),
+            ("no_repeat_ngram_window", int, 0, LARGEST_NUMBER, "a whole number from 0"),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
                 raise OcrPhasesError(f"infer's {name} is {value!r}: it must be {wanted}.")
             if kinds is not int:  # transformers takes no whole number for these
                 object.__setattr__(self, name, float(value))
+        if self.no_repeat_ngram_window and not self.no_repeat_ngram_size:
+            raise OcrPhasesError("infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both.")
 
     @classmethod
     def from_infer(cls, infer: Mapping[str, Any] | None) -> SamplingSettings:
@@ -84,23 +86,39 @@ class SamplingSettings:
             infer["do_sample"] = True
         return cls(**infer)
 
+    def described(self) -> dict[str, Any]:
+        """As a record keeps them; a window only where there is one."""
+        values = asdict(self)
+        return values if self.no_repeat_ngram_window else _without_window(values)
+
     def as_generate(self) -> dict[str, Any]:
-        """The same settings as keyword arguments of ``generate()``."""
-        arguments = asdict(self)
+        """The same settings as keyword arguments of ``generate()``, but for a rule over a window."""
+        arguments = _without_window(asdict(self))
+        if self.no_repeat_ngram_window:
+            arguments["no_repeat_ngram_size"] = 0
         if not self.do_sample:
-            arguments = {"do_sample": False, "no_repeat_ngram_size": self.no_repeat_ngram_size}
+            arguments = {name: arguments[name] for name in ("do_sample", "no_repeat_ngram_size")}
         return arguments
 
 
+def _without_window(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "no_repeat_ngram_window"}
+
+
 def resolve_infer(
-    infer: SamplingSettings | Mapping[str, Any] | str | None, autocast: bool | None
+    infer: SamplingSettings | Mapping[str, Any] | str | None,
+    autocast: bool | None,
+    family: str | None = None,
+    *,
+    several_pages: bool = False,
 ) -> tuple[SamplingSettings, bool]:
     """The sampling settings and autocast of a run.
 
-    ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name of `PUBLISHED`. A name
-    stands for what the published ``infer()`` does: greedy, its n-gram size (``published-eval``: with its
-    ``eval_mode``), under bfloat16 autocast. Raises `OcrPhasesError` for another name, for a name with
-    ``autocast=False``, and as `SamplingSettings.from_infer` does.
+    ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name. A name stands for
+    what the ``family``'s published ``infer()`` does: greedy, its n-gram rule (``published-eval``: with its
+    ``eval_mode``; ``several_pages``: of a prompt with several), under bfloat16 autocast. Raises
+    `OcrPhasesError` for another name, for a name with ``autocast=False``, and as
+    `SamplingSettings.from_infer` does.
     """
     if isinstance(infer, SamplingSettings):
         return infer, bool(autocast)
@@ -108,13 +126,14 @@ def resolve_infer(
         return SamplingSettings.from_infer(infer), bool(autocast)
     if "=" in infer:
         return SamplingSettings.from_infer(_infer_mapping(infer)), bool(autocast)
-    if infer not in PUBLISHED:
-        raise OcrPhasesError(
-            f"There is no infer {infer!r}: use {' or '.join(PUBLISHED)}, or values such as temperature=0.7."
-        )
+    facts = facts_of(family)
+    if infer not in facts.published:
+        known = " or ".join(facts.published)
+        raise OcrPhasesError(f"There is no infer {infer!r}: use {known}, or values such as temperature=0.7.")
     if autocast is False:
         raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
-    return SamplingSettings(no_repeat_ngram_size=PUBLISHED[infer]), True
+    values = facts.published[infer]
+    return SamplingSettings(**{**values, **(facts.multipage_infer if values and several_pages else {})}), True
 
 
 def _infer_mapping(text: str) -> dict[str, Any]:
@@ -174,7 +193,8 @@ class RunSettings:
     max_new_tokens: int = _setting(512, "most tokens to generate, the prefill's counted", least=1)
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
-        "published, published-eval, or values of temperature, top_p, top_k, no_repeat_ngram_size",
+        "published, published-eval, or values of temperature, top_p, top_k, no_repeat_ngram_size, "
+        "no_repeat_ngram_window",
     )
     grounding: bool | None = _setting(
         None, "ask for boxes in a prompt of your own (<|grounding|>); by default yes"

@@ -1,22 +1,26 @@
 """The sizes of a model, read from its ``config.json`` alone, in any layout that `config_schema` knows.
 
-Full attention in every layer is assumed, as the loader makes it.
+Attention is full in every layer, or has the family's window in every layer, as the loader makes it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ocr_phases.config_schema import QWEN2_SIZES, check_config, layout_of
+from ocr_phases.catalogue import UNLIMITED_OCR
+from ocr_phases.config_schema import QWEN2_SIZES, check_config, layout_of, published_window
 from ocr_phases.errors import OcrPhasesError
 
 
 @dataclass(frozen=True)
 class TextSizes:
-    """The language model: SwiGLU MLPs, with a router and experts behind the first ``dense_layers``."""
+    """The language model: SwiGLU MLPs, with a router and experts behind the first ``dense_layers``.
+
+    ``window`` is how many generated tokens a step sees beside the prompt, None for all (`windowed_length`).
+    """
 
     hidden: int
     layers: int
@@ -30,6 +34,7 @@ class TextSizes:
     top_k: int
     shared_experts: int
     vocab: int
+    window: int | None = None
 
     @property
     def sparse_layers(self) -> int:
@@ -111,18 +116,28 @@ class Architecture:
         return math.ceil(math.ceil(self.sam.grid(side) / 2) / 2)
 
 
+def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
+    """Cache entries that a step sees of ``length`` tokens, its own and the prompt's among them."""
+    return length if window is None else min(length, prompt_len + window)
+
+
 def read_architecture(config: dict[str, Any]) -> Architecture:
     """The sizes in a checkpoint's ``config.json``, or in a record's ``model["config"]``.
 
     Raises `OcrPhasesError` for a config of another model, or one that misses a size.
     """
     try:
-        layout_of(config)
+        layout = layout_of(config)
     except OcrPhasesError as error:
         kind = config.get("model_type")
         raise OcrPhasesError(f"No cost is known for a config of type {kind!r} ({error}).") from error
     try:
-        return _as_saved(config) if check_config(config).saved else _published(config)
+        check_config(config)
+        sizes = _as_saved(config) if layout.saved else _published(config)
+        if layout.family != UNLIMITED_OCR:
+            return sizes
+        window = config["text_config"]["sliding_window"] if layout.saved else published_window(config)
+        return replace(sizes, text=replace(sizes.text, window=window))
     except (OcrPhasesError, KeyError) as error:
         raise OcrPhasesError(
             f"This config does not say how large the model is ({error}): "

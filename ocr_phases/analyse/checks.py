@@ -182,7 +182,7 @@ def _vision_in_prefill_only(run: PhaseRun) -> Found:
 
 
 def _cache_linear(run: PhaseRun) -> Found:
-    lengths, sizes = run.cache.get("lengths") or [], run.cache.get("bytes") or []
+    lengths, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
     each = run.cache.get("bytes_per_token")
     if len(sizes) < 2 or not each:
         return "n/a", "the cache was not seen growing"

@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from ocr_phases.analyse.architecture import Architecture, read_architecture
+from ocr_phases.analyse.architecture import Architecture, read_architecture, windowed_length
 from ocr_phases.analyse.work import (
     VisionCall,
     Work,
@@ -155,18 +155,20 @@ def generation_flops(
     ``batch`` rows of ``prompt_len`` tokens generate ``tokens`` each, the prefill's counted; ``views`` are
     those of the whole batch (`vision_calls`). The logits are those of the last position. The steps leave
     caches of ``prompt_len`` + 1 to ``prompt_len + tokens - 1`` entries, and attention is linear in that
-    length, so they cost as many steps at the mean of the two ends. Raises `OcrPhasesError` as `prefill_cost`.
+    length, so they cost as many steps at the mean of the two ends; those of a full window cost the same.
+    Raises `OcrPhasesError` as `prefill_cost`.
     """
     _check(tokens=tokens)
     prefill = int(prefill_cost(config, prompt_len=prompt_len, views=views, batch=batch)["flops"].sum())
     steps = tokens - 1
     if not steps:
         return prefill
+    growing = min(steps, read_architecture(config).text.window or steps)
     ends = [
         int(decode_cost(config, cache_len=prompt_len + step, batch=batch)["flops"].sum())
-        for step in (1, steps)
+        for step in (1, growing)
     ]
-    return prefill + steps * sum(ends) // 2
+    return prefill + growing * sum(ends) // 2 + (steps - growing) * ends[1]
 
 
 def training_cost(
@@ -228,7 +230,8 @@ def kv_bytes_per_token(config: dict[str, Any], *, batch: int = 1, dtype_bytes: i
 def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
     """The cost of what a record measured: its prefill and one decode step, columns `COST_COLUMNS`.
 
-    The step is the one in the middle of the run, or one at ``cache_len``; without either there is none. The
+    The step is the one in the middle of the run, or one that leaves ``cache_len`` tokens seen; without either
+    there is none. The
     vendor's class makes logits of all positions in its prefill. Raises `OcrPhasesError` where the record's
     config, dtype or preset is unknown.
     """
@@ -242,7 +245,8 @@ def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
     if cache_len is None:
         return prefill
     del shape["prompt_len"]
-    step = decode_cost(config, cache_len=cache_len, **shape)
+    seen = windowed_length(cache_len, run.request["prefill_len"], run.cache.get("window"))
+    step = decode_cost(config, cache_len=seen, **shape)
     return pd.concat([prefill, step], ignore_index=True)
 
 

@@ -140,6 +140,12 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     return table[list(STEP_COLUMNS)]
 
 
+def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
+    """The cache entries that a step sees after so many tokens: all, or those of the prompt and the window."""
+    window = run.cache.get("window")
+    return lengths if window is None else np.minimum(lengths, run.request["prefill_len"] + window)
+
+
 def end_to_end_ms(run: PhaseRun) -> np.ndarray:
     """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
     return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)

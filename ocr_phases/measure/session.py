@@ -48,7 +48,7 @@ from ocr_phases.measure.steps.execution import (
     decode_execution,
     eos_interval,
 )
-from ocr_phases.measure.steps.sampling import Sampler
+from ocr_phases.measure.steps.sampling import Sampler, windowed_processors
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
 from ocr_phases.measure.sweep import make_cells, run_sweep
 from ocr_phases.presets import GROUNDING_TAG
@@ -116,7 +116,7 @@ class OCRSession:
 
         ``preset`` as in `run_inference`. See `ocr_phases.measure.inputs.packing` for the rules and errors.
         """
-        rows, prompts = make_rows(page, prompt, grounding, self.family.facts.prompts)
+        rows, prompts = make_rows(page, prompt, grounding, self.family.facts)
         chosen = self._choose_preset(preset, rows)["preset"]
         return self._pack(rows, chosen, prompts, NoTimeline())[0]
 
@@ -259,8 +259,10 @@ class OCRSession:
 
     def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> Request:
         """What was asked for with every default filled in."""
-        rows, prompts = make_rows(page, asked.prompt, asked.grounding, self.family.facts.prompts)
-        infer, autocast = resolve_infer(asked.infer, asked.autocast)
+        facts = self.family.facts
+        rows, prompts = make_rows(page, asked.prompt, asked.grounding, facts)
+        several = any(len(row) > 1 for row in rows)
+        infer, autocast = resolve_infer(asked.infer, asked.autocast, facts.name, several_pages=several)
         every, ignore_eos, grounding = asked.eos_check_every, asked.ignore_eos, asked.grounding
         resolved = {
             **vars(asked),
@@ -321,6 +323,7 @@ class OCRSession:
                 inputs = packed.to(self.device, self.dtype)
         self._check_length(packed, request)
         lengths: list[int] = []
+        entries: list[int] = []
         bytes_per_token = host_syncs = 0
         seen: dict[str, Any] = {}
         hooks = ForwardHooks(self.family)
@@ -362,6 +365,7 @@ class OCRSession:
                     )
                 # The prefill's own read, of the first token, is none of decode's.
                 ids, lengths, host_syncs = state.ids, state.lengths, state.reads - 1
+                entries = state.entries
                 seen = hooks.verdicts(packed, state)
         spans = timeline.rows(number)
         verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
@@ -373,6 +377,8 @@ class OCRSession:
             spans,
             memory.taken(),
             lengths,
+            entries,
+            self.family.window(self.model),
             bytes_per_token,
             host_syncs,
             max_cache_len,
@@ -387,6 +393,12 @@ class OCRSession:
         if request.infer.do_sample:
             torch.manual_seed(request.seed)
         arguments = self.family.prefill_arguments(inputs)
+        window = self.family.window(self.model)
+        if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
+            raise OcrPhasesError(
+                f"generate() of {type(self.model).__name__} mistakes which slots are padding once its window "
+                f"of {window} tokens is full: give rows of equal length, or measure without it."
+            )
         if not hasattr(self.model, "generate"):
             raise OcrPhasesError(
                 f"{type(self.model).__name__} has no generate() here: measure without generate=True."
@@ -396,6 +408,7 @@ class OCRSession:
                 **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
                 max_new_tokens=request.max_new_tokens,
                 pad_token_id=self.pad_id,
+                logits_processor=windowed_processors(request.infer),
                 **ends,
                 **request.infer.as_generate(),
             )

@@ -23,7 +23,6 @@ from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
-from ocr_phases.presets import resolve_prompt
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
@@ -133,7 +132,7 @@ def run_sweep(
         "device": environment.describe_device(session.device)["name"],
         "revision": session.checkpoint.revision,
         "versions": _deciding(environment.versions()),
-        "prompt": resolve_prompt(prompt, prompts=session.family.facts.prompts),
+        "prompt": session.family.facts.text_of(prompt),
         **options,
     }
     outcomes = []

@@ -250,6 +250,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
     style_axes(axes)
     title_axes(axes, "KV cache")
     sizes, lengths = run.cache.get("bytes") or [], run.cache.get("lengths") or []
+    held = run.cache.get("entries") or lengths
     if not sizes:
         _inside(axes, "The cache was not observed in this run.")
         return
@@ -264,6 +265,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
         named.append((0, "left", 4, -15))
     for place, side, right, up in named:
         tokens = f", {lengths[place]:,} tokens" if place < len(lengths) else ""
+        tokens += f" seen, {held[place]:,} held" if tokens and held[place] < lengths[place] else ""
         axes.annotate(
             f"{bytes_text(sizes[place])}{tokens}",
             (after[place], sizes[place]),

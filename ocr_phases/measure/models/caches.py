@@ -19,7 +19,7 @@ def cache_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def cache_length(cache: Any) -> int | None:
-    """Tokens that a KV cache has seen where the host knows it for free; None for a cache that counts on the device.
+    """Tokens that a KV cache has seen where the host knows it for free; None where the device counts them.
 
     A tuple whose layers differ in length gives the first length that differs from the first layer's.
     """
@@ -55,10 +55,11 @@ def cache_window(cache: Any) -> int | None:
 
 
 def static_cache(config: Any, max_cache_len: int, window: int | None, slot: Tensor) -> Any:
-    """An empty static cache; with a ``window`` one whose decode steps write at ``slot``, int64 [1], on its device.
+    """An empty static cache; with a ``window`` one whose decode steps write at ``slot``, int64 [1].
 
-    The caller moves ``slot`` on, and back to the prompt's end where the window is full. transformers' own
-    static layer for a window shifts all of its entries a step, and chooses its way by a count on the host.
+    The caller moves ``slot`` on, on the device, and back to the prompt's end where the window is full.
+    transformers' own static layer for a window shifts all of its entries a step, and chooses its way by a
+    count on the host.
     """
     from transformers import StaticCache
 
@@ -88,10 +89,6 @@ def _ring_layer() -> type:
             return self.keys, self.values
 
     return RingLayer
-
-def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
-    """Entries that a step sees of ``length`` tokens, its own and ``prompt_len`` of the prompt among them."""
-    return length if window is None else min(length, prompt_len + window)
 
 
 def _parts(layer: Any) -> list[tuple[Tensor, Tensor]]:

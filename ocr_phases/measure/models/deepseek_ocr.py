@@ -9,8 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
+from ocr_phases.config_schema import (
+    FULL,
+    WINDOWED,
+    Layout,
+    PublishedText,
+    SavedClip,
+    SavedSam,
+    SavedText,
+    known,
+)
 from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
-from ocr_phases.config_schema import FULL, WINDOWED, Layout, PublishedText, SavedClip, SavedSam, SavedText, known
 from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views, published_sam
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.caches import (
@@ -27,7 +28,6 @@ from ocr_phases.measure.models.caches import (
     device_lengths,
     drop_last,
     held_entries,
-    windowed_length,
 )
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.family import Family
@@ -408,8 +408,8 @@ def _check_cache(state: DecodeState) -> None:
     entries = windowed_length(state.length, state.lengths[0], kept)
     if held not in (None, entries):
         raise OcrPhasesError(
-            f"The KV cache has {held} entries where {entries} are right: it must grow by one a step until its "
-            "window is full."
+            f"The KV cache has {held} entries where {entries} are right: it must grow by one a step until "
+            "its window is full."
         )
     state.entries.append(entries)
 

@@ -1,7 +1,8 @@
 """A decode step over a static KV cache: every input has a fixed address, so it can be captured or compiled.
 
 The step feeds itself: it opens its token's column of the mask, runs the model, takes the argmax as the next
-token and moves on by one, all on the device; where the cache has a window, around it. The host only starts it, and reads tokens when it wants them.
+token and moves on by one, around the window where there is one, all on the device. The host only starts it,
+and reads tokens when it wants them.
 So inputs are changed in place, nothing in the step may wait for the host, and the model has no hook when the
 step is made.
 """
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.models.caches import cache_bytes_per_token, static_cache, windowed_length
+from ocr_phases.measure.models.caches import cache_bytes_per_token, static_cache
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.execution import compiled_apart, current_device, decode_execution, first_call_ms
 from ocr_phases.measure.steps.phases import DecodeState, check_step
