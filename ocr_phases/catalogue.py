@@ -14,6 +14,13 @@ from ocr_phases.presets import IMAGE_TAG, LEADS, PRESETS, PROMPTS, Preset, resol
 DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR = "deepseek-ocr", "deepseek-ocr-2", "unlimited-ocr"
 
 
+#: The no-repeat n-gram size of DeepSeek's ``infer()``, without and with its ``eval_mode``.
+_PUBLISHED: Mapping[str, Mapping[str, int]] = {
+    "published": {"no_repeat_ngram_size": 20},
+    "published-eval": {"no_repeat_ngram_size": 35},
+}
+
+
 @dataclass(frozen=True)
 class FamilyFacts:
     """One row of the table; ``name`` is what a record's model has as its ``family``.
@@ -71,9 +78,6 @@ class FamilyFacts:
         text = resolve_prompt(prompt, grounding=grounding, prompts=self.prompts, leads=self.leads)
         return text.replace(IMAGE_TAG, IMAGE_TAG * pages) if name == self.multipage else text
 
-
-#: The no-repeat n-gram size of DeepSeek's ``infer()``, without and with its ``eval_mode``.
-_PUBLISHED = {"published": {"no_repeat_ngram_size": 20}, "published-eval": {"no_repeat_ngram_size": 35}}
 
 FAMILIES: dict[str, FamilyFacts] = {
     facts.name: facts

@@ -132,8 +132,10 @@ def resolve_infer(
         raise OcrPhasesError(f"There is no infer {infer!r}: use {known}, or values such as temperature=0.7.")
     if autocast is False:
         raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
-    values = facts.published[infer]
-    return SamplingSettings(**{**values, **(facts.multipage_infer if values and several_pages else {})}), True
+    values = dict(facts.published[infer])
+    if values and several_pages:
+        values.update(facts.multipage_infer)
+    return SamplingSettings.from_infer(values), True
 
 
 def _infer_mapping(text: str) -> dict[str, Any]:
@@ -193,8 +195,7 @@ class RunSettings:
     max_new_tokens: int = _setting(512, "most tokens to generate, the prefill's counted", least=1)
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
-        "published, published-eval, or values of temperature, top_p, top_k, no_repeat_ngram_size, "
-        "no_repeat_ngram_window",
+        "published, published-eval, or values of temperature, top_p, top_k, no_repeat_ngram_size, ..._window",
     )
     grounding: bool | None = _setting(
         None, "ask for boxes in a prompt of your own (<|grounding|>); by default yes"

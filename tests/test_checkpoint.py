@@ -178,6 +178,7 @@ def test_other_models_are_refused_by_name(folder):
     refuse(folder, "qwen2-0-5b")
     shutil.copy(asset("data", "tiny", "config.json"), folder / "config.json")
     text = {"num_hidden_layers": 2, "max_position_embeddings": 512, "sliding_window": 128}
+    text["layer_types"] = ["full_attention", "reference_sliding_attention"]
     edit_config(folder, text_config=text)
     refuse(folder, "reference_sliding_attention")
 

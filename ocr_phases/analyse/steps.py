@@ -110,7 +110,7 @@ def _cause(run: PhaseRun, step: int, cache_len: Any, spans: Any, limit: float) -
     if every > 1 and (step + 1) % every == 0:
         return "the end token is read here, which waits for the device"
     # The step that made cache_len entries is the first to hold one more than a full block.
-    grew = isinstance(cache_len, int | np.integer) and attended(run, cache_len) == cache_len
+    grew = isinstance(cache_len, int | np.integer) and attended(run, np.array(cache_len)) == cache_len
     if grew and int(cache_len) % _CACHE_BLOCK <= 1:
         return f"the cache reached {int(cache_len)} entries: it moves to larger memory or another kernel"
     if run.device.get("kind") == "cuda" and spans["host_ms"].median() > 0.9 * spans["device_ms"].median():

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from ocr_phases.catalogue import FamilyFacts
+from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES, FamilyFacts
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.type_size import type_height
@@ -58,7 +58,7 @@ def make_rows(
     page: Page | Sequence[Page],
     prompt: str | Sequence[str],
     grounding: bool | None,
-    family: FamilyFacts,
+    family: FamilyFacts = FAMILIES[DEEPSEEK_OCR],
 ) -> tuple[list[list[Page]], list[str]]:
     """One list of pages a row, and one resolved prompt a row, as the ``family`` has prompts.
 

@@ -93,9 +93,10 @@ def _ring_layer() -> type:
 
 def _parts(layer: Any) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of a layer; of one with a window first those of the prompt, where there are any."""
-    pairs = [(getattr(layer, "prefill_keys", None), getattr(layer, "prefill_values", None))]
-    pairs.append((layer.keys, layer.values))
-    return [(keys, values) for keys, values in pairs if keys is not None and keys.dim() == 4]
+    pairs = [(layer.keys, layer.values)]
+    if hasattr(layer, "prefill_keys"):
+        pairs.insert(0, (layer.prefill_keys, layer.prefill_values))
+    return [(keys, values) for keys, values in pairs if keys.dim() == 4]  # the empty ones have one dimension
 
 
 def device_lengths(cache: Any) -> list[int]:
