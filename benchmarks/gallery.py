@@ -121,7 +121,7 @@ def measured() -> dict[str, PhaseRun]:
 
 
 def main(records: str | None = None) -> None:
-    """Draw everything and write gallery.md; ``records`` holds what shall not be measured now."""
+    """Draw everything and write gallery.md; ``records`` is a folder of records to reuse."""
     runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
     gpu = PhaseRun.load(asset("data", "runs", f"{GPU_RECORD}.json"))
     other = PhaseRun.load(asset("data", "runs", f"{OTHER_RECORD}.json"))
@@ -137,7 +137,7 @@ def main(records: str | None = None) -> None:
     pictures = {
         "pages": (
             "Time on the page",
-            f"{here}: an invoice and a form, each region coloured by what writing it took.",
+            f"{here}: an invoice and a form, each region coloured by its decode time.",
             side_by_side([timed_page(runs["invoice"]), timed_page(runs["form"])]),
         ),
         "types": (
@@ -147,19 +147,19 @@ def main(records: str | None = None) -> None:
         ),
         "latency": (
             "Decode latency",
-            f"{there}: device and host, the spread over repeats, and what the hardware allows.",
+            f"{there}: device and host, spread over repeats, floor.",
             drawn(latency(gpu)),
         ),
         "vision": ("Vision", f"{there}: page and crops.", drawn(plots.plot_vision_stages(gpu))),
         "timeline": ("Timeline", f"{there}: one repeat.", drawn(plots.plot_phase_timeline(gpu))),
         "roofline": (
             "Roofline",
-            f"{there}: each stage under the ceilings measured beside it.",
+            f"{there}: each stage under the measured ceilings.",
             drawn(plot_roofline(gpu)),
         ),
         "kernels": (
             "Kernels",
-            f"{there}: how much of each stage the GPU works, and what bounds it.",
+            f"{there}: how long the GPU is busy in each stage, and what limits it.",
             drawn(kernels.plot_busy(gpu, floor_table(gpu))),
         ),
         "compare": (
@@ -169,7 +169,7 @@ def main(records: str | None = None) -> None:
         ),
         "sweep": (
             "A sweep",
-            "The same two records as a sweep over presets shows them.",
+            "The same two records as a sweep over presets.",
             drawn(sweep.plot_decode(decode_curves({"base": other, "gundam": gpu}))),
         ),
         "memory": ("Memory", f"{there}: peaks and KV cache.", drawn(plots.plot_memory(gpu))),

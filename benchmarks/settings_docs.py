@@ -1,4 +1,4 @@
-"""Writes what follows from `Settings`: docs/settings.md's table and the notebooks' parameters.
+"""Writes what follows from `Settings`: docs/settings.md's lists and the notebooks' parameters.
 
 ``python -m benchmarks.settings_docs``; a test compares them.
 """
@@ -14,7 +14,7 @@ import nbformat
 from ocr_phases.cli.options import EVERY, KERNELS
 from ocr_phases.cli.sweep import SHARED
 from ocr_phases.files import write_atomic
-from ocr_phases.settings import ModelSettings, Settings, help_text, parameter_lines
+from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, parameter_lines
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
@@ -26,15 +26,19 @@ NOTEBOOKS = {
 }
 
 
-def settings_table() -> str:
-    """The table of docs/settings.md, a row a setting."""
-    of_model = {setting.name for setting in fields(ModelSettings)}
-    lines = ["| setting | of | default | |", "| --- | --- | --- | --- |"]
-    for setting in sorted(fields(Settings), key=lambda setting: setting.name not in of_model):
-        call = "load" if setting.name in of_model else "run_inference"
-        text = help_text(setting).replace("|", "\\|")
-        lines.append(f"| `{setting.name}` | `{call}` | `{setting.default}` | {text} |")
-    return "\n".join(lines) + "\n"
+def settings_lists() -> str:
+    """The lists of docs/settings.md: a list for each call, a line a setting."""
+    lists = []
+    for call, settings in (("OCRSession.load", ModelSettings), ("run_inference", RunSettings)):
+        lines = [
+            f"- `{item.name}` ({item.default}): {_escaped(help_text(item))}" for item in fields(settings)
+        ]
+        lists.append("\n".join([f"Keywords of `{call}`, defaults in brackets:", "", *lines, ""]))
+    return "\n".join(lists)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("<|grounding|>", "`<|grounding|>`")
 
 
 def with_parameters(source: str, wanted: list[str]) -> str:
@@ -50,7 +54,7 @@ def main() -> None:
     page = ROOT / "docs" / "settings.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    write_atomic(page, f"{before}{BEGIN}{settings_table()}{END}{after}".encode())
+    write_atomic(page, f"{before}{BEGIN}{settings_lists()}{END}{after}".encode())
     for name, wanted in NOTEBOOKS.items():
         path = ROOT / "notebooks" / f"{name}.ipynb"
         notebook = nbformat.read(path, as_version=4)

@@ -1,6 +1,6 @@
-"""Settings: everything that may be asked of a measurement, once; needs no torch.
+"""Settings: every setting of a measurement, declared once; needs no torch.
 
-From these fields follow the keywords of `OCRSession.load` and ``run_inference``, the command line's
+These fields define the keywords of `OCRSession.load` and ``run_inference``, the command line's
 options, the notebooks' parameters, the explorer's fields, the columns of a list of pages, the record's
 request and docs/settings.md; tests compare them.
 """
@@ -24,14 +24,14 @@ FIRST_TOKENS = ("prefill", "redecode")
 LARGEST_NUMBER = 2**63 - 1
 """Largest whole number of a setting: what a seed may be, and what every reader of a record can hold."""
 
-# A logit divided by less than this, or by more, is no float32 any more.
+# Logits divided by less or by more overflow or underflow float32.
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
-    """A field with its documentation; ``least`` and ``choices`` are checked, ``kept=False`` is no request."""
+    """A field with its help; ``least`` and ``choices`` are checked, ``kept=False`` is not in the request."""
     return field(default=default, metadata={"text": text, **rules})
 
 
@@ -166,19 +166,19 @@ class ModelSettings:
         "float32, bfloat16 or float16; by default the device's own",
         choices=("float32", "bfloat16", "float16"),
     )
-    revision: str | None = _setting(None, "of a hub id: a commit, a tag or a branch; by default its main one")
+    revision: str | None = _setting(None, "commit, tag or branch of a hub id; by default its main branch")
     implementation: str = _setting(
         "native",
         "native (transformers' class) or vendor (the checkpoint's own Python files)",
         choices=("native", "vendor"),
     )
-    trust_remote_code: bool = _setting(False, "run those Python files; vendor needs it")
+    trust_remote_code: bool = _setting(False, "run the checkpoint's Python files; vendor needs it")
     attention: str | None = _setting(
         None, "vendor: eager, sdpa or flash_attention_2; by default the class's own"
     )
     cuda_calls: str = _setting(
         "refuse",
-        "vendor on a CPU, where the code calls .cuda(): refuse or ignore",
+        "vendor on a CPU: refuse or ignore the code's .cuda() calls",
         choices=("refuse", "ignore"),
     )
 
@@ -187,25 +187,23 @@ class ModelSettings:
 class RunSettings:
     """What a run does: the keywords of `OCRSession.run_inference`.
 
-    Raises `OcrPhasesError` for the first setting that is wrong whatever page and model it has.
+    Raises `OcrPhasesError` for the first setting that is wrong for every page and model.
     """
 
     prompt: str | Sequence[str] = _setting("markdown", f"{', '.join(PROMPTS)}:words, or your own text")
     preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)} or auto; default: the model's own")
-    max_new_tokens: int = _setting(512, "most tokens to generate, the prefill's counted", least=1)
+    max_new_tokens: int = _setting(512, "most tokens to generate, including the prefill's", least=1)
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
-        "published, published-eval, or values of temperature, top_p, top_k, no_repeat_ngram_size, ..._window",
+        "published, published-eval, or temperature, top_p, top_k, no_repeat_ngram_size, ..._window",
     )
     grounding: bool | None = _setting(
         None, "ask for boxes in a prompt of your own (<|grounding|>); by default yes"
     )
     return_text: bool = _setting(True, "keep the text in the record")
-    ignore_eos: bool | None = _setting(
-        None, "go on after the end token; by default only where the model is dummy"
-    )
+    ignore_eos: bool | None = _setting(None, "continue after the end token; by default only for dummy")
     eos_check_every: int | None = _setting(
-        None, "look for the end token every so many steps; by default 1 in eager, else 16", least=1
+        None, "steps between reads of the end token; by default 1 in eager, else 16", least=1
     )
     first_token: str = _setting(
         "prefill",
@@ -213,21 +211,21 @@ class RunSettings:
         choices=FIRST_TOKENS,
     )
     repeats: int = _setting(3, "measured runs", least=1)
-    warmup: int = _setting(1, "runs before them that are not recorded", least=0)
+    warmup: int = _setting(1, "unrecorded runs before them", least=0)
     seed: int = _setting(0, "seed of the sampling", least=-LARGEST_NUMBER)
     strategy: str = _setting("eager", "how a decode step runs", choices=STRATEGIES)
     vision: str = _setting("eager", "how the vision encoders run", choices=VISIONS)
-    exact_mask: bool = _setting(False, "hand the model the 2-D mask in place of ready ones")
+    exact_mask: bool = _setting(False, "pass the 2-D attention mask, not precomputed ones")
     autocast: bool | None = _setting(None, "run under bfloat16 autocast; by default no")
-    embed_page: bool = _setting(True, "keep the page itself in the record")
-    generate: bool = _setting(False, "time model.generate() in place of prefill and decode")
-    verify: bool = _setting(False, "compare the tokens with model.generate() at the end")
-    ceilings: bool = _setting(True, "measure what the device can do at its best, at the end", kept=False)
+    embed_page: bool = _setting(True, "keep the page image in the record")
+    generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
+    verify: bool = _setting(False, "compare the tokens with model.generate(), after the timed runs")
+    ceilings: bool = _setting(True, "measure the device's best rates, after the timed runs", kept=False)
     kernels: bool = _setting(
-        False, "CUDA: one more run under torch.profiler, for each stage's kernels and host syncs", kept=False
+        False, "CUDA: profile kernels and host syncs of each stage in one more run", kept=False
     )
     kernel_steps: int = _setting(32, "most decode steps of that run", least=1, kept=False)
-    kernel_trace: str | Path | None = _setting(None, "file for its Chrome trace (.json.gz)", kept=False)
+    kernel_trace: str | Path | None = _setting(None, "Chrome trace file of that run (.json.gz)", kept=False)
 
     def __post_init__(self) -> None:
         for prompt in _as_list(self.prompt):
@@ -243,20 +241,20 @@ class RunSettings:
             raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
         if self.generate and self.strategy != "eager":
             raise OcrPhasesError(
-                f"generate() decodes in its own way: drop it, or strategy={self.strategy!r}."
+                f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunSettings, ModelSettings):
-    """Everything that may be asked of a measurement; docs/settings.md is the table of it.
+    """All settings of a measurement, listed in docs/settings.md.
 
-    ``OCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())`` do it.
+    Use as ``OCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())``.
     """
 
     @classmethod
     def among(cls, values: Mapping[str, Any]) -> Settings:
-        """Those that ``values`` names, such as a notebook's ``globals()``; the others by default."""
+        """Settings from ``values``, such as a notebook's ``globals()``; missing ones take their defaults."""
         return cls(**{name: values[name] for name in setting_names(cls) if name in values})
 
     def of_model(self) -> dict[str, Any]:
@@ -268,22 +266,22 @@ class Settings(RunSettings, ModelSettings):
         return {name: getattr(self, name) for name in setting_names(RunSettings)}
 
 
-#: What of a run a record keeps in its request.
+#: The settings of a run that its record keeps in ``request``.
 REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.metadata.get("kept", True)]
 
 
 def setting_names(settings: type) -> list[str]:
-    """The names of a class of settings, in their order."""
+    """The names of a settings class, in order."""
     return [setting.name for setting in fields(settings)]
 
 
 def kind(setting: Field[Any]) -> str:
-    """The type of a setting's value, as text: int, bool, str or another; None apart."""
+    """The type of a setting's value as text, without ``| None``: int, bool, str or another."""
     return str(setting.type).removesuffix(" | None")
 
 
 def setting_from_text(name: str, text: str) -> Any:
-    """A setting's value as a list of pages writes it: ``false``, ``3``; `OcrPhasesError` for another type."""
+    """A setting's value from a list of pages: ``false``, ``3``; `OcrPhasesError` for a wrong type."""
     wanted = kind(next(setting for setting in fields(Settings) if setting.name == name))
     if wanted == "int":
         try:
@@ -298,7 +296,7 @@ def setting_from_text(name: str, text: str) -> Any:
 
 
 def help_text(setting: Field[Any]) -> str:
-    """A setting's documentation in a line, with its choices."""
+    """A setting's one-line help, with its choices."""
     text = str(setting.metadata["text"])
     choices = setting.metadata.get("choices")
     return f"{text}: {', '.join(choices)}" if choices and choices[0] not in text else text
@@ -311,7 +309,7 @@ def parameter_lines(wanted: Iterable[str]) -> list[str]:
 
 
 def keywords_of(settings: type) -> Callable[[_Function], _Function]:
-    """Decorator: the function's signature names the settings that its ``**`` argument takes."""
+    """Decorator: adds the settings that ``**`` takes to the function's signature."""
 
     def named(function: _Function) -> _Function:
         signature = inspect.signature(function)
@@ -336,7 +334,7 @@ def keywords_of(settings: type) -> Callable[[_Function], _Function]:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Raise `OcrPhasesError` where the setting ``name`` is no text that UTF-8 can hold."""
+    """Raise `OcrPhasesError` unless the setting ``name`` is a text that UTF-8 can hold."""
     if not isinstance(value, str):
         raise OcrPhasesError(f"{name} is {value!r}: give a text.")
     try:
@@ -346,7 +344,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def _check(setting: Field[Any], value: Any) -> None:
-    """Raise `OcrPhasesError` for a wrong type, and for a value out of range or of no choice."""
+    """Raise `OcrPhasesError` for a wrong type, range or choice."""
     name, least, choices = setting.name, setting.metadata.get("least"), setting.metadata.get("choices")
     if value is None and setting.default is None:
         return

@@ -177,7 +177,7 @@ def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
         listing.add(job)
     index = build_index(tmp_path)
     assert index.pages["status"].tolist() == ["not finished"]
-    assert "nothing to draw" in html_of(index)
+    assert "No page was measured." in html_of(index)
 
 
 @pytest.mark.parametrize(("now", "shown"), [("ab", "abc"), ("xb", "xb"), ("", "abc")])

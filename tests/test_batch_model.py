@@ -90,7 +90,7 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(
     # ipykernel's own, for what forked children print; it takes nothing without the kernel's secret.
     assert all(address.startswith("127.0.0.1:") for addresses in kernels for address in addresses)
     said = capsys.readouterr().out
-    assert says(said, "4 pages", "2 measured", "0 kept", "1 failed", "1 named twice")
+    assert says(said, "4 pages", "2 measured", "0 kept", "1 failed", "1 listed twice")
     entries = {entry["page"]: out / entry["folder"] for entry in read_listing(out)}
     within = PhaseRun.load(entries["slide.png"] / "run.json")
     assert within.results == plain.results

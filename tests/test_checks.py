@@ -67,7 +67,7 @@ def test_records_from_before_the_checklist_say_so(path: Any) -> None:
     run = PhaseRun.load(path)
     checks = {check.name: check for check in run_checks(dataclasses.replace(run, live_checks=[]))}
     assert {checks[name].verdict for name in LIVE_ONLY} == {"n/a"}
-    assert "without it" in checks["gradients_off"].measured
+    assert "lacks it" in checks["gradients_off"].measured
     assert "ocr-phases verify" in checks["parity"].measured
     assert checks["cache_linear"].verdict == checks["stage_coverage"].verdict == "pass"
     assert checks["vision_in_prefill_only"].verdict == checks["decode_memory"].verdict == "pass"
@@ -260,8 +260,8 @@ def test_the_verify_notebook(live: bool, tmp_path: Path, reused_kernel: ReusedKe
     assert not elements.open
     assert not elements.stray
     assert "checks failed" not in elements.said
-    assert ("8 tokens" if live else "not asked for") in elements.said
-    assert ("condition of vision" if live else "A record does not keep this") in elements.said
+    assert ("8 tokens" if live else "not requested") in elements.said
+    assert ("condition of vision" if live else "Records do not contain source lines") in elements.said
     request = PhaseRun.load(tmp_path / "run.json").request
     assert request.get("verify", False) == live
     assert (request["eos_check_every"] == 4) == live

@@ -53,7 +53,7 @@ def test_a_record_never_takes_the_place_of_another_one(tiny_session, tmp_path, c
             (other, "run.json"): "another page",
             (page, "run.json", "--max-new-tokens", "7"): "another max_new_tokens",
             (page, "run.json", "--model", "dummy"): "another model",
-            (page, "notes"): "no record",
+            (page, "notes"): "not a record",
         }.items():
             asked = [verb, arguments[0], "--save", *arguments[1:], *settings]
             assert main(asked) == 2
@@ -199,12 +199,12 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "save as a folder": (["profile", page, "--save", str(folder)], "is a folder"),
         "verify, save as a folder": (["verify", page, "--save", str(folder)], "is a folder"),
         "out under a file": (["report", page, "--out", str(folder / "file")], "cannot be written"),
-        "nothing to report": (["report"], "one of the two"),
-        "nothing to verify": (["verify"], "one of the two"),
-        "verify page and record": (["verify", page, "--record", str(RECORD)], "one of the two"),
+        "nothing to report": (["report"], "Name either"),
+        "nothing to verify": (["verify"], "Name either"),
+        "verify page and record": (["verify", page, "--record", str(RECORD)], "Name either"),
         "nothing to profile": (["profile"], "or a record to repeat"),
         "no record to repeat": (["profile", "--from", str(folder / "none.json")], "cannot be read"),
-        "page and record": (["report", page, "--record", str(RECORD)], "one of the two"),
+        "page and record": (["report", page, "--record", str(RECORD)], "Name either"),
         "no record": (["artifacts", str(folder / "bad.json")], "no schema number"),
         "cut record": (["artifacts", str(folder / "cut.json")], "no JSON"),
         "another schema": (["report", "--record", str(folder / "other.json")], "schema 9"),

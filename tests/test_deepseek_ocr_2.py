@@ -23,7 +23,9 @@ from ocr_phases.measure.models.deepseek_ocr_2 import NATIVE, PUBLISHED
 from ocr_phases.measure.models.families import native_config
 from ocr_phases.measure.models.native import dummy_config
 from ocr_phases.measure.steps.phases import generate, prompt_loss
+from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.presets import crop_grid
+from ocr_phases.settings import SamplingSettings, resolve_infer
 
 FACTS = FAMILIES[DEEPSEEK_OCR_2]
 RECORDED = json.loads((GOLDEN_2 / "preprocess.json").read_text())
@@ -178,6 +180,36 @@ def test_equals_generate(case, exact_mask, ocr2_session, golden):
 def test_the_loss_is_the_recorded_one(ocr2_session, golden):
     loss = prompt_loss(ocr2_session.model, inputs_of(golden, "base"))
     torch.testing.assert_close(loss.detach(), golden["base.labels_loss"], atol=TOLERANCE, rtol=0)
+
+
+# -- what it writes ----------------------------------------------------------------------------------
+
+
+def test_its_generation_rules_are_the_shared_ones():
+    recorded = json.loads((GOLDEN_2 / "generation.json").read_text())
+    asked = recorded["passed_to_generate"]
+    for name, case in (("published", "infer"), ("published-eval", "infer eval_mode")):
+        settings, autocast = resolve_infer(name, None)
+        assert (settings.no_repeat_ngram_size, settings.do_sample) == (
+            asked[case]["no_repeat_ngram_size"],
+            False,
+        )
+        assert autocast
+    scores = torch.tensor(recorded["ngram"]["scores_before"])
+    for case in recorded["ngram"]["cases"]:
+        sampler = Sampler(SamplingSettings(no_repeat_ngram_size=case["ngram_size"]))
+        after = sampler.processors(torch.tensor(case["input_ids"]), scores.clone())
+        banned = [row.isinf().nonzero().flatten().tolist() for row in after]
+        assert banned == case["banned"], case["name"]
+
+
+def test_its_output_files_are_deepseek_ocrs():
+    """So whatever holds of the recorded text of DeepSeek-OCR holds of this family's."""
+    first = json.loads((GOLDEN / "artifacts.json").read_text())
+    second = json.loads((GOLDEN_2 / "artifacts.json").read_text())["same_text_as_deepseek_ocr"]
+    assert second["result"] == first["result_mmd"]
+    for name in ("model_text", "crops", "boxes_px", "page"):
+        assert second[name] == first[name]
 
 
 # -- its config --------------------------------------------------------------------------------------

@@ -116,6 +116,6 @@ def test_ctrl_c_ends_a_report_with_the_finished_repeats(tmp_path):
                 break
         out, err = process.communicate(timeout=240)
     assert process.returncode == 130
-    assert "stopped: this is of the repeats" in err
+    assert "stopped: the result has the finished repeats" in err
     assert out.splitlines()[-1] == f"Wrote {tmp_path / 'slide' / 'report.html'}"
     assert 1 <= PhaseRun.load(tmp_path / "slide" / "run.json").request["repeats"] < 1000

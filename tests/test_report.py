@@ -254,6 +254,6 @@ def test_odd_records_have_a_report_too(shape: str, tmp_path: Path, reused_kernel
     assert "Error" not in document
     assert "nan" not in document
     if shape == "no text":
-        assert "left out of this record" in document
+        assert "This record has no text" in document
         assert "The page is not in this record" in document
         assert "result.mmd" not in made

@@ -153,7 +153,7 @@ def test_vision_share_is_a_part_of_the_prefill() -> None:
 
 def test_the_verdict_says_what_a_reader_needs() -> None:
     words = verdict(make_run())
-    for piece in ("Decode is", "One prefill costs as much as", "step 60", "of 3 the"):
+    for piece in ("Decode is", "One prefill takes", "step 60", "of 3 the"):
         assert piece in words
 
 
@@ -228,9 +228,9 @@ def test_the_typical_repeat_is_near_the_median_in_both_phases() -> None:
 
 def test_the_verdict_names_what_is_missing() -> None:
     assert "single repeat" in verdict(make_run(repeats=1))
-    assert "The only token came from the prefill" in verdict(make_run(max_tokens=1))
+    assert "The prefill gave the only token" in verdict(make_run(max_tokens=1))
     assert "limit of 20 tokens" in verdict(make_run(max_tokens=20))
-    assert "one-shot" in verdict(make_run(generate=True))
+    assert "One-shot" in verdict(make_run(generate=True))
     assert "3 rows together" in key_metrics_text(make_run(rows=3))
 
 
@@ -239,7 +239,7 @@ def _with_request(run: PhaseRun, **values: object) -> PhaseRun:
 
 
 def test_the_verdict_knows_about_warm_up_and_the_end_token() -> None:
-    assert "warmed up" in verdict(_with_request(make_run(), warmup=0))
+    assert "no warm-up" in verdict(_with_request(make_run(), warmup=0))
     assert "end token was ignored" in verdict(_with_request(make_run(max_tokens=20), ignore_eos=True))
 
 
@@ -248,7 +248,7 @@ def test_the_clocks_are_compared_on_cuda_alone_and_only_where_they_differ() -> N
     assert "clock" not in verdict(make_run())
     run = make_run(cuda=True)
     spans = run.spans.assign(host_ms=run.spans["device_ms"] * 2)
-    assert "the device had nothing to do" in verdict(dataclasses.replace(run, spans=spans))
+    assert "the device was idle" in verdict(dataclasses.replace(run, spans=spans))
 
 
 def test_a_drift_over_the_steps_is_told() -> None:

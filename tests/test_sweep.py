@@ -374,8 +374,8 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
 def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "out")]
     for arguments, message in (
-        ([], "one of the two"),
-        ([str(PAGE), "--records", str(tmp_path)], "one of the two"),
+        ([], "Name either"),
+        ([str(PAGE), "--records", str(tmp_path)], "Name either"),
         ([str(tmp_path / "none.png")], "There is no file"),
         ([str(PAGE), "--strategies", "fast"], "Unknown strategy"),
         (["--records", str(tmp_path)], "holds no records"),
@@ -387,7 +387,7 @@ def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit, match="2"):
         main(["sweep", str(PAGE), "--batch", "1,x", *out])
-    assert "no list of whole numbers" in capsys.readouterr().err
+    assert "not a list of whole numbers" in capsys.readouterr().err
 
 
 def test_the_notebook_measures_by_itself(tmp_path: Path) -> None:

@@ -101,22 +101,22 @@ def checks_table(run: PhaseRun) -> pd.DataFrame:
 
 
 def failed(checks: Iterable[Check]) -> list[Check]:
-    """The checks that say that the measurement is broken."""
+    """The checks that found the measurement broken."""
     return [check for check in checks if check.verdict == "fail"]
 
 
 def noisy(checks: Iterable[Check]) -> list[Check]:
-    """The checks that say that the machine was too busy for these figures to be trusted."""
+    """The checks that found the machine too busy to trust the figures."""
     return [check for check in checks if check.verdict == "noisy"]
 
 
 def worst_verdict(checks: Sequence[Check]) -> str:
-    """fail, noisy or pass: the word for all of the checks together."""
+    """The overall verdict: fail, noisy or pass."""
     return "fail" if failed(checks) else "noisy" if noisy(checks) else "pass"
 
 
 def checks_verdict(checks: Sequence[Check]) -> str:
-    """What the checks say together, in one or two sentences of plain text."""
+    """The result of all checks, in one or two sentences of plain text."""
     broken = failed(checks)
     rules = [check for check in checks if check.name not in EXPECTATIONS]
     passed = sum(check.verdict == "pass" for check in rules)
@@ -129,10 +129,10 @@ def checks_verdict(checks: Sequence[Check]) -> str:
     busy = [check.name.replace("_", " ") for check in noisy(checks)]
     if busy:
         sentence = (
-            f"Noise, so do not trust these figures ({', '.join(busy)}); the measurement itself is not "
-            f"broken: {passed} of {len(rules)} checks passed"
+            f"The machine was too busy ({', '.join(busy)}), so do not trust these figures. The measurement "
+            f"itself is sound: {passed} of {len(rules)} checks passed"
         )
-    sentence += f", {silent} could not be made here." if silent else "."
+    sentence += f", {silent} had no data." if silent else "."
     return f"{sentence} Worth a look: {', '.join(notes)}." if notes else sentence
 
 
@@ -143,14 +143,14 @@ def _check(name: str, text: CheckText, found: Found, expected: str = "") -> Chec
 
 def _why_missing(run: PhaseRun, name: str) -> str:
     if run.request.get("generate"):
-        return "a one-shot generate() run does not show its phases"
+        return "a one-shot generate() run has no phases"
     if name == "parity":
-        return "not asked for: ocr-phases verify compares with generate()"
+        return "not requested: ocr-phases verify compares with generate()"
     if not _has_steps(run) and name in ("single_token_steps", "cache_reused", "mask_handed_over"):
         return "there was no decode step"
     if run.model["strategy"] != "eager":
-        return f"{run.model['strategy']} steps do not call the model, so there is nothing to look at"
-    return "this record was made without it"
+        return f"{run.model['strategy']} steps do not call the model's forward"
+    return "this record lacks it"
 
 
 def _has_steps(run: PhaseRun) -> bool:
@@ -185,7 +185,7 @@ def _cache_linear(run: PhaseRun) -> Found:
     lengths, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
     each = run.cache.get("bytes_per_token")
     if len(sizes) < 2 or not each:
-        return "n/a", "the cache was not seen growing"
+        return "n/a", "the cache did not grow"
     good = [size == length * each for length, size in zip(lengths, sizes, strict=False)]
     text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
     off = good.count(False) + abs(len(lengths) - len(sizes))
@@ -214,7 +214,7 @@ def _stage_coverage(run: PhaseRun) -> Found:
     metrics = typical_run(run).summary()  # beside the stages of that repeat
     coverage = metrics["stage_coverage"]
     if coverage is None or metrics["prefill_ms"] is None:
-        return "n/a", "there is no prefill to divide"
+        return "n/a", "there is no prefill"
     if coverage > _OVERLAP:
         return "fail", f"{coverage * 100:.1f} %: stages overlap, so one is counted twice"
     return ("pass" if coverage >= STAGE_COVERAGE else "note"), f"{coverage * 100:.1f} %"
@@ -226,11 +226,11 @@ def _decode_trend(run: PhaseRun) -> Found:
         return "n/a", "too few steps for a trend"
     text = f"{trend.slope * 1e3:+.3f} µs a cached token, {trend.text}"
     if is_noisy(run):
-        return "n/a", f"{text}; the machine was too busy to tell the model's part in it"
+        return "n/a", f"{text}; the machine was too busy to judge it"
     due = cache_read_slope(run)
     if due is None:
         clear = "beyond" if abs(trend.share) > _DRIFT else "within"
-        return "note", f"{text}, {clear} a machine's own drift; no measured bandwidth to hold it against"
+        return "note", f"{text}, {clear} the usual drift of a machine; no measured bandwidth to compare with"
     text += f"; its bytes alone cost {due * 1e3:.3f} µs"
     excess = _excess(trend, due)
     if excess <= _RUNAWAY:
@@ -268,10 +268,10 @@ def _repetition_loop(run: PhaseRun) -> Found:
             period, covered = loop
             where = f"row {row}: " if len(run.results) > 1 else ""
             what = count_text(period, "token")
-            found.append(f"{where}{what} over and over, for the last {covered} of {len(ids)} tokens")
+            found.append(f"{where}{what} repeated over the last {covered} of {len(ids)} tokens")
     if not found:
         return "pass", "none"
-    ignored = "; the end token was ignored, which invites it" if run.request.get("ignore_eos") else ""
+    ignored = "; the end token was ignored, which makes this likely" if run.request.get("ignore_eos") else ""
     return "note", f"{'; '.join(found)}{ignored}"
 
 
@@ -286,9 +286,9 @@ def _noise(name: str) -> Callable[[PhaseRun], Found]:
 def _type_size(run: PhaseRun) -> Found:
     least, shown = run.model.get("least_type_px"), recorded_type(run)
     if least is None:
-        return "n/a", "not known how small type this model reads"
+        return "n/a", "the smallest type that this model reads is unknown"
     if shown is None:
-        return "n/a", "no type was found on the page"
+        return "n/a", "no type found on the page"
     return ("note", small_type_in(run)) if shown < least else ("pass", f"about {shown:.0f} px")
 
 
@@ -379,13 +379,13 @@ def _expected_cache_update(run: PhaseRun) -> Found:
 def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> Found:
     """The cache's part of the device's work in a phase."""
     if not has_kernels(run):
-        return "n/a", "needs the times of single kernels (kernels=True, on a CUDA device)"
+        return "n/a", "needs kernel times (kernels=True, on a CUDA device)"
     table = kv_cache_share(run)
     mine = table[(table["phase"] == phase) & table["part"].isin(parts)]
     if mine.empty:
         return "n/a", "the profiler saw no such kernel"
     if set(mine["part"]) != set(parts):
-        return "n/a", "the kernels of attention cannot be told in a captured graph"
+        return "n/a", "a captured graph does not show which kernels are attention"
     shares = zip(mine["part"], mine["of_busy"], strict=True)
     each = [f"{str(part).replace('_', ' ')} {percent_text(share)}" for part, share in shares]
     share = float(mine["of_busy"].sum())

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     if judged["ratio_low"].isna().any():
         raise OcrPhasesError(
             "A record of a single repeat says nothing about the spread: measure with "
-            f"--repeats {LEAST_REPEATS} or more."
+            f"{LEAST_REPEATS} repeats or more."
         )
     limit = 1.0 + percent / 100.0
     rises = ~judged["metric"].isin(_HIGHER_IS_BETTER)
@@ -186,18 +187,21 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
         else "so the intervals rest on the assumption that repeats scatter log-normally (Welch's t), and are "
         "wide: small changes stay inconclusive"
     )
-    return f"{repeats_text}, {rests}. Measure with --repeats {LEAST_REPEATS} or more."
+    return f"{repeats_text}, {rests}. Measure with {LEAST_REPEATS} repeats or more."
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
-    """A short name for each record, all different: its file's, else what it was measured with."""
+    """A short name for each record, all different: its file's, else what differs in how it was measured."""
     if paths is not None:
         names = [Path(path).stem for path in paths]
     else:
-        names = [
-            f"{run.page['file']}, {run.model['name']}, {run.page.get('preset')}, {run.model.get('strategy')}"
+        settings = [
+            (run.page["file"], run.model["name"], run.page.get("preset"), run.model.get("strategy"))
             for run in runs
         ]
+        differs = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
+        shown = differs if any(differs) else [True] * len(differs)
+        names = [", ".join(str(value) for value in compress(values, shown)) for values in settings]
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 
@@ -268,7 +272,7 @@ class Compared:
 
     @cached_property
     def verdict(self) -> str:
-        """What was found for the judged figures, and what stands against comparing, as plain text."""
+        """The findings for the judged figures and caveats of the comparison, as plain text."""
         runs, labels, table = self.runs, self.labels, self.table
         warnings = [(label, noise_warning(run)) for run, label in zip(runs, labels, strict=True)]
         sentences = [f"{label}: {warning}" for label, warning in warnings if warning]
@@ -278,7 +282,7 @@ class Compared:
             if found:
                 sentences.append(f"{label} against {labels[0]}: {', '.join(found)}.")
             else:
-                sentences.append(f"{label} and {labels[0]} share no phase that could be compared.")
+                sentences.append(f"{label} and {labels[0]} have no phase in common.")
             sentences += _caveats(runs[0], run, label)
         ways = ways_sentence(sweep_table(_same_subject(runs, labels)), "strategy")
         return " ".join(filter(None, [*sentences, ways, few_repeats(runs, labels)]))
@@ -426,13 +430,13 @@ def _names(table: pd.DataFrame) -> list[str]:
 def _said(row: pd.Series) -> str:
     name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
     if np.isnan(row["ratio_low"]):
-        return f"{name} takes {_times(row['ratio'])}, on a single repeat"
+        return f"{name} takes {_times(row['ratio'])}, by a single repeat"
     span = _times(row["ratio"], row["ratio_low"], row["ratio_high"])
     if row["verdict"] == EQUIVALENT:
         return f"{name} is equivalent ({span})"
     if row["verdict"] == INCONCLUSIVE:
         shown = percent_text(row["detectable"])
-        return f"{name} is inconclusive ({span}; a change of {shown} would have shown)"
+        return f"{name} is inconclusive ({span}; changes below {shown} cannot be resolved)"
     if not 1.0 / _FAR < row["ratio"] < _FAR:
         return f"{name} is {row['verdict']} ({span})"
     return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"
@@ -462,19 +466,19 @@ def _caveats(base: PhaseRun, other: PhaseRun, label: str) -> list[str]:
     if not same_tokens(base, other):
         counts = [other.token_count, base.token_count]
         if counts[0] == counts[1]:
-            caveats.append(f"The tokens differ; there are {counts[0]:,} in both.")
+            caveats.append(f"The tokens differ; both have {counts[0]:,}.")
         else:
             caveats.append(
                 f"It has {counts[0]:,} tokens, not {counts[1]:,}: compare decode steps, not whole decodes."
             )
         if differ := first_other_token(base, other):
-            caveats.append(f"The first token that differs is {differ}.")
+            caveats.append(f"The first different token is {differ}.")
     if base.device.get("name") != other.device.get("name"):
-        caveats.append("The devices are different ones.")
+        caveats.append("The devices differ.")
     if base.model["name"] != other.model["name"]:
         caveats.append(f"The model is {other.model['name']}, not {base.model['name']}.")
     elif base.model.get("revision") != other.model.get("revision"):
-        caveats.append("The model's weights are of another revision.")
+        caveats.append("The model's weights have another revision.")
     if base.model["dtype"] != other.model["dtype"]:
         caveats.append(f"It computes in {other.model['dtype']}, not {base.model['dtype']}.")
     return caveats

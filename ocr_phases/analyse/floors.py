@@ -46,7 +46,7 @@ _WHOLES = {"prefill": "prefill", "decode": "decode_step"}
 
 @dataclass(frozen=True)
 class Ceilings:
-    """A device's best, in the run's dtype; ``source`` is ``measured`` or ``datasheet``."""
+    """A device's best rates in the run's dtype; ``source`` is ``measured`` or ``datasheet``."""
 
     bandwidth_bytes_per_s: float
     flops_per_s: float
@@ -64,7 +64,7 @@ class Ceilings:
 
 
 def measured_ceilings(run: PhaseRun) -> Ceilings | None:
-    """What was measured on the record's own device; None for a record without, or of another dtype."""
+    """The ceilings measured on the record's device; None if missing or of another dtype."""
     kept = run.device.get("ceilings") or {}
     bandwidth, flops = kept.get("bandwidth_bytes_per_s"), kept.get("matmul_flops_per_s")
     if not bandwidth or not flops or kept.get("matmul_dtype") != _product_dtype(run):
@@ -73,7 +73,7 @@ def measured_ceilings(run: PhaseRun) -> Ceilings | None:
 
 
 def datasheet_ceilings(run: PhaseRun) -> Ceilings | None:
-    """What the maker says of the record's device in its dtype; None for a device not in the table."""
+    """The datasheet's ceilings of the record's device and dtype; None for an unknown device."""
     sheet = find_datasheet(run.device.get("name"))
     rate = sheet.flops_per_s.get(_product_dtype(run)) if sheet else None
     if sheet is None or rate is None:
@@ -87,15 +87,15 @@ def ceilings_of(run: PhaseRun) -> Ceilings | None:
 
 
 def why_no_floor(run: PhaseRun) -> str | None:
-    """One sentence that says why this record has no floors; None where it has."""
+    """Why this record has no floors, in one sentence; None if it has."""
     if not run.stage_ms("prefill", "prefill").size:
-        return "A one-shot generate() run does not show its stages, so none can be held against a floor."
+        return "A one-shot generate() run has no stages to compare with a floor."
     if _costs(run) is None:
-        return "What this record's model costs is not known, so there is no floor."
+        return "The cost of this record's model is unknown, so there is no floor."
     if ceilings_of(run) is None:
         return (
-            "The device's ceilings were not measured and no datasheet of it is known here, "
-            "so there is no floor, MFU or MBU."
+            "The device's ceilings were not measured and its datasheet is unknown, so there is no floor, "
+            "MFU or MBU."
         )
     return None
 
@@ -171,10 +171,10 @@ def floor_sentence(run: PhaseRun) -> str:
         return ""
     row = step.iloc[0]
     allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
-    source = "measured on this device" if ceilings.source == "measured" else f"by the {ceilings.name}"
+    source = "measured on this device" if ceilings.source == "measured" else f"from the {ceilings.name}"
     return (
-        f"A decode step takes {ms_text(row['device_ms'])} where {allows} allows {ms_text(row['floor_ms'])}, "
-        f"{times_text(row['times_floor'])} its floor ({source})."
+        f"A decode step takes {ms_text(row['device_ms'])}, {times_text(row['times_floor'])} its floor of "
+        f"{ms_text(row['floor_ms'])} by {allows} ({source})."
     )
 
 
@@ -187,15 +187,13 @@ def ceilings_text(run: PhaseRun) -> str | None:
     flops = f"{rate_text(ceilings.flops_per_s)}FLOP/s"
     dtype = _product_dtype(run)
     if ceilings.source == "datasheet":
-        return (
-            f"{bandwidth} and {flops} in {dtype}, by the {ceilings.name}; none were measured on this device"
-        )
+        return f"{bandwidth} and {flops} in {dtype}, from the {ceilings.name}; not measured on this device"
     kept = run.device["ceilings"]
     taken, launch = kept.get("taken") or {}, kept.get("launch_us")
     if taken:
         bandwidth += f" (copying {bytes_text(taken['copied_bytes'])})"
         flops += f" (a {dtype} product {taken['matmul_size']:,} wide)"
-    launches = f"; one more small operation takes {launch:.1f} µs" if launch else ""
+    launches = f"; launching a small operation takes {launch:.1f} µs" if launch else ""
     return f"{bandwidth} and {flops}, measured on this device{launches}"
 
 

@@ -1,4 +1,4 @@
-"""One record in words: the headline, the key figures, and what stands out beside them."""
+"""One record in words: headline, key figures and findings."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ocr_phases.analyse.typical import typical_run, typical_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, count_text, digits_text, ms_text, percent_text
 
-# Clocks that differ by less say nothing about who waits for whom.
+# A smaller difference between the clocks does not show which side waits.
 _CLEAR_GAP = 0.15
 _CLEAR_TREND = 0.10
 
 
 def verdict(run: PhaseRun) -> str:
-    """What this measurement says, as a short paragraph of plain text: `headline` and `account`.
+    """The result as a short paragraph of plain text: `headline` and `account`.
 
-    Nothing the model wrote is in it.
+    It contains no text of the model.
     """
     return " ".join(filter(None, [headline(run), account(run)]))
 
 
 def account(run: PhaseRun) -> str:
-    """What stands out beside the key figures, what bounds the times, and what to know of the measurement."""
+    """Findings beside the key figures, what limits the times, and caveats."""
     found = _phase_sentences(run)
     measured = [kernel_sentence(run, floor_table(run)), floor_sentence(run)]
     return " ".join(filter(None, [*found, *measured, *_caveats(run)]))
 
 
 def subject(run: PhaseRun) -> str:
-    """Model, device, how it ran and when, in one line."""
+    """Model, device, dtype, strategy and date in one line."""
     how = ", ".join(str(run.model[name]) for name in ("dtype", "strategy") if run.model.get(name))
     taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
     model, device = run.model.get("name") or "unknown model", run.device.get("name") or "unknown device"
@@ -43,7 +43,7 @@ def subject(run: PhaseRun) -> str:
 
 
 def key_metrics(run: PhaseRun) -> list[tuple[str, str, str]]:
-    """The figures of the typical repeat as ``(label, value, note)``, those that this kind of run has."""
+    """The typical repeat's key figures as ``(label, value, note)``."""
     metrics = typical_run(run).summary()
     shown = _generate_metrics(metrics) if _is_generate(run) else _phase_metrics(run, metrics)
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
@@ -68,7 +68,7 @@ def key_metrics_text(run: PhaseRun) -> str:
 
 def _generate_metrics(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     total, tokens = metrics["generate_ms"], metrics["tokens"]
-    each = f", {ms_text(total / tokens)} each with the prefill in it" if tokens else ""
+    each = f", {ms_text(total / tokens)} each, prefill included" if tokens else ""
     return [("generate()", ms_text(total), f"{count_text(tokens, 'token')}{each}")]
 
 
@@ -92,9 +92,9 @@ def _phase_metrics(run: PhaseRun, metrics: dict[str, Any]) -> list[tuple[str, st
 
 
 def headline(run: PhaseRun) -> str:
-    """Where the time went, in one sentence: the larger of prefill and decode, and vision's part.
+    """Where the time went, in one sentence: the larger of prefill and decode, and the share of vision.
 
-    Where the machine was too busy for these figures, a warning with its reasons comes first.
+    A noise warning comes first.
     """
     return " ".join(filter(None, [noise_warning(run), _where_time_went(run)]))
 
@@ -119,44 +119,44 @@ def _is_generate(run: PhaseRun) -> bool:
 
 
 def _phase_sentences(run: PhaseRun) -> list[str]:
-    """What stands out along prefill and decode."""
+    """Findings about prefill and decode."""
     if _is_generate(run):
-        return ["This is the one-shot path: it does not tell prefill from decode."]
+        return ["One-shot runs do not separate prefill and decode."]
     metrics = typical_run(run).summary()
     if not metrics["decode_steps"]:
         return [
-            "The only token came from the prefill, so there is no decode to speak of.",
+            "The prefill gave the only token, so no decode step ran.",
             *_clock_sentences(run),
         ]
     ratio = metrics["prefill_ms"] / metrics["inter_token_ms"]
     steps = digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f")
     return [
-        f"One prefill costs as much as {steps} decode steps.",
+        f"One prefill takes as long as {steps} decode steps.",
         *_steps_sentences(run),
         *_clock_sentences(run),
     ]
 
 
 def _steps_sentences(run: PhaseRun) -> list[str]:
-    """What stands out along the decode: single slow steps, and a drift with the length."""
+    """Findings about decode: slow single steps, and drift with the cache length."""
     table = step_table(run)
     sentences = []
     slow = table[table["outlier"]]
     if len(slow):
         worst = slow.nlargest(1, "device_ms").iloc[0]
-        stand = "stands" if len(slow) == 1 else "stand"
+        takes = "takes" if len(slow) == 1 else "take"
         sentences.append(
-            f"{count_text(len(slow), 'step')} {stand} out above {OUTLIER_FACTOR} times the median, the "
-            f"slowest (step {worst['step']}) with {ms_text(worst['device_ms'])}."
+            f"{count_text(len(slow), 'step')} {takes} more than {OUTLIER_FACTOR} times the median; the "
+            f"slowest is step {worst['step']} with {ms_text(worst['device_ms'])}."
         )
     trend = decode_trend(run)
     if trend is not None and abs(trend.share) > _CLEAR_TREND and trend.interval[0] * trend.interval[1] > 0:
-        sentences.append(f"Steps change with the length of the cache by {trend.text}.")
+        sentences.append(f"Step time changes with the cache length: {trend.text}.")
     return sentences
 
 
 def _clock_sentences(run: PhaseRun) -> list[str]:
-    """Who waits for whom, where a device with a clock of its own clearly differs from the host."""
+    """Whether host or device limits a phase, if their clocks clearly differ."""
     if run.device.get("kind") != "cuda":
         return []
     sentences = []
@@ -169,18 +169,14 @@ def _clock_sentences(run: PhaseRun) -> list[str]:
             continue
         times = f"{ms_text(host_ms)} on the host's clock and {ms_text(device_ms)} on the device's"
         if host_ms < (1.0 - _CLEAR_GAP) * device_ms:
-            sentences.append(
-                f"The {phase} took {times}: the host ran ahead and the device is what takes the time."
-            )
+            sentences.append(f"The {phase} took {times}: the host ran ahead, so the device sets the time.")
         elif host_ms > (1.0 + _CLEAR_GAP) * device_ms:
-            sentences.append(
-                f"The {phase} took {times}: the host was busy while the device had nothing to do."
-            )
+            sentences.append(f"The {phase} took {times}: the host was busy while the device was idle.")
     return sentences
 
 
 def text_doubt(run: PhaseRun) -> str:
-    """A sentence or two where the text may be invented, because the page's type is too small; else empty."""
+    """A warning if the page's type is too small, so the text may be invented; else empty."""
     reason = small_type_in(run)
     return f"Do not rely on the text, which may be invented. {reason}" if reason else ""
 
@@ -188,14 +184,14 @@ def text_doubt(run: PhaseRun) -> str:
 def _caveats(run: PhaseRun) -> list[str]:
     caveats = list(filter(None, [text_doubt(run)]))
     if run.request.get("ignore_eos"):
-        caveats.append("The end token was ignored, so the number of tokens is the one that was asked for.")
+        caveats.append("The end token was ignored, so the run made the requested number of tokens.")
     elif run.result.get("finish_reason") == "length":
         limit = run.request.get("max_new_tokens", run.token_count)
         caveats.append(
-            f"It stopped at the limit of {count_text(limit, 'token')}, so the text may be cut short."
+            f"It stopped at the limit of {count_text(limit, 'token')}, so the text may be incomplete."
         )
     if len(run.repeats) == 1:
-        caveats.append("This was a single repeat, so nothing is known about the spread between runs.")
+        caveats.append("A single repeat shows no spread between runs.")
     else:
         table = repeat_table(run)
         totals = table[[f"{phase}_ms" for phase in PHASES]].sum(axis=1)
@@ -203,7 +199,7 @@ def _caveats(run: PhaseRun) -> list[str]:
             f"{typical_sentence(run)} The repeats took {ms_text(totals.min())} to {ms_text(totals.max())}."
         )
     if run.request.get("warmup") == 0:
-        caveats.append("Nothing was warmed up, so these times contain what only a first run pays.")
+        caveats.append("There was no warm-up, so these times include one-time set-up.")
     step, vision = run.model.get("strategy_setup") or {}, run.model.get("vision_setup") or {}
     once = {
         "compiling the decode step": step.get("compile_ms"),
@@ -212,7 +208,7 @@ def _caveats(run: PhaseRun) -> list[str]:
     }
     spent = [f"{name} {ms_text(ms)}" for name, ms in once.items() if ms is not None]
     if spent:
-        caveats.append(f"Not in these times is what was set up once before: {', '.join(spent)}.")
+        caveats.append(f"Compile and capture time is not included: {', '.join(spent)}.")
     return caveats
 
 

@@ -197,7 +197,7 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
 
 
 def kernel_sentence(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
-    """What bounds prefill and decode, for the head of a report; empty without a kernel view."""
+    """What limits prefill and decode, for the head of a report; empty without a kernel view."""
     if run.kernels is None:
         return ""
     if "error" in run.kernels:
@@ -207,21 +207,21 @@ def kernel_sentence(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
     for phase, unit in (("prefill", ""), ("decode", " a step")):
         for row in table[(table["phase"] == phase) & (table["stage"] == _whole(phase))].to_dict("records"):
             works = of_text(row["busy_ms"], row["wall_ms"])
-            parts.append(f"{phase} is {row['verdict']}: the GPU works {works}{unit}{_at_floor(row)}")
+            parts.append(f"{phase} is {row['verdict']}: the GPU is busy {works}{unit}{_at_floor(row)}")
             if phase == "prefill":
                 parts += _waits(run)
             elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
                 busy = ms_text(row["busy_ms"])
-                parts.append(f"captured in a graph it would take about that {busy} at best")
+                parts.append(f"a CUDA graph could bring a step down to about {busy}")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
-    """Whether vision ran in decode, by the device's work: None where this record cannot say; and why.
+    """Whether vision ran in decode, judged by the device's work, and why; None if unknown.
 
-    A whole step that keeps the device busy for less than the prefill's smallest vision encoder did has no
-    room for it, whatever way the step is executed.
+    A step that keeps the device busy for less time than the prefill's smallest vision encoder cannot contain
+    vision, under any strategy.
     """
     table = kernel_table(run)
     decode = table[table["phase"] == "decode"]
@@ -267,18 +267,18 @@ def _per_step(run: PhaseRun, table: pd.DataFrame, *columns: str) -> None:
 
 
 def _whole(phase: str) -> str:
-    """The row that stands for a phase: in decode the step, because the loop around it is cut short."""
+    """The row of a whole phase: in decode the step, because the profiled loop is shortened."""
     return "decode_step" if phase == "decode" else phase
 
 
 def _waits(run: PhaseRun) -> list[str]:
-    """The operator that waits longest in the prefill, as a clause; none where that is little of it."""
+    """The operator that waits longest in the prefill, as a clause; none if the wait is short."""
     table, waits = kernel_table(run), host_syncs(run)
     total = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
     waits = waits[(waits["phase"] == "prefill") & (waits["operator"] != "")]
     each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
     return [
-        f"in it the host waits {count:,.0f} times for the GPU in {operator} of {stage_name(stage)}, "
+        f"the host waits for the GPU {count:,.0f} times in {operator} of {stage_name(stage)}, "
         f"{ms_text(ms)} under the profiler"
         for (stage, operator), count, ms in each.itertuples(name=None)
         if ms >= _CLEAR_WAIT * total
@@ -306,28 +306,28 @@ def _verdict(
 
 
 def _at_floor(row: Mapping[Any, Any]) -> str:
-    """What is between a device-bound stage and its floor; empty for any other and without a floor."""
+    """How near a device-bound stage is to its floor; empty for other stages and without a floor."""
     if row["verdict"] != "device-bound" or math.isnan(row["of_floor"]):
         return ""
-    return f", and its kernels reach {percent_text(row['of_floor'])} of what the hardware allows"
+    return f", and its kernels reach {percent_text(row['of_floor'])} of the best rate"
 
 
 def _reason(
     row: Mapping[Any, Any], verdict: str, after_sync: float, of_floor: float, floor: Mapping[Any, Any]
 ) -> str:
     name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
-    text = f"{name}: the GPU works {of_text(row['busy_ms'], row['wall_ms'])}"
+    text = f"{name}: the GPU is busy {of_text(row['busy_ms'], row['wall_ms'])}"
     if verdict == "launch-bound":
         launches = row["launches"]
         text += f"; {launches:,.0f} launches, one every {row['wall_ms'] / launches * 1e3:.1f} µs"
     elif verdict == "host-sync-bound":
-        text += f"; {percent_text(after_sync)} of its idle time follows a wait of the host"
+        text += f"; {percent_text(after_sync)} of its idle time follows a host sync"
     text += _at_floor({"verdict": verdict, "of_floor": of_floor})
     if not floor:
         return text
     allows = "arithmetic" if floor["bound_by"] == "arithmetic" else "memory bandwidth"
     used = f"MFU {percent_text(floor['mfu'])}, MBU {percent_text(floor['mbu'])}"
-    return f"{text}; {allows} allows {ms_text(floor['floor_ms'])} ({used})"
+    return f"{text}; the floor by {allows} is {ms_text(floor['floor_ms'])} ({used})"
 
 
 def of_text(busy: float, wall: float) -> str:

@@ -1,4 +1,4 @@
-"""What the ways to run decode and vision take beside each other, in a sentence out of measured cells."""
+"""One sentence that compares the measured strategies of decode or vision."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ocr_phases.words import ms_text
 
 _NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
 _ALLOWS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}
-_SOURCES = {"measured": "measured on this device", "datasheet": "by the maker's datasheet"}
-#: How a way is told: its values in their order, of what, its time and its floor.
+_SOURCES = {"measured": "measured on this device", "datasheet": "from the datasheet"}
+#: By kind of strategy: its values in order, what they run, the columns of time and floor.
 _WAYS = {
     "strategy": (STRATEGIES, "decode", "inter_token_ms", "step_floor_ms"),
     "vision": (VISIONS, "the prefill", "prefill_ms", "prefill_floor_ms"),
 }
-#: What makes two cells of a sweep differ.
+#: The columns that identify a cell of a sweep.
 _CELL = [
     *("model", "dtype", "device"),
     *("preset", "prefill_len", "strategy", "vision", "batch", "max_new_tokens"),
@@ -25,11 +25,11 @@ _CELL = [
 
 
 def ways_sentence(table: pd.DataFrame, way: str) -> str:
-    """Decode by ``"strategy"``, or the prefill by ``"vision"``, from `sweep_table`; empty for a single way.
+    """Compare decode by ``"strategy"`` or prefill by ``"vision"``, from `sweep_table`; empty for one value.
 
-    Only cells that differ in that way alone stand beside each other: of all such groups the one with the most
-    ways, then with the other way eager, the fewest rows, the longest output. It is named by all that the
-    table has others of. The floor is that of the group, from measured ceilings where there are any.
+    Compared cells differ in that column alone. Of several such groups the one with the most values is taken,
+    then the one with the other column eager, the fewest rows and the longest output. The sentence names the
+    settings that vary in the table. The floor is the group's, from measured ceilings if there are any.
     """
     known, what, column, floor_column = _WAYS[way]
     rows = _widest_group(table[table[column].notna()], way, known)
@@ -53,7 +53,7 @@ def ways_sentence(table: pd.DataFrame, way: str) -> str:
 
 
 def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.DataFrame:
-    """The cells that differ in ``way`` alone, of the group that has most of them; empty for no two."""
+    """The largest group of cells that differ in ``way`` alone; empty if there is no pair."""
     groups = cells[cells[way].isin(known)].groupby([name for name in _CELL if name != way], sort=False)
     other = "vision" if way == "strategy" else "strategy"
 
@@ -66,9 +66,9 @@ def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.Dat
 
 
 def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
-    """What tells a cell from the others of its table: preset and batch size together, then whatever differs.
+    """A cell's settings that vary in its table: preset and batch size together, then the others.
 
-    ``but`` is a column to leave out. Empty where nothing differs.
+    ``but`` is a column to leave out. Empty if nothing varies.
     """
     parts = []
     if len(table[["preset", "prefill_len", "batch"]].drop_duplicates()) > 1:
@@ -84,7 +84,7 @@ def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
 
 
 def _with_one_unit(values: Sequence[float]) -> list[str]:
-    """Times as text, the unit behind the first alone where all have the same."""
+    """Times as text; a common unit follows the first only."""
     texts = [ms_text(value) for value in values]
     first, *others = texts
     unit = first.rpartition(" ")[2]

@@ -194,7 +194,7 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 
 def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
-    """What a sweep found, as a short paragraph of plain text; first what the strategies take."""
+    """A sweep's result as a short paragraph of plain text, strategies first."""
     sentences = list(filter(None, [ways_sentence(table, "strategy")]))
     prefills = table.dropna(subset=["prefill_ms"])
     if len(prefills):
@@ -206,13 +206,15 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
         took = ms_text(fast["inter_token_ms"])
         sentences.append(f"The fastest decode step is {took} ({_cell(fast, table)}).")
     for _, most in table.dropna(subset=["tokens_per_s"]).nlargest(1, "tokens_per_s").iterrows():
-        sentences.append(f"Decode makes at most {most['tokens_per_s']:,.0f} tokens/s ({_cell(most, table)}).")
+        sentences.append(
+            f"The highest decode rate is {most['tokens_per_s']:,.0f} tokens/s ({_cell(most, table)})."
+        )
     loud = table[table["noise"] != ""]
     if len(loud):
         reasons = dict.fromkeys(reason for noise in loud["noise"] for reason in noise.split(", "))
         which = "every cell" if len(loud) == len(table) else ", ".join(loud["cell"])
         sentences.append(
-            f"Not to be trusted for noise ({', '.join(reasons)}): {which}. Measure again on a quiet machine."
+            f"Too noisy to trust ({', '.join(reasons)}): {which}. Measure again on a quiet machine."
         )
     if len(failures):
         sentences.append(f"{count_text(len(failures), 'cell')} could not be measured.")

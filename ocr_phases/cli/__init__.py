@@ -24,11 +24,10 @@ _CUT_OFF = 141  # as a shell names SIGPIPE's end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 when it did its work, 2 (with one sentence on stderr) when it could not.
+    """Run one verb and return its exit code: 0 for success, 2 for an error (one sentence on stderr).
 
-    ``verify`` answers 1 where a check failed, ``compare`` where a limit was asked for and passed; 141 is the
-    answer where nobody reads the output to its end, and a signal that stops the verb is answered with 128 and
-    its number: 130 for Ctrl-C.
+    1 means that a check of ``verify`` failed or a limit of ``compare`` is exceeded, 141 that the reader
+    closed the output. A signal gives 128 plus its number: 130 for Ctrl-C.
     """
     with plain_streams(), _signals_stop():
         return _run(argv)
@@ -46,17 +45,17 @@ def _run(argv: Sequence[str] | None) -> int:
             print(as_json(arguments, code, reason))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever reads the output has seen enough, as `head` has
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CUT_OFF
 
 
 def _outcome(arguments: argparse.Namespace) -> tuple[int, str]:
-    """The verb's exit code, and where it did not come to its own end the reason, told on stderr as well."""
+    """The verb's exit code, and the reason for an early end, printed on stderr too."""
     try:
         code, reason = arguments.run(arguments) or 0, ""
         if arguments.stopped:
-            code, reason = 128 + arguments.stopped, "stopped: this is of the repeats that were finished."
+            code, reason = 128 + arguments.stopped, "stopped: the result has the finished repeats only."
     except OcrPhasesError as error:
         code, reason = 2, _with_options(str(error), arguments)
     except ModuleNotFoundError as error:
@@ -64,7 +63,7 @@ def _outcome(arguments: argparse.Namespace) -> tuple[int, str]:
     except KeyboardInterrupt as stop:
         code, reason = 128 + (stop.args or (signal.SIGINT,))[0], "stopped."
     if reason:
-        with contextlib.suppress(OSError):  # after a hangup there is nobody to tell
+        with contextlib.suppress(OSError):  # after a hangup stderr is gone
             print(f"ocr-phases: {reason}", file=sys.stderr)
     return code, reason
 
@@ -117,6 +116,6 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             name, help=verb.SUMMARY, description=verb.run.__doc__, usage=f"ocr-phases {name} {verb.USAGE}"
         )
         command.set_defaults(verb=name, run=verb.run)
-        if name in argv:  # the options of all verbs would be most of the time that --help takes
+        if name in argv:  # building the options of every verb would slow --help down
             verb.add_options(command)
     return parser

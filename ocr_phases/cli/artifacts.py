@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"Wrote {record.chrome_trace(output_folder(arguments.out) / 'trace.json')}")
         return
     if record.text is None:
-        raise OcrPhasesError(f"{arguments.record} keeps no text: measure again with return_text=True.")
+        raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
     folder = output_folder(arguments.out)
     for row, result in enumerate(record.results):
         # A batch gets a folder a row, with the row's first page.

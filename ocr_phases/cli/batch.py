@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ocr_phases.batch.driver import Counts
     from ocr_phases.batch.manifest import Page
 
-SUMMARY = "many pages, several devices, one index; goes on after a stop"
+SUMMARY = "measure many pages on several devices, with an index; resumes after a stop"
 USAGE = "[options] PAGES ..."
 RENDER = ("after", "during", "none", "only")
 
@@ -31,9 +31,9 @@ _LOG_SECONDS = 30.0  # between two lines in a log
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure many pages: a record and a report each, an index and tables; exit code 1 where a page failed.
+    """Measure many pages: a record and a report each, an index and tables. Exit code 1: a page failed.
 
-    The same command goes on where one was stopped.
+    The same command resumes a stopped batch.
     """
     from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     with only_writer(out), _indexed(out):
         counts = _measure(out, arguments, settings, total)
         failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
-        again = f", {counts.again:,} named twice" if counts.again else ""
+        again = f", {counts.again:,} listed twice" if counts.again else ""
         pages = count_text(counts.pages, "page")
         print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
         unrendered = 0 if arguments.render == "none" else _render(out, arguments)
@@ -161,7 +161,7 @@ def _indexed(out: Path) -> Iterator[None]:
             if (out / LISTING).exists():
                 _write_index(out, stopped=True)
         except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
-            print(f"No index was written: {error}", file=sys.stderr)
+            print(f"The index could not be written: {error}", file=sys.stderr)
         raise
     _write_index(out)
     print(f"Wrote {out / 'index.html'}")
@@ -185,7 +185,7 @@ class Progress:
         rate = worked / (now - self.began) if worked else 0.0
         left = (self.total - pages) / rate if rate else None
         self.line = (
-            f"{self.verb}: {pages:,} of {self.total:,} pages through, {failed:,} failed"
+            f"{self.verb}: {pages:,} of {self.total:,} pages done, {failed:,} failed"
             + (f", {rate * 60:,.1f} pages/min" if rate else "")
             + (f", {_duration(left)} left" if left else "")
             + note
@@ -207,21 +207,21 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.retries < 0:
         raise OcrPhasesError(f"retries is {arguments.retries}: it must be 0 or more.")
     if not 0 < arguments.timeout <= threading.TIMEOUT_MAX:
-        raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0, 1e9 for no limit.")
+        raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0, or 1e9 for no limit.")
     if arguments.wait_workers is not None and not arguments.wait_workers > 0:
         raise OcrPhasesError(f"wait-workers is {arguments.wait_workers:g}: give seconds above 0.")
     check_workers("render-workers", arguments.render_workers)
     if not arguments.pages and arguments.render != "only":
         raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
     if arguments.pages and arguments.render == "only":
-        raise OcrPhasesError("--render only is of the pages that --out holds: name no others.")
+        raise OcrPhasesError("--render only renders the pages in --out: drop the page arguments.")
     files = [arguments.tls_ca, arguments.tls_cert, arguments.tls_key]
     if any(files) and not (all(files) and arguments.scheduler):
         raise OcrPhasesError("Give --tls-ca, --tls-cert and --tls-key together, with --scheduler.")
     if any(files) and "://" in arguments.scheduler and not arguments.scheduler.startswith("tls://"):
-        raise OcrPhasesError(f"{arguments.scheduler} is no address with TLS: give tls://HOST:PORT.")
+        raise OcrPhasesError(f"{arguments.scheduler} does not use TLS: give tls://HOST:PORT.")
     if arguments.scheduler and arguments.workers:
-        raise OcrPhasesError("--workers start on this machine: drop them, or drop --scheduler.")
+        raise OcrPhasesError("--workers start on this machine: drop --workers or --scheduler.")
 
 
 @contextlib.contextmanager
@@ -238,8 +238,8 @@ def _measuring_pool(arguments: argparse.Namespace, device: str) -> Iterator[Any]
         pool = DaskPool(arguments.scheduler, tls=tls if arguments.tls_ca else None)
         if pool.plain:
             print(
-                f"Warning: {arguments.scheduler} has no TLS: whoever reaches it can run code on its workers, "
-                "see Trust in docs/batch.md.",
+                f"Warning: {arguments.scheduler} has no TLS: anyone who reaches it can run code on its "
+                "workers, see Trust in docs/batch.md.",
                 file=sys.stderr,
             )
     try:
@@ -249,7 +249,7 @@ def _measuring_pool(arguments: argparse.Namespace, device: str) -> Iterator[Any]
 
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
-    """Render what has no report yet; how many could not be rendered."""
+    """Render the missing reports; returns how many failed."""
     from ocr_phases.batch.driver import render_pages
     from ocr_phases.batch.pool import LocalPool, thread_share
     from ocr_phases.batch.store import read_listing, unrendered
@@ -258,7 +258,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     if not waiting:
         return 0
     progress = Progress("Rendering", waiting)
-    # Rendering holds no device: none is to be seen.
+    # Rendering needs no GPU, so hide them all.
     environment = {"CUDA_VISIBLE_DEVICES": "", **thread_share(arguments.render_workers)}
     pool = LocalPool([environment] * arguments.render_workers)
     try:
@@ -317,15 +317,18 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--render",
         choices=RENDER,
         default="after",
-        help="reports from the records afterwards, holding no device (default); within the measurement, "
-        "by papermill in a warm kernel; none; or only those of a batch that was measured",
+        help="make reports after the measurement, without a GPU (default); during it, in the kernel that "
+        "holds the model; none; or only the missing reports of a measured batch",
     )
-    command.add_argument("--retries", type=int, default=1, metavar="N", help="tries again (default: 1)")
+    command.add_argument("--retries", type=int, default=1, metavar="N", help="retries per page (default: 1)")
     command.add_argument(
-        "--timeout", type=float, default=1800.0, metavar="S", help="seconds a page may take (default: 1800)"
+        "--timeout", type=float, default=1800.0, metavar="S", help="seconds per page, at most (default: 1800)"
     )
     command.add_argument(
-        "--workers", type=int, metavar="N", help="on this machine (default: one a GPU, or one)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="worker processes on this machine (default: one per GPU, or one)",
     )
     command.add_argument(
         "--scheduler", metavar="ADDRESS", help="use this dask scheduler's workers: tls://HOST:PORT, or tcp://"
@@ -336,10 +339,10 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--wait-workers",
         type=float,
         metavar="S",
-        help="stop after so many seconds without any worker (default: wait for one)",
+        help="stop after this many seconds without a worker (default: wait)",
     )
     command.add_argument(
-        "--render-workers", type=int, default=1, metavar="N", help="processes that render (default: 1)"
+        "--render-workers", type=int, default=1, metavar="N", help="rendering processes (default: 1)"
     )
     add_json(command)
     add_settings(command, BATCH)

@@ -14,23 +14,23 @@ from ocr_phases.errors import OcrPhasesError
 if TYPE_CHECKING:
     import pandas as pd
 
-SUMMARY = "compare records, for CI too"
+SUMMARY = "compare records; can fail a CI job"
 USAGE = "[options] A.json B.json ..."
-#: The exit code where these repeats cannot tell on which side of --fail-above a record is.
+#: The exit code if an interval contains the --fail-above limit.
 UNDECIDED = 3
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare records with the first one; with --fail-above exit code 1 for a slowdown, 3 for undecided."""
+    """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
     from ocr_phases.analyse.compare import Compared, against_limit, in_units, run_labels
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import execute_notebook, render_html
 
     if arguments.metric and arguments.fail_above is None:
-        raise OcrPhasesError("--metric names what --fail-above judges: give both.")
+        raise OcrPhasesError("--metric selects what --fail-above judges: give both.")
     if arguments.fail_above is not None and math.isnan(arguments.fail_above):
-        raise OcrPhasesError("--fail-above is no number: give percent, like 5.")
+        raise OcrPhasesError("--fail-above is not a number: give per cent, such as 5.")
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
     compared = Compared(runs, run_labels(runs, paths), margin=arguments.margin)
@@ -60,15 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _judged(judged: pd.DataFrame, percent: float) -> int:
-    """Say what is beyond the limit and what is undecided; the exit code."""
+    """Print the figures beyond the limit and the undecided ones; returns the exit code."""
     for _, row in judged[judged["outcome"] != "within"].iterrows():
         span = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
         if row["outcome"] == "worse":
             print(f"{row['run']}: {row['metric']} is worse by more than {percent:g} %: ratio {span}")
         else:
             print(
-                f"{row['run']}: {row['metric']} is undecided: ratio {span} lies on both sides of {percent:g} "
-                "% worse; measure more repeats on a quiet machine"
+                f"{row['run']}: {row['metric']} is undecided: the interval of ratio {span} contains the "
+                f"limit of {percent:g} %; measure more repeats on a quiet machine"
             )
     outcomes = set(judged["outcome"])
     return 1 if "worse" in outcomes else UNDECIDED if "undecided" in outcomes else 0
@@ -77,28 +77,28 @@ def _judged(judged: pd.DataFrame, percent: float) -> int:
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``compare``."""
     command.add_argument("base", metavar="A.json", help="the record to compare with")
-    command.add_argument("records", nargs="+", metavar="B.json", help="one or more others")
+    command.add_argument("records", nargs="+", metavar="B.json", help="records compared with it")
     add_json(command)
     add_out(command)
     command.add_argument(
         "--fail-above",
         type=float,
         metavar="PCT",
-        help="exit code 1 where a record is slower by more than this, its 95 %% interval included, and 3 "
-        "where the interval lies on both sides of it",
+        help="exit code 1 if the whole 95 %% interval of a slowdown is above this limit, 3 if the interval "
+        "contains it",
     )
     command.add_argument(
         "--margin",
         type=float,
         default=2.0,
         metavar="PCT",
-        help="equivalent means that the whole interval lies within this (default: %(default)s)",
+        help="equivalent: the whole interval is within this many per cent (default: %(default)s)",
     )
     command.add_argument(
         "--metric",
         action="append",
         default=[],
         metavar="NAME",
-        help="what --fail-above judges, such as ttft_ms or prefill/sam/global; may be repeated "
+        help="figure that --fail-above judges, such as ttft_ms or prefill/sam/global; can be repeated "
         "(default: prefill_ms, inter_token_ms, generate_ms)",
     )

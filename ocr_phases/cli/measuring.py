@@ -1,4 +1,4 @@
-"""A measurement as the verbs run it: the page looked at first, shown while it runs, stopped by Ctrl-C."""
+"""A measurement on the command line: page checked first, progress shown, stopped by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def look_at(page: str, arguments: argparse.Namespace) -> None:
-    """`OcrPhasesError` for a page that cannot be read; a warning on stderr where its type is too small."""
+    """Raise `OcrPhasesError` for an unreadable page; warn on stderr if its type is too small."""
     from ocr_phases.measure.inputs.images import load_page, unnamed_pages
     from ocr_phases.measure.inputs.type_size import type_warning
 
@@ -31,13 +31,13 @@ def look_at(page: str, arguments: argparse.Namespace) -> None:
 
 
 def warn_of_remote_code(settings: ModelSettings) -> None:
-    """Say on stderr that the checkpoint's own code will run."""
+    """Warn on stderr that the checkpoint's own code will run."""
     if settings.trust_remote_code:
         print(f"Warning: this runs the Python files of {settings.model} on this machine.", file=sys.stderr)
 
 
 def load_session(arguments: argparse.Namespace) -> OCRSession:
-    """The model that was asked for; a wrong page or setting is refused before anything slow starts."""
+    """Load the requested model; a wrong page or setting is refused before anything slow starts."""
     settings = settings_of(arguments)
     look_at(arguments.page, arguments)
     warn_of_remote_code(settings)
@@ -47,7 +47,7 @@ def load_session(arguments: argparse.Namespace) -> OCRSession:
 
 
 def measure(arguments: argparse.Namespace, session: OCRSession | None = None, **changes: Any) -> PhaseRun:
-    """Measure the page as asked for, with ``changes``."""
+    """Measure the page with the command's settings and ``changes``."""
     session = session or load_session(arguments)
     settings = settings_of(arguments).of_run() | changes
     with watched(arguments, arguments.warmup, arguments.max_new_tokens) as callbacks:
@@ -65,7 +65,7 @@ def watched(arguments: argparse.Namespace, warmup: int, tokens_a_run: int) -> It
 
 
 def check_overwriting(arguments: argparse.Namespace, target: Path, then: PhaseRun | None = None) -> None:
-    """A file that is no record of what is to be measured (``then`` again, or as asked) is left alone."""
+    """Refuse to overwrite a file that is not an earlier record of the same measurement."""
     from ocr_phases.cli.overwriting import what_is_lost
 
     if not arguments.overwrite and (lost := what_is_lost(arguments, target, then)):

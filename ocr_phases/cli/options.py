@@ -1,4 +1,4 @@
-"""The options of the verbs that measure, made from `Settings`, and what they say."""
+"""The options of the measuring verbs, generated from `Settings`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text,
 _NO_OPTION = ("kernel_trace",)
 #: What ``--kernels`` asks for.
 KERNELS = ("kernels", "kernel_steps")
-#: Of the published remote-code class: no list of pages may ask for that.
+#: Settings of the published remote-code class; a list of pages cannot set them.
 VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
-#: What every verb that measures takes.
+#: The options of every measuring verb.
 EVERY = [name for name in setting_names(Settings) if name not in (*_NO_OPTION, *KERNELS)]
 
 
-#: What a list of pages may set for each.
+#: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision")]
 
 
 class _Value(argparse.Action):
-    """Stores an option's value, and in ``asked`` that it was given: a default may be asked for, too."""
+    """Store an option's value, and its name in ``asked``, because a default may be given explicitly."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
@@ -35,7 +35,7 @@ class _Value(argparse.Action):
 
 
 class _Switch(argparse.BooleanOptionalAction):
-    """The same of ``--name`` and ``--no-name``."""
+    """The same for ``--name`` and ``--no-name``."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
@@ -70,7 +70,7 @@ def _add(options: Any, setting: Field[Any]) -> None:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """What the options say; `OcrPhasesError` where that is wrong whatever the page."""
+    """The settings of these options; `OcrPhasesError` for a wrong one."""
     return Settings.among(vars(arguments))
 
 
@@ -79,7 +79,7 @@ def add_trace(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trace",
         action="store_true",
-        help="--kernels, and its Chrome trace beside the record",
+        help="same as --kernels, with a Chrome trace beside the record",
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether saving a record would take the place of another one."""
+"""Whether saving a record would overwrite a different one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTINGS = [name for name in REQUEST_SETTINGS if name not in _FREE]
 def add_overwrite(command: argparse.ArgumentParser) -> None:
     """``--overwrite``."""
     command.add_argument(
-        "--overwrite", action="store_true", help="--save may replace a record of something else"
+        "--overwrite", action="store_true", help="let --save replace a record of another measurement"
     )
 
 
@@ -40,12 +40,12 @@ def free_name(name: str) -> Path:
         for number in itertools.count(2)
         if not os.path.lexists(found := path.with_name(f"{path.stem}-{number}{path.suffix}"))
     )
-    print(f"{name} is there already, so the record goes into {free}.", file=sys.stderr)
+    print(f"{name} exists, so the record goes into {free}.", file=sys.stderr)
     return free
 
 
 def what_is_lost(arguments: argparse.Namespace, target: Path, then: PhaseRun | None) -> str:
-    """What ``target`` holds that is no earlier measurement of the same; empty where nothing is lost."""
+    """How ``target`` differs from an earlier record of the same measurement; empty if nothing is lost."""
     from ocr_phases.record import PhaseRun
 
     if not target.exists() or not target.stat().st_size:
@@ -53,7 +53,7 @@ def what_is_lost(arguments: argparse.Namespace, target: Path, then: PhaseRun | N
     try:
         there = PhaseRun.load(target)
     except OcrPhasesError:
-        return "is there and is no record"
+        return "exists and is not a record"
     differs = _differs_from_asked(there, arguments) if then is None else _differs(there, then)
     return f"is a record of another {differs}" if differs else ""
 
@@ -74,7 +74,7 @@ def _differs_from_asked(there: PhaseRun, arguments: argparse.Namespace) -> str:
         return "dtype"
     asked = settings_of(arguments)
     infer, autocast = resolve_infer(asked.infer, asked.autocast, there.model.get("family"))
-    # None is left open, but for what it stands for whatever the page.
+    # None means any value, except where it has the same meaning for every page.
     wanted = {**vars(asked), "infer": infer.described(), "autocast": autocast}
     wanted["preset"] = None if asked.preset == AUTO else asked.preset
     known = there.request

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "measure a page, print a summary, save its record"
 USAGE = "[options] PAGE | --from RUN.json"
-#: Settings that are said anew where a record is repeated.
+#: Settings that --from does not take from the record.
 _ANEW = ("model", "device", "trust_remote_code", "ceilings", "kernels", "kernel_steps")
 
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
-    """The record to repeat, and that nothing asked for contradicts it; None where there is none."""
+    """The record to repeat, if any; `OcrPhasesError` for options that contradict it."""
     from ocr_phases.record import PhaseRun
 
     if arguments.repeated is None:
@@ -56,7 +56,9 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
         return None
     own = [f"--{name.replace('_', '-')}" for name in arguments.asked if name not in _ANEW]
     if own:
-        raise OcrPhasesError(f"The record says how to measure: drop {', '.join(own)}, or drop --from.")
+        raise OcrPhasesError(
+            f"--from takes these settings from the record: drop {', '.join(own)}, or drop --from."
+        )
     if target.exists() and target.samefile(arguments.repeated):
         raise OcrPhasesError(f"{target} is the record to repeat: name another file for the new one (--save).")
     return PhaseRun.load(arguments.repeated)
@@ -76,7 +78,7 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 
 
 def _print_kernels(run: PhaseRun) -> None:
-    """The kernel view: a verdict per stage, and where the host waits."""
+    """Print the kernel view: a verdict per stage and the host syncs."""
     from ocr_phases.analyse.floors import floor_table
     from ocr_phases.analyse.kernels import host_syncs, stage_verdict
 
@@ -86,7 +88,7 @@ def _print_kernels(run: PhaseRun) -> None:
 
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
-    """A record beside its repetition."""
+    """Print a record beside its repetition."""
     from ocr_phases.analyse.compare import (
         compare_runs,
         few_repeats,
@@ -115,7 +117,7 @@ def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``profile``."""
     add_page(command)
-    command.add_argument("--save", help="where the record goes (default: run.json, or run-2.json and so on)")
+    command.add_argument("--save", help="file for the record (default: run.json, or run-2.json and so on)")
     add_overwrite(command)
     add_json(command)
     command.add_argument(

@@ -11,14 +11,14 @@ from ocr_phases.cli.options import EVERY, KERNELS, add_out, add_page, add_settin
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 
-SUMMARY = "one self-contained HTML report a page"
+SUMMARY = "measure pages, write one HTML report per page"
 USAGE = "[options] PAGE ... | --record RUN.json"
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """One HTML report a page (or of an existing record), with its record, notebook and artifacts."""
+    """Write one HTML report per page (or of an existing record), with record, notebook and artifacts."""
     if bool(arguments.record) == bool(arguments.pages):
-        raise OcrPhasesError("Name the pages to measure, or one --record to show: one of the two.")
+        raise OcrPhasesError("Name either pages to measure or one --record to show.")
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
     from ocr_phases.record import PhaseRun

@@ -1,4 +1,4 @@
-"""What a verb says to a script (``--json``): plain values, and its end in words."""
+"""A verb's ``--json`` output: plain values, exit code and reason."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _REASONS = {
     ("verify", 1): "a check failed",
-    ("compare", 1): "a limit is passed",
-    ("compare", 3): "the repeats leave a limit undecided",
+    ("compare", 1): "a limit is exceeded",
+    ("compare", 3): "a limit is undecided",
     ("sweep", 1): "no cell was measured",
     ("batch", 1): "a page or a report failed",
 }
@@ -23,7 +23,7 @@ _REASONS = {
 def add_json(command: argparse.ArgumentParser) -> None:
     """``--json``: docs/troubleshooting.md has its keys."""
     command.add_argument(
-        "--json", action="store_true", help="one JSON object on stdout; all else goes to stderr"
+        "--json", action="store_true", help="print one JSON object on stdout, everything else on stderr"
     )
 
 
@@ -35,7 +35,7 @@ def as_json(arguments: argparse.Namespace, code: int, reason: str) -> str:
 
 
 def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A table's rows as plain JSON values; None for what is no number."""
+    """A table's rows as plain JSON values; NaN becomes None."""
     return json.loads(table.to_json(orient="records", double_precision=15))
 
 

@@ -1,4 +1,4 @@
-"""``ocr-phases sweep``: one page over presets, strategies, batch sizes, output lengths and ways of vision."""
+"""``ocr-phases sweep``: one page over presets, strategies, batch sizes and output lengths."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
 
-SUMMARY = "one page over presets, strategies, batch sizes and lengths"
+SUMMARY = "measure one page over presets, strategies, batch sizes and lengths"
 USAGE = "[options] PAGE | --records DIR"
-#: What every cell shares; the lists say the rest.
+#: Settings that all cells share; the lists give the others.
 SHARED = ("model", "device", "dtype", "revision", *VENDOR, "prompt", "repeats", "warmup", "seed")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure what is missing of a sweep, a record a cell, and show all of it as one HTML file.
+    """Measure the missing cells of a sweep, one record each, and show all as one HTML file.
 
-    The exit code is 1 where no cell could be measured.
+    Exit code 1: no cell could be measured.
     """
     if bool(arguments.records) == bool(arguments.page):
-        raise OcrPhasesError("Name the page to measure, or a folder of --records to show: one of the two.")
+        raise OcrPhasesError("Name either a page to measure or a folder of --records to show.")
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.sweep import Sweep
     from ocr_phases.files import output_folder
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     headline = found.verdict
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in found.runs.items()}
     doubtful = ", ".join(f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass")
-    print(f"\n{headline}\nChecks: {doubtful or 'no cell fails one, none is noisy'}.\nWrote {written}")
+    print(f"\n{headline}\nChecks: {doubtful or 'all cells pass'}.\nWrote {written}")
     arguments.result = {
         "headline": headline,
         "cells": rows(table),
@@ -106,16 +106,18 @@ def _measure(arguments: argparse.Namespace) -> None:
 
 
 def name_list(text: str) -> list[str]:
-    """A list with commas in between, as names."""
+    """Names from a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def number_list(text: str) -> list[int]:
-    """A list with commas in between, as whole numbers."""
+    """Whole numbers from a comma-separated list."""
     try:
         return [int(part) for part in name_list(text)]
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, such as 1,4,16") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers, such as 1,4,16"
+        ) from error
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -137,5 +139,5 @@ def add_options(command: argparse.ArgumentParser) -> None:
             option, type=kind, default=default, metavar="LIST", help=f"{text} (default: %(default)s)"
         )
     add_json(command)
-    command.add_argument("--retry-failed", action="store_true", help="measure again what failed before")
+    command.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
     add_settings(command, SHARED)

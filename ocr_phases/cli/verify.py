@@ -11,14 +11,14 @@ from ocr_phases.cli.overwriting import add_overwrite, free_name
 from ocr_phases.cli.results import add_json, run_result
 from ocr_phases.errors import OcrPhasesError
 
-SUMMARY = "check that what is timed is what the model does"
+SUMMARY = "check that the measurement is sound"
 USAGE = "[options] PAGE | --record RUN.json"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the verification checklist on a page (or an existing record); exit code 1 where a check fails."""
+    """Run all checks on a page (or an existing record). Exit code 1: a check failed."""
     if bool(arguments.record) == bool(arguments.page):
-        raise OcrPhasesError("Name the page to measure, or one --record to check: one of the two.")
+        raise OcrPhasesError("Name either a page to measure or one --record to check.")
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.analyse.headline import headline
     from ocr_phases.files import output_file, output_folder, save_or_rescue
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     session = None if recorded is not None else measuring.load_session(arguments)
     record = recorded if recorded is not None else measuring.measure(arguments, session, verify=True)
     saved = arguments.save
-    if arguments.stopped and not saved:  # as much of a measurement as there is
+    if arguments.stopped and not saved:  # keep the finished repeats
         saved = str(free_name("run.json"))
     if saved:
         save_or_rescue(record.save, saved)
@@ -63,8 +63,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``verify``."""
     add_page(command)
     command.add_argument("--record", help="check this run.json instead of measuring")
-    command.add_argument("--save", help="where the record goes (default: nowhere)")
+    command.add_argument("--save", help="file for the record (default: none)")
     add_overwrite(command)
     add_json(command)
-    command.add_argument("--out", type=Path, help="folder for verify.html as well (default: none)")
+    command.add_argument("--out", type=Path, help="folder for verify.html (default: none)")
     add_settings(command, [name for name in EVERY if name not in ("generate", "verify")])

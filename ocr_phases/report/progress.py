@@ -1,4 +1,4 @@
-"""How far a measurement is: told on stderr, and ended by Ctrl-C with the repeats that are finished.
+"""Progress of a measurement on stderr; Ctrl-C ends it and keeps the finished repeats.
 
 The measurement runs in this process, or in a notebook's kernel: then both sides talk through two small files.
 """
@@ -25,7 +25,7 @@ _SECONDS = 0.5  # between two looks at the files
 
 
 class Watch:
-    """Tells the runs and tokens of one measurement: a bar on a terminal, else a line per finished run.
+    """Shows runs and tokens of one measurement: a bar on a terminal, else a line per finished run.
 
     `progress` and `on_tokens` are `run_inference`'s callbacks. A signal to stop (`watching`) makes them raise
     `Stopped`; ``asked`` is then its number.
@@ -39,12 +39,12 @@ class Watch:
         self.bar: Any = None
 
     def progress(self, done: int, total: int) -> None:
-        """``done`` of ``total`` runs, those of warm-up among them, are finished."""
+        """``done`` of ``total`` runs, warm-up included, are finished."""
         self.show(done, total, 0)
         self._stop_if_asked()
 
     def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
-        """The run that goes on has ``new`` tokens a row."""
+        """The current run has ``new`` tokens per row."""
         self.tokens += len(new[0])
         if self.bar is not None:
             self.bar.update(len(new[0]))
@@ -71,7 +71,7 @@ class Watch:
         return f"Repeat {done - self.warmup} of {total - self.warmup}"
 
     def ask(self, number: int, _: object) -> None:
-        """A signal's handler: the first waits for the next token, where a finished repeat is kept."""
+        """Signal handler: with a finished repeat the first signal stops at the next token, else at once."""
         if self.asked or self.done <= self.warmup:
             raise KeyboardInterrupt(number)
         self.asked = number
@@ -81,7 +81,7 @@ class Watch:
             raise Stopped
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self.bar is not None:
             self.bar.close()
 
@@ -105,7 +105,7 @@ def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
 
 @contextlib.contextmanager
 def following(watch: Watch | None, folder: Path) -> Iterator[dict[str, str]]:
-    """Shows what a kernel's `notebook_callbacks` write into ``folder``; gives the kernel's environment."""
+    """Shows the progress that a kernel's `notebook_callbacks` write; yields the kernel's environment."""
     if watch is None:
         yield {}
         return
@@ -132,7 +132,7 @@ def following(watch: Watch | None, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def notebook_callbacks() -> dict[str, Callable[..., None]]:
-    """`run_inference`'s callbacks in a notebook: they tell the command that runs it, else print."""
+    """`run_inference`'s callbacks in a notebook: they report to the command that runs it, else print."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return {"progress": lambda done, total: print(f"{done} of {total} runs done")}
@@ -141,7 +141,7 @@ def notebook_callbacks() -> dict[str, Callable[..., None]]:
 
 
 class _Teller:
-    """Writes how far the measurement is, a few times a second at most: it is being timed."""
+    """Writes the progress at most a few times a second, to disturb the measurement little."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

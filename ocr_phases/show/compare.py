@@ -82,7 +82,7 @@ def compare_html(table: pd.DataFrame) -> Html:
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
     shown.insert(len(shown.columns) - 1, "interval", [_interval(low, high) for low, high in ends])
     strong = (~table["verdict"].isin((EQUIVALENT, *_UNJUDGED))).tolist()
-    headings = {"interval": ("95 % interval", ""), "detectable": ("would show from", "%")}
+    headings = {"interval": ("95 % interval", ""), "detectable": ("smallest resolved change", "%")}
     return table_html(shown, caption="Against the base", strong=strong, headings=headings)
 
 

@@ -17,7 +17,7 @@ from ocr_phases.show.faces import Bundle, bundle
 
 
 def compare(*runs: PhaseRun, labels: Sequence[str] | None = None, margin: float = MARGIN) -> Comparison:
-    """Each record against the first: what changed, by how much, and whether the repeats can tell.
+    """Compare each record with the first: changes, their intervals and verdicts.
 
     ``labels`` name the records and are otherwise made (`ocr_phases.analyse.compare.run_labels`); ``margin``
     is per cent within which two are equivalent. Raises `OcrPhasesError` for fewer than two records, labels
@@ -38,7 +38,7 @@ class Comparison(Compared):
 
     @property
     def title(self) -> str:
-        """Who is compared with whom."""
+        """The labels compared."""
         return f"{' and '.join(self.labels[1:])} against {self.labels[0]}"
 
     def _repr_mimebundle_(self, **_: Any) -> Bundle:

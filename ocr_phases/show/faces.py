@@ -1,4 +1,4 @@
-"""What a cell shows of a result: HTML in the notebook's colours, and a few lines for a terminal."""
+"""How a result shows itself: HTML in a notebook's colours, text in a terminal."""
 
 from __future__ import annotations
 

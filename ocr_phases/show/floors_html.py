@@ -1,4 +1,4 @@
-"""HTML fragments about floors: how far each stage is from what the hardware allows."""
+"""HTML fragments about floors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = ("stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "m
 
 
 def floors_html(run: PhaseRun) -> Html:
-    """`floor_table` as a table and a line on its ceilings, or the sentence that says why there is none."""
+    """`floor_table` as a table with its ceilings, or the reason why there is none."""
     reason = why_no_floor(run)
     if reason is not None:
         return note_html(reason)
@@ -35,7 +35,7 @@ def floors_html(run: PhaseRun) -> Html:
     headings = _HEADINGS | ({} if run.device.get("kind") == "cuda" else {"device_ms": ("time", "ms")})
     shown = table_html(
         table[list(_SHOWN)],
-        caption="Each stage beside its floor",
+        caption="Time and floor of each stage",
         headings=headings,
         strong=whole.tolist(),
     )

@@ -76,15 +76,15 @@ HEADINGS: dict[str, tuple[str, str]] = {
 
 
 def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> Html:
-    """The head of a report: the page's thumbnail (if the record has it), where the time went, the checks.
+    """The head of a report: the page's thumbnail (if the record has it), headline, findings and checks.
 
-    ``lead`` is a sentence or more in place of all that is said about the times and the checks.
+    ``lead`` replaces headline, findings and checks.
     """
     page = run.page_image()
     picture = ""
     if page is not None:
         page.thumbnail((480, 480))
-        picture = image_html(page, "The page that was read", width=180)
+        picture = image_html(page, "The page", width=180)
     about = [subject(run)]
     name = title or run_title(run)
     if lead is not None:
@@ -97,17 +97,17 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
 
 
 def run_title(run: PhaseRun) -> str:
-    """The page's file; of several pages the first, and how many more."""
+    """The page's file; for several pages the first and the number of others."""
     name, more = str(run.page.get("file", "page")), len(run.pages) - 1
     return f"{name} and {count_text(more, 'more page')}" if more else name
 
 
 def row_table(run: PhaseRun) -> pd.DataFrame:
-    """One line a row of a batch: its files, tokens, how it ended, and what its text begins with."""
+    """One line per row of a batch: files, tokens, finish and the beginning of its text."""
     rows = []
     for row, result in enumerate(run.results):
         files = ", ".join(str(page.get("file", "page")) for page in run.pages if page["row"] == row)
-        ended = "ended" if result.get("finish_reason") == "eos" else "stopped at the limit"
+        ended = "end token" if result.get("finish_reason") == "eos" else "token limit"
         rows.append((row, files, len(result["ids"]), ended, printable(result["text"] or "", _SHORT_TEXT)))
     return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
 
@@ -120,7 +120,7 @@ def rows_html(run: PhaseRun) -> Html:
 
 
 def _phase_bar(run: PhaseRun) -> str:
-    """Where the time of the typical repeat went, vision apart from the rest of the prefill."""
+    """The typical repeat's time by phase, vision separate from the rest of the prefill."""
     figures = typical_run(run).summary()
     vision = figures["vision_ms"] or 0.0
     parts = [
@@ -134,7 +134,7 @@ def _phase_bar(run: PhaseRun) -> str:
 
 
 def cards_html(run: PhaseRun) -> Html:
-    """The key figures of the typical repeat as cards; one that this kind of run does not have gets none."""
+    """The key figures of the typical repeat as cards."""
     return cards_block(key_metrics(run))
 
 
@@ -181,7 +181,7 @@ def _table(caption: str, head: Sequence[Html], body: Sequence[Html], classes: st
 
 
 def stages_html(run: PhaseRun) -> Html:
-    """`stage_table` as a table: each phase's whole stands out, what lies inside a decode step is indented."""
+    """`stage_table` as a table: whole phases in bold, stages of a decode step indented."""
     table = stage_table(run)
     whole = table["stage"] == table["phase"]
     inside = (table["phase"] == "decode") & ~whole & (table["stage"] != "decode_step")
@@ -198,16 +198,16 @@ def stages_html(run: PhaseRun) -> Html:
 
 
 def repeats_html(run: PhaseRun) -> Html:
-    """`repeat_table` as a table, without the phases that this run does not have."""
+    """`repeat_table` as a table, without empty phases."""
     table = repeat_table(run).dropna(axis="columns", how="all")
     table = table if table["steps"].any() else table.drop(columns="steps")
-    return table_html(table, caption="Each repeat on its own")
+    return table_html(table, caption="Time of each repeat")
 
 
 def regions_html(table: pd.DataFrame) -> Html:
     """`ocr_phases.analyse.grounding.region_table` as a table, the costliest region first.
 
-    Texts are cut short, and columns that hold nothing out of the ordinary (boxes, repaired) left out.
+    Texts are shortened. Columns with only usual values (boxes, repaired) are left out.
     """
     table = table.sort_values("decode_ms", ascending=False, kind="stable")
     table = table.assign(
@@ -218,7 +218,7 @@ def regions_html(table: pd.DataFrame) -> Html:
     usual = [name for name, value in (("repaired", False), ("boxes", 1)) if (marked[name] == value).all()]
     table = table.drop(columns=usual)
     headings = {"decode_ms": ("decode time", "ms"), "text": ("begins with", "")}
-    return table_html(table, caption="What each region cost to write", headings=headings)
+    return table_html(table, caption="Decode time of each region", headings=headings)
 
 
 def text_html(text: str, summary: str = "The text as the model wrote it") -> Html:
@@ -228,7 +228,7 @@ def text_html(text: str, summary: str = "The text as the model wrote it") -> Htm
 
 
 def compression_html(run: PhaseRun) -> Html:
-    """Generated tokens over valid image tokens, and the vendor's way where the record has counted it."""
+    """Generated tokens over valid image tokens, and the vendor's ratio if the record has it."""
     figures = run.summary()
     if figures["generated_compression_ratio"] is None:
         return fragment()
@@ -238,38 +238,38 @@ def compression_html(run: PhaseRun) -> Html:
     )
     if figures["compression_ratio"] is not None:
         sentence += (
-            f" The vendor counts the text tokenised anew: {figures['text_tokens']:,} tokens, "
+            f" The vendor counts the text tokenised again: {figures['text_tokens']:,} tokens, "
             f"a ratio of {figures['compression_ratio']:.2f}."
         )
     return note_html(sentence)
 
 
 def text_doubt_html(run: PhaseRun) -> Html:
-    """What speaks against the text, beside it; nothing where nothing does."""
+    """A warning beside a text that may be invented; else empty."""
     doubt = text_doubt(run)
     return status_line("note", doubt) if doubt else fragment()
 
 
 def note_html(sentence: str) -> Html:
-    """A sentence in place of something that is not there."""
+    """A sentence as a note."""
     return element("p", sentence, class_="op op-note")
 
 
 def checks_html(checks: Iterable[Check]) -> Html:
-    """Checks as a table, verdicts in words as well as in colour; why and what to do unfold under each.
+    """Checks as a table, verdicts in words and colour, with foldable reason and remedy.
 
-    What fails or is noisy is unfolded. The expectations, which are never a fault, are folded away beneath.
+    Failed and noisy checks are unfolded. The expectations, which never fail, are folded below.
     """
     checks = list(checks)
     rules = [check for check in checks if check.name not in EXPECTATIONS]
     expected = [check for check in checks if check.name in EXPECTATIONS]
-    caption = "Each rule, its verdict, and what was measured"
+    caption = "Expected and measured value of each check"
     if not expected:
         return _checks_table(rules, caption)
     within = sum(check.measured.startswith("in range") for check in expected)
     known = sum(check.verdict != "n/a" for check in expected)
     summary = f"Rules of thumb for the full model on a GPU: {within} of {known} in range"
-    usual = _checks_table(expected, "What is usual there, and what was measured here")
+    usual = _checks_table(expected, "Usual and measured value")
     return fragment(_checks_table(rules, caption), fold(summary, usual))
 
 
@@ -280,7 +280,7 @@ def _checks_table(checks: Sequence[Check], caption: str) -> Html:
         if check.why:
             reasons = element("p", check.why), element("p", check.fix)
             urgent = check.verdict in ("fail", "noisy")
-            advice = fold("why, and what to do", *reasons, opened=urgent, classes="op-why")
+            advice = fold("reason and remedy", *reasons, opened=urgent, classes="op-why")
         cells = (
             element("th", check.name.replace("_", " ").removeprefix("expected "), scope="row"),
             element("td", badge(check.verdict)),
@@ -293,11 +293,11 @@ def _checks_table(checks: Sequence[Check], caption: str) -> Html:
 
 
 def measured_html(run: PhaseRun) -> Html:
-    """How it was measured: device, versions, model, page and request, folded away."""
+    """Device, versions, model, page and request, folded."""
     device = {key: value for key, value in run.device.items() if key != "conditions"}
     model = {key: value for key, value in run.model.items() if key != "config"}
     pages = [{key: value for key, value in page.items() if key != "data"} for page in run.pages]
-    memory = {"peaks are": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")}
+    memory = {"peaks from": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")}
     parts: list[tuple[str, Mapping[str, Any]]] = [
         ("Device", {**device, "ceilings": ceilings_text(run)}),
         ("Memory", memory),
@@ -317,10 +317,10 @@ def measured_html(run: PhaseRun) -> Html:
 
 
 def references_html(rows: Sequence[Mapping[str, Any]]) -> Html:
-    """The rows of `ocr_phases.measure.models.references` as a table; what was not found has a dash."""
+    """The rows of `ocr_phases.measure.models.references` as a table; missing values are dashes."""
     columns = ["what", "file", "line", "version", "symbol"]
     table = pd.DataFrame(rows, columns=columns).astype({"line": "Int64"})
-    return element("div", table_html(table, caption="Where the code does it"), class_="op-paths")
+    return element("div", table_html(table, caption="Source lines of the measured code"), class_="op-paths")
 
 
 def image_html(image: Image, alt: str, *, width: int) -> Html:
@@ -332,7 +332,7 @@ def image_html(image: Image, alt: str, *, width: int) -> Html:
 
 
 def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
-    """Page pictures side by side where there is room, each with its caption."""
+    """Page pictures with captions, side by side if they fit."""
     figures = [
         element(
             "figure",
@@ -346,7 +346,7 @@ def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
 
 
 def _clock_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:
-    """On a CPU there is one clock, so no column needs to say which."""
+    """Without a device clock the column is called time."""
     if run.device.get("kind") == "cuda":
         return {}
     return {"device_ms": ("time", "ms")}
@@ -375,7 +375,7 @@ def _cell(value: Any, unit: str, numeric: bool, link: str = "") -> Html:
 
 
 def _number(value: float, unit: str) -> str:
-    """As many digits as tell values apart, two at least: the unit stands in the heading."""
+    """A number with two or three digits; its unit is in the heading."""
     if unit == "%":
         return percent_text(float(value)).removesuffix(" %")
     if unit == "bytes":

@@ -1,4 +1,4 @@
-"""The page that shows a whole batch, as one HTML file that fetches nothing and links to its reports."""
+"""The index of a batch: one HTML file without requests that links to the reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_ROWS = 2_000
 # The table of pages has more columns than a report's tables.
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
-_ORDER = ": failures, then pages with warnings, then the others, the slowest decode first"
+_ORDER = ": failures, pages with warnings, then the slowest decode"
 _SHOWN_TEXT = 60
 _LONGEST_REASON = 240
 _HEADINGS = {
@@ -70,7 +70,7 @@ def _cards(pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame) ->
         ("Time to first token", _median(measured, "ttft_ms"), "median over pages"),
         ("Inter-token latency", _median(measured, "inter_token_ms"), "median over pages"),
         *_end_to_end(measured),
-        ("Tokens", f"{int(measured['tokens'].sum()):,}", "of all pages, written once"),
+        ("Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"),
     ]
     return cards_block(cards)
 
@@ -97,7 +97,7 @@ def _failures(failed: pd.DataFrame) -> str:
     table = shown[["page", "status", "attempts", "reason"]].copy()
     table["reason"] = [printable(str(reason), _LONGEST_REASON) for reason in shown["reason"]]
     status = [_address(folder, "status.json") for folder in shown["folder"]]
-    return table_html(table, caption="Pages without a record, and why", links={"status": status}) + _cut(
+    return table_html(table, caption="Failed pages and their reasons", links={"status": status}) + _cut(
         len(failed)
     )
 
@@ -130,9 +130,7 @@ def _pages(pages: pd.DataFrame) -> str:
         "record": records,
         "status": [_address(folder, "status.json") for folder in shown["folder"]],
     }
-    lead = (
-        note_html("A page's name opens its report, its status what happened to it.") if any(reports) else ""
-    )
+    lead = note_html("A page links to its report, its status to all attempts.") if any(reports) else ""
     shown_pages = table_html(table, caption="All pages, failures first", headings=_HEADINGS, links=links)
     return lead + shown_pages + _cut(len(pages), _ORDER)
 
@@ -140,12 +138,12 @@ def _pages(pages: pd.DataFrame) -> str:
 def _cut(rows: int, order: str = "") -> str:
     if rows <= MOST_ROWS:
         return ""
-    return note_html(f"The first {MOST_ROWS:,} of {rows:,} rows{order}; all of them are in pages.csv.")
+    return note_html(f"The first {MOST_ROWS:,} of {rows:,} rows{order}; pages.csv has all.")
 
 
 def _distributions(measured: pd.DataFrame) -> str:
     if measured.empty:
-        return note_html("No page was measured, so there is nothing to draw.")
+        return note_html("No page was measured.")
     alt = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
     return Picture(plot_distributions(measured), alt).html()
 
@@ -160,7 +158,7 @@ def _regions(regions: pd.DataFrame, reported: Set[str]) -> str:
     reports = [
         _address(folder, "report.html" if folder in reported else "run.json") for folder in regions["folder"]
     ]
-    caption = "The regions that took longest to write"
+    caption = "The regions with the longest decode time"
     return table_html(table, caption=caption, headings=_HEADINGS, links={"page": reports})
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a record's kernel view: the device's work in each stage, and where it was idle."""
+"""Pictures of a record's kernel view: busy and idle time of the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTML fragments of a record's kernel view, in the manner of `ocr_phases.show.html`."""
+"""HTML fragments of a record's kernel view."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _HEADINGS = {
     "kernels": ("kernels", ""),
     "copies": ("copies", ""),
     "launches": ("launches", ""),
-    "busy_ms": ("GPU works", "ms"),
-    "wall_ms": ("takes", "ms"),
-    "works": ("works", "%"),
-    "count": ("times", ""),
+    "busy_ms": ("GPU busy", "ms"),
+    "wall_ms": ("time", "ms"),
+    "works": ("busy", "%"),
+    "count": ("count", ""),
     "device_us": ("time", "µs"),
     "wait_ms": ("waited", "ms"),
-    "through": ("through", ""),
-    "of_busy": ("of the GPU's work", "%"),
-    "of_wall": ("of the time", "%"),
-    "by": ("told by", ""),
+    "through": ("call", ""),
+    "of_busy": ("of GPU busy time", "%"),
+    "of_wall": ("of the phase", "%"),
+    "by": ("identified by", ""),
 }
 _TOP_SHOWN = 6
-_PARTS = {"kv_update": "KV cache, write", "attention": "attention, which reads it"}
+_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
 
 
 def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> Html:
-    """What bounds each stage, as a heading, a sentence and a table; nothing where no view was asked for.
+    """What limits each stage, as heading, sentence and table; empty without a kernel view.
 
-    Decode's figures are of one step. A view that failed gives its sentence.
+    Decode's figures are per step. A failed view gives its error.
     """
     if run.kernels is None:
         return fragment()
@@ -59,18 +59,16 @@ def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> Html:
     if not table["view"].any():
         columns.remove("view")
     steps = run.kernels["steps"]
-    caption = (
-        f"Seen by {run.kernels['tool']} in a run of its own with {steps} decode steps; decode is per step."
-    )
+    caption = f"From one more run under {run.kernels['tool']} with {steps} decode steps; decode is per step."
     told = table_html(table[columns], caption=caption, headings=_HEADINGS, strong=whole.tolist())
     return fragment(head, told)
 
 
 def kernel_details_html(run: PhaseRun) -> Html:
-    """The KV cache's share, the host's waits and the kernels that take longest, as tables folded away."""
+    """The KV cache's share, host syncs and longest kernels, as folded tables."""
     if not has_kernels(run):
         return fragment()
-    blocks = [fold("The KV cache's part", _shares(run)), fold(*_waits(run))]
+    blocks = [fold("Share of the KV cache", _shares(run)), fold(*_waits(run))]
     for phase, name in (("prefill", "the prefill"), ("decode", "a decode step")):
         table = top_kernels(run, phase)
         if len(table):
@@ -80,10 +78,10 @@ def kernel_details_html(run: PhaseRun) -> Html:
 
 def _shares(run: PhaseRun) -> Html:
     table = kv_cache_share(run)
-    caption = "The share of each phase in it."
+    caption = "Share of each phase."
     stepped = (kernel_table(run)["stage"] == "decode_step").any()
     if stepped and "attention" not in set(table.loc[table["phase"] == "decode", "part"]):
-        caption += " Attention in decode is n/a: within a captured graph its kernels cannot be told."
+        caption += " Attention in decode is n/a: a captured graph does not show which kernels belong to it."
     table = table.assign(part=table["part"].map(_PARTS))
     return table_html(table, caption=caption, headings=_HEADINGS)
 
@@ -93,8 +91,8 @@ def _waits(run: PhaseRun) -> tuple[str, Html]:
     each = table.loc[table["phase"] == "decode", "count"].sum()
     table["stage"] = table["stage"].map(stage_name)
     table["operator"] = table["operator"].replace("", "none")
-    caption = "Each wait beyond the read of the end token keeps the host from launching ahead."
-    return f"Waits of the host: {each:g} a step", table_html(table, caption=caption, headings=_HEADINGS)
+    caption = "Each host sync beyond the EOS check stops the host from launching ahead."
+    return f"Host syncs: {each:g} per step", table_html(table, caption=caption, headings=_HEADINGS)
 
 
 def _top(table: pd.DataFrame) -> Html:
@@ -110,5 +108,5 @@ def _top(table: pd.DataFrame) -> Html:
             "kernel": named["kernel"].map(short_kernel),
         }
     )
-    caption = f"These are {percent_text(float(named['device_ms'].sum()) / whole)} of the GPU's work."
+    caption = f"Together {percent_text(float(named['device_ms'].sum()) / whole)} of GPU busy time."
     return table_html(shown, caption=caption, headings=_HEADINGS)

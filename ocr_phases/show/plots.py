@@ -193,20 +193,22 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the first title."""
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
-    names = [name for name in ("prepare", "prefill") if (spans["phase"] == name).any()]
-    figure = blank_figure(4.9 if names else 2.4)
-    *zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0)) if names else [figure.subplots()]
-    for axes in zoomed:
-        early = spans[spans["phase"].isin(names)]
-        _lanes(axes, early, _ends(early))
-        title_axes(axes, f"{' and '.join(names).capitalize()}, {ms_text(_ends(early))}{note}")
-        _stage_keys(axes, early)
-        time_axis(axes.xaxis)
-    _lanes(whole, spans, _ends(spans))
-    steps = int((spans["stage"] == "decode_step").sum())
-    tail = f", {count_text(steps, 'decode step')}" if steps else ""
-    title_axes(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
-    time_axis(whole.xaxis, "time since the start of the repeat")
+    early = spans[spans["phase"].isin(("prepare", "prefill"))]
+    panels = [part for part in (early, spans) if len(part)]
+    if len(early) == len(spans):
+        panels = [early]
+    figure = blank_figure(0.2 + 2.4 * len(panels))
+    for axes, part in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
+        _lanes(axes, part, _ends(part))
+        time_axis(axes.xaxis, "time since the start" if part is panels[-1] else "")
+        if part is early:
+            _stage_keys(axes, part)
+            name = " and ".join(part["phase"].unique()).capitalize()
+            title_axes(axes, f"{name}, {ms_text(_ends(part))}{note}")
+        else:
+            steps = int((part["stage"] == "decode_step").sum())
+            tail = f", {count_text(steps, 'decode step')}" if steps else ""
+            title_axes(axes, f"The whole run, {ms_text(_ends(part))}{tail}")
     return figure
 
 
@@ -448,7 +450,7 @@ def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes 
 
 
 def title_axes(axes: Axes, text: str) -> None:
-    """A plot's title: what it says, not what it is."""
+    """Set a plot's title, which states the finding."""
     axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
 
 
@@ -482,7 +484,7 @@ def _inside(axes: Axes, text: str) -> None:
 
 
 def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
-    """A figure that only says why there is nothing to see; or ``ax`` with that sentence."""
+    """A figure with one sentence in place of a plot; or ``ax`` with that sentence."""
     axes = blank_figure(1.0).subplots() if ax is None else ax
     # On the left and in short lines, for a screen that shows no more of it.
     lines = "\n".join(textwrap.wrap(text, _SENTENCE_LINE))

@@ -1,4 +1,4 @@
-"""Time on the page: pictures, tables and bars of what each region, and each type of region, cost to write."""
+"""Time on the page: decode time of each region and type of region."""
 
 from __future__ import annotations
 

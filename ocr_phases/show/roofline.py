@@ -1,4 +1,4 @@
-"""The roofline of a record: what each stage reaches, under what the device could do at its intensity.
+"""The roofline of a record: each stage's rate below the ceiling at its intensity.
 
 After Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model".
 """

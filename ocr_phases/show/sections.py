@@ -46,7 +46,7 @@ def style() -> Section:
 
 
 def overview(run: PhaseRun) -> Section:
-    """The page, where its time went, what the checks say, and the key figures; of a batch also its rows."""
+    """The page, headline, checks and key figures; for a batch also its rows."""
     return Section(html.header_html(run), *cards(run).parts, html.rows_html(run))
 
 
@@ -85,7 +85,7 @@ def vision(run: PhaseRun) -> Section:
 
 
 def floors(run: PhaseRun) -> Section:
-    """Each stage beside what the hardware allows; without a floor the sentence that says why."""
+    """Each stage beside its floor, or the reason why there is none."""
     if why_no_floor(run) is not None:
         return Section(floors_html(run))
     roofline = Picture(plot_roofline(run), "Roofline: arithmetic done over arithmetic intensity")
@@ -98,14 +98,14 @@ def timeline(run: PhaseRun) -> Section:
 
 
 def kernels(run: PhaseRun) -> Section:
-    """The kernel view; nothing where none was asked for."""
+    """The kernel view, if the record has one."""
     table = floor_table(run)
     told = kernels_html.kernels_html(run, table)
     if not has_kernels(run):
         return Section(told)
     return Section(
         told,
-        Picture(kernel_plots.plot_busy(run, table), "How long the device works in each stage"),
+        Picture(kernel_plots.plot_busy(run, table), "GPU busy time of each stage"),
         Picture(kernel_plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause"),
         kernels_html.kernel_details_html(run),
     )
@@ -117,7 +117,7 @@ def memory(run: PhaseRun) -> Section:
 
 
 def page(run: PhaseRun) -> Section:
-    """The page under its boxes, and what each region and type of region cost to write."""
+    """The page with its boxes, and the decode time of each region and type of region."""
     types = [region_types(run, row) for row in regions.shown_rows(run)]
     pictures = [picture for section in types for picture in section.parts]
     return Section(regions.page_html(run), *pictures, regions.region_tables_html(run))
@@ -131,11 +131,11 @@ def region_types(run: PhaseRun, row: int) -> Section:
 
 
 def text(run: PhaseRun) -> Section:
-    """What was written, row by row, as it was written."""
+    """The generated text of each row."""
     rows = []
     for row, result in enumerate(run.results):
         name = "The text as the model wrote it" if len(run.results) == 1 else f"Text of row {row}"
-        missing = html.note_html("The text was left out of this record (return_text=False).")
+        missing = html.note_html("This record has no text (return_text=False).")
         rows.append(missing if result["text"] is None else html.text_html(result["text"], name))
     return Section(html.text_doubt_html(run), html.compression_html(run), *rows)
 
@@ -146,7 +146,7 @@ def checks(run: PhaseRun) -> Section:
 
 
 def checks_summary(run: PhaseRun) -> Section:
-    """What the checks say together."""
+    """The result of all checks."""
     return Section(html.note_html(checks_verdict(run_checks(run))))
 
 
@@ -157,9 +157,9 @@ def verification(run: PhaseRun) -> Section:
 
 
 def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
-    """Where the code does what is measured; None is what a record knows of it."""
+    """Source lines of the measured code; None if unknown, as for a loaded record."""
     if rows is None:
-        missing = "A record does not keep this: it is shown where the page is measured."
+        missing = "Records do not contain source lines; verify shows them when it measures."
         return Section(html.note_html(missing))
     return Section(html.references_html(rows))
 

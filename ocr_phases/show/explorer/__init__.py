@@ -1,4 +1,4 @@
-"""`Explorer`: one widget panel for JupyterLab that measures a page, watches it and shows its record."""
+"""`Explorer`: a JupyterLab panel that measures a page and shows the record."""
 
 from ocr_phases.show.explorer.panel import Explorer
 

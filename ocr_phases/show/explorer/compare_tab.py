@@ -1,4 +1,4 @@
-"""The tab Compare: two records side by side, and figure by figure."""
+"""The tab Compare: two records side by side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INCHES = 6.0  # two figures beside each other, with type of its own size
 
 
 class ComparePane(Pane):
-    """Two slots, filled from all records of this session; drawn when both are filled and the tab is open."""
+    """Compares two records of this session; drawn when the tab is open."""
 
     def __init__(self) -> None:
         super().__init__("compare")
@@ -38,10 +38,10 @@ class ComparePane(Pane):
             slot.observe(self._chosen, "value")
 
     def show(self, run: PhaseRun | None) -> None:
-        """Its records come by `offer`."""
+        """Nothing to do: `offer` sets the records."""
 
     def offer(self, runs: Sequence[PhaseRun], names: Sequence[str], shown: int) -> None:
-        """All records there are; the one shown becomes the second, the one before it the first."""
+        """Offer all records; the one shown becomes the second, the one before it the first."""
         self._runs = runs
         options = list(zip(names, range(len(runs)), strict=True))
         kept = self.first.value
@@ -59,9 +59,9 @@ class ComparePane(Pane):
         self._seen = True
         if len(self._runs) < 2:
             self._content.value = note_html(
-                "There is one record so far: run again with another setting, or load one under Record."
+                "Only one record so far: run again with another setting, or load one under Record."
                 if self._runs
-                else "There is no record yet: press Run, or load two under Record."
+                else "No record yet: press Run, or load two under Record."
             )
             return
         pair = self.first.value, self.second.value

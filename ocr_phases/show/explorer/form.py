@@ -1,4 +1,4 @@
-"""The settings of a measurement as widgets: which page, which model, and how."""
+"""The settings of a measurement as widgets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Asked:
 
 
 class Choice(widgets.VBox):
-    """A list of names that ends in "other …", which opens a field for the user's own."""
+    """A list of names; its last entry "other …" opens a text field."""
 
     def __init__(self, description: str, options: Mapping[str, str], value: str, hint: str) -> None:
         self.known = widgets.Dropdown(
@@ -123,13 +123,13 @@ class PageChooser(widgets.VBox):
             return self.sample.value, None
         if self.source.value == _UPLOAD:
             if not self.upload.value:
-                raise OcrPhasesError("No page was uploaded yet: choose a file, or a sample.")
+                raise OcrPhasesError("No page uploaded yet: choose a file or a sample.")
             chosen = self.upload.value[0]
             return bytes(chosen["content"]), str(chosen["name"])
         if self.file.options:
             return self.file.value, None
         if not self.path.value.strip():
-            raise OcrPhasesError("No page was named yet: type the path of an image, or choose a sample.")
+            raise OcrPhasesError("No page chosen yet: type the path of an image, or choose a sample.")
         return str(Path(self.path.value.strip()).expanduser()), None
 
     def _list_folder(self, _: Any = None) -> None:
@@ -166,7 +166,7 @@ class PageChooser(widgets.VBox):
 
 
 class Form(widgets.HBox):
-    """All settings, with the widget ``below`` under them; `asked` reads them as they stand."""
+    """All settings, with the widget ``below`` under them; `asked` reads them."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Form(widgets.HBox):
         self._look_at_type()
 
     def _look_at_type(self, _: Any = None) -> None:
-        """Say before a run where the page's type is too small for model and preset."""
+        """Warn before a run if the page's type is too small for model and preset."""
         from ocr_phases.measure.inputs.type_size import type_warning  # of the measuring half: only now
 
         image = self.page.image
@@ -211,11 +211,11 @@ class Form(widgets.HBox):
         self.warning.value = note_html(warning) if warning else ""
 
     def asked(self) -> Asked:
-        """What is set; `OcrPhasesError` where something is missing or wrong."""
+        """The settings; `OcrPhasesError` for a missing or wrong one."""
         page, name = self.page.page()
         for what in ("model", "device"):
             if not self.fields[what].value:
-                raise OcrPhasesError(f"No {what} was named: type one, or choose one of the list.")
+                raise OcrPhasesError(f"No {what} chosen: type one, or choose one from the list.")
         defaults = vars(Settings())
         values = {name: field.value for name, field in self.fields.items()}
         # An empty field is a setting left to the model or the device.

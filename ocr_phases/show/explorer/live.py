@@ -1,4 +1,4 @@
-"""What is seen while a measurement runs: its progress, the text as it is written, the latency as it grows.
+"""The view of a running measurement: progress, text and latency.
 
 The measuring thread only notes what happened and when; the panel draws it a few times a second, with strings
 and no figure, so that watching costs the measurement as little as can be.
@@ -25,7 +25,7 @@ _SHOWN_TEXT = 6_000
 
 
 class Live(widgets.Box):
-    """Streamed text and latency curve of the measurement that runs; ``status`` is its progress."""
+    """Streamed text and latency curve of the running measurement; ``status`` is its progress."""
 
     def __init__(self) -> None:
         self.status = widgets.HTML()
@@ -42,7 +42,7 @@ class Live(widgets.Box):
     # -- the panel's side -------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Nothing is running."""
+        """Show that nothing runs."""
         self._news: deque[tuple[Any, ...]] = deque()
         self._read: Callable[[int], str] | None = None
         self._started = time.perf_counter()
@@ -56,7 +56,7 @@ class Live(widgets.Box):
         self.status.value = self.stream.value = self.curve.value = ""
 
     def begin(self, tokens_a_run: int, repeats: int, warmup: int) -> None:
-        """A measurement starts: it is at its model."""
+        """Show that a measurement starts by loading its model."""
         self.clear()
         self._tokens_a_run, self._runs, self._warmup = tokens_a_run, repeats + warmup, warmup
         self.layout.display = None
@@ -68,7 +68,7 @@ class Live(widgets.Box):
         self.refresh()
 
     def refresh(self) -> None:
-        """Draw what the measuring thread has noted since the last time."""
+        """Draw the measuring thread's news."""
         fresh = False
         while self._news:
             fresh = True
@@ -140,21 +140,21 @@ class Live(widgets.Box):
     # -- the measuring thread's side --------------------------------------------------------------
 
     def doing(self, what: str) -> None:
-        """Something without tokens goes on, such as loading a model; empty when it is over."""
+        """Show work without tokens, such as loading a model; an empty text clears it."""
         self._news.append(("doing", what))
         self._stop_if_asked()
 
     def reader(self, read: Callable[[int], str]) -> None:
-        """How a token becomes text, from here on."""
+        """Set the function that turns tokens into text."""
         self._news.append(("reader", read))
 
     def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
-        """`run_inference`'s callback; raises `Stopped` where that was asked for."""
+        """`run_inference`'s callback; raises `Stopped` after Stop was pressed."""
         self._news.append(("tokens", new[0], time.perf_counter()))
         self._stop_if_asked()
 
     def progress(self, done: int, total: int) -> None:
-        """`run_inference`'s callback before the first run, when the set-up is over, and after each."""
+        """`run_inference`'s callback after set-up and after each run."""
         self._news.append(("run", done))
         self._stop_if_asked()
 

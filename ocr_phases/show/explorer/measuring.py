@@ -1,4 +1,4 @@
-"""The measuring half as the panel reaches it: only when Run is pressed, and in one thread of its own."""
+"""Runs measurements for the panel in their own thread."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Measurer:
 
 
 def set_up_text(settings: Settings) -> str:
-    """What comes before the first run of these strategies; empty where all is eager."""
+    """The set-up before the first run of these strategies; empty for eager."""
     if settings.strategy != "eager":
         return "compiling / capturing the decode step"
     return "compiling the vision stages" if settings.vision != "eager" else ""

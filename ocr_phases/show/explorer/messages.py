@@ -1,4 +1,4 @@
-"""What the panel says in words: news, and errors with their traceback folded under one sentence."""
+"""The panel's messages: news, and errors with a folded traceback."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ocr_phases.show.blocks import element
 
 
 class Messages(widgets.HTML):
-    """One message at a time. As a context manager it shows an `Exception` (a stop is none) and goes on."""
+    """One message at a time. As a context manager it shows and swallows an `Exception` (not a stop)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.add_class("opx-messages")
 
     def say(self, sentence: str) -> None:
-        """Plain news; an empty sentence clears the place."""
+        """Show a sentence; an empty one clears the message."""
         self.value = element("p", sentence, role="status") if sentence else ""
 
     def show_error(self, error: BaseException) -> None:
-        """One sentence, and the traceback for whoever unfolds it."""
+        """Show an error as one sentence with a folded traceback."""
         trace = "".join(traceback.format_exception(error))
         folded = element("details", element("summary", "Traceback"), element("pre", trace, tabindex=0))
         sentence = element("p", error_sentence(error))
         self.value = element("div", sentence, folded, class_="opx-error", role="alert")
 
     def guarded(self, handler: Callable[..., object]) -> Callable[..., None]:
-        """A widget's handler, its errors shown in place of what was said before: a widget only logs them."""
+        """A widget's handler that shows its errors here; a widget alone only logs them."""
 
         def call(*arguments: Any) -> None:
             self.say("")
@@ -48,7 +48,7 @@ class Messages(widgets.HTML):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if isinstance(error, Stopped):
-            self.say("Stopped before a repeat was finished, so there is no record of it.")
+            self.say("Stopped before a repeat was finished, so there is no record.")
         elif isinstance(error, Exception):
             self.show_error(error)
         else:

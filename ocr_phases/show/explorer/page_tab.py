@@ -72,11 +72,11 @@ class PagePane(Pane):
 
     @property
     def region(self) -> int:
-        """The region which that token belongs to; -1 is the preamble."""
+        """The region of that token; -1 is the preamble."""
         return int(self._tokens["region"].iloc[self.token]) if len(self._tokens) else PREAMBLE
 
     def draw(self, run: PhaseRun) -> None:
-        """Another record: its first row, from its first token."""
+        """Show another record's first row, at its first token."""
         self._shown = run
         rows = range(len(run.results))
         self.row.unobserve(self._row_chosen, "value")
@@ -212,12 +212,12 @@ class PagePane(Pane):
 
 
 def _remark(run: PhaseRun, row: int, pages: int, dropped: int) -> str:
-    """What is odd about this row's page, in a sentence; empty where nothing is."""
+    """Notes about this row's page; empty if there are none."""
     if run.results[row]["text"] is None:
-        return "The text was left out of this record, so no region is known."
+        return "This record has no text, so its regions are unknown."
     sentences = []
     if run.pages[0].get("data") is None:
-        sentences.append("The page is not in this record: the boxes are on an empty sheet.")
+        sentences.append("This record has no page image: the boxes are on an empty sheet.")
     if pages > 1:
         sentences.append(f"This row has {pages} pages: the boxes are shown on the first.")
     if dropped:

@@ -27,7 +27,7 @@ from ocr_phases.show.overlay import printable
 
 
 class Explorer(widgets.VBox):
-    """One panel for JupyterLab: choose a page and a model, run, and look at the record from all sides.
+    """A JupyterLab panel: choose a page and a model, run, inspect the record.
 
     ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once. Neither showing
     nor loading a record needs torch: the measuring half is imported when Run is pressed. `run` is the record
@@ -99,11 +99,11 @@ class Explorer(widgets.VBox):
 
     @property
     def run(self) -> PhaseRun | None:
-        """The record shown; None before there is one."""
+        """The record shown, or None."""
         return None if self.shown.value is None else self.runs[self.shown.value]
 
     def add(self, run: PhaseRun) -> None:
-        """Show another record, and keep the others to go back to and to compare with."""
+        """Show another record; earlier ones stay available."""
         self.runs.append(run)
         # New options first put the list on its first record: that is not to be drawn.
         self.shown.unobserve(self._show_chosen, "value")
@@ -115,7 +115,7 @@ class Explorer(widgets.VBox):
             self._show()
 
     async def measure(self) -> None:
-        """What Run does: measure as the form says and show the record, or say why there is none."""
+        """Run: measure with the form's settings and show the record or the error."""
         self.messages.say("")
         self._set_busy(True)
         try:
@@ -125,7 +125,7 @@ class Explorer(widgets.VBox):
                 self.add(run)
                 if len(run.repeats) < asked.settings.repeats:
                     kept = f"{len(run.repeats)} of {asked.settings.repeats}"
-                    self.messages.say(f"Stopped: the record holds the {kept} repeats that were finished.")
+                    self.messages.say(f"Stopped: the record has the {kept} finished repeats.")
         finally:
             self.live.clear()
             self._set_busy(False)

@@ -1,4 +1,4 @@
-"""The tabs that only show: each is sections of a report, drawn when its tab is opened."""
+"""Tabs that show sections of a report, drawn when opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ocr_phases.show.sections import Section
 
 
 class Pane(widgets.VBox):
-    """One tab. `show` notes the record; it is drawn when the tab is revealed, at once or later."""
+    """One tab. `show` sets the record; `reveal` draws it."""
 
     def __init__(self, name: str, *sections: Callable[[PhaseRun], Section]) -> None:
         self._content = widgets.HTML()
@@ -23,14 +23,14 @@ class Pane(widgets.VBox):
         self.add_class(f"opx-pane-{name}")
 
     def show(self, run: PhaseRun | None) -> None:
-        """The record that this tab is to show from now on."""
+        """Set the record to show."""
         self._run = run
         if run is not self._drawn:  # nothing of another record is seen while this one is drawn
             self._drawn = None
             self._content.value = ""
 
     def reveal(self) -> None:
-        """The tab is seen now: draw what it is to show, unless it shows that already."""
+        """Draw the record, unless it is drawn."""
         if self._drawn is self._run:
             return
         if self._run is not None:
@@ -38,5 +38,5 @@ class Pane(widgets.VBox):
         self._drawn = self._run
 
     def draw(self, run: PhaseRun) -> None:
-        """Turn the record into what is seen."""
+        """Draw the record."""
         self._content.value = "".join(section(run).html() for section in self._sections)

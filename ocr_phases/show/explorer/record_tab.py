@@ -1,4 +1,4 @@
-"""The tab Record: load one, save it, take it away, or make a report of it."""
+"""The tab Record: load, save, download or report a record."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RecordPane(Pane):
         self.report.on_click(guarded(self._make_report))
 
     def draw(self, run: PhaseRun) -> None:
-        """What can be done with this record."""
+        """Show the actions for this record."""
         name = _file_stem(run)
         data = json.dumps(run.to_dict(), ensure_ascii=False, separators=(",", ":")).encode()
         self.target.value = f"{name}.json"
@@ -80,7 +80,7 @@ class RecordPane(Pane):
 
     def _load_path(self, _: Any) -> None:
         if not self.path.value.strip():
-            raise OcrPhasesError("No record was named yet: type the path of a run.json.")
+            raise OcrPhasesError("No record chosen yet: type the path of a run.json.")
         self._loaded(PhaseRun.load(Path(self.path.value.strip()).expanduser()))
 
     def _load_upload(self, change: Any) -> None:
