@@ -29,6 +29,8 @@ class FamilyFacts:
     preset of another family the one here that does the same job, so that one name can be asked of them all.
     ``leads`` stand before a prompt of the user's own: the page's place, and the tag that asks for boxes,
     empty where the model marks them by itself. ``published`` has the sampling values of the published code.
+    ``page_mark`` stands in the output before each page, and says that a region's mark has its label and box
+    in one (`ocr_phases.analyse.grounding`); ``result_name`` is the file of the text.
     ``multipage`` is the prompt that takes a whole list of pages as one, ``multipage_preset`` the preset
     of such a list, which has no crops, ``multipage_infer`` what ``published`` has otherwise there.
     """
@@ -42,6 +44,8 @@ class FamilyFacts:
     stands_for: Mapping[str, str] = field(default_factory=dict)
     leads: tuple[str, str] = LEADS
     published: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _PUBLISHED)
+    page_mark: str | None = None
+    result_name: str = "result.mmd"
     multipage: str | None = None
     multipage_preset: str | None = None
     multipage_infer: Mapping[str, int] = field(default_factory=dict)
@@ -129,6 +133,8 @@ FAMILIES: dict[str, FamilyFacts] = {
                 "published": {"no_repeat_ngram_size": 35, "no_repeat_ngram_window": 128},
                 "published-eval": {},
             },
+            page_mark="<PAGE>",
+            result_name="result.md",
             multipage="multipage",
             multipage_preset="base",
             multipage_infer={"no_repeat_ngram_window": 1024},

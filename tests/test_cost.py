@@ -37,7 +37,8 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.packing import image_token_count
 from ocr_phases.measure.models.deepseek_ocr import PUBLISHED
 from ocr_phases.measure.models.deepseek_ocr_2 import PUBLISHED as PUBLISHED_2
-from ocr_phases.measure.models.families import NATIVE, NATIVES, family_of, native_config
+from ocr_phases.measure.models.families import NATIVES, family_of, native_config
+from ocr_phases.measure.models.unlimited_ocr import PUBLISHED as UNLIMITED
 from ocr_phases.record import PhaseRun
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "golden": json.loads((ROOT / "tests/golden/checkpoint/config.json").read_text()),
     "full-2": PUBLISHED_2,
     "golden-2": json.loads((ROOT / "tests/golden/deepseek-ocr-2/checkpoint/config.json").read_text()),
+    "full-unlimited": UNLIMITED,
+    "golden-unlimited": json.loads((ROOT / "tests/golden/unlimited-ocr/checkpoint/config.json").read_text()),
 }
 GRIDS = ((1, 1), (2, 1), (2, 3))
 PAGES = {
@@ -99,7 +102,7 @@ def count_vision(model: Any, call: VisionCall) -> Counts:
     pixels = torch.empty((call.images, 3, call.side, call.side), dtype=torch.bfloat16, device="meta")
     seen = through("sam", pixels).last_hidden_state
     patches = seen.flatten(2).transpose(1, 2)
-    if family is NATIVE:
+    if "clip" in stages:
         read = through("clip", seen).last_hidden_state
         through("projector", torch.cat([read[:, 1:], patches], dim=-1))
     else:

@@ -43,7 +43,8 @@ def test_a_family_is_whole(name: str) -> None:
     assert not set(facts.stands_for) & set(facts.presets)
     assert set(facts.vision_stages) <= set(VISION_STAGES) & set(family.modules)
     assert {"language_model", "lm_head"} <= set(family.modules)
-    assert set(facts.prompts) >= {"markdown", "free"}
+    assert "markdown" in facts.prompts
+    assert facts.multipage in (None, *facts.prompts) and facts.multipage_preset in (None, *facts.presets)
     assert layout_of(dict(family.published)).family == name
     assert {layout.saved for layout in LAYOUTS if layout.family == name} == {True, False}
     golden = GOLDEN if name == "deepseek-ocr" else GOLDEN / name

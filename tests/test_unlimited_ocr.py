@@ -5,21 +5,29 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import PIL
 import pytest
 import torch
 from conftest import GOLDEN, GOLDEN_UNLIMITED, PAGES, SMALL_UNLIMITED
+from PIL import Image
 from safetensors.torch import load_file
 from test_deepseek_ocr_2 import in_vendors_order
 from test_page import BOS, IMAGE_ID, PAD, pooled, stand_in
 from test_phases import captured
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
+from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.cost import decode_cost, generation_flops, run_cost
+from ocr_phases.analyse.floors import decode_floor
+from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.catalogue import FAMILIES, UNLIMITED_OCR
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, image_token_count, make_views, pack
@@ -31,13 +39,16 @@ from ocr_phases.measure.models.unlimited_ocr import NATIVE, PUBLISHED
 from ocr_phases.measure.steps.phases import generate, prompt_loss
 from ocr_phases.measure.steps.sampling import Sampler, windowed_processors
 from ocr_phases.measure.steps.static_step import StaticStep, max_cache_len_for
+from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
+from ocr_phases.show.regions import page_html, plot_page
 
 FACTS = FAMILIES[UNLIMITED_OCR]
 RECORDED = json.loads((GOLDEN_UNLIMITED / "preprocess.json").read_text())
 GENERATION = json.loads((GOLDEN_UNLIMITED / "generation.json").read_text())
 TOLERANCE = 5e-4  # of logits that reach 18
 WINDOW = 16
+UNLIMITED_SMALL = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
 CASES = ("base", "gundam", "small", "batch", "multi", "long")
 
 
@@ -366,6 +377,47 @@ def test_several_pages_in_one_prompt_have_no_crops(unlimited_session):
     assert unlimited_session.prepare(pages).batch_size == 2
 
 
+def test_cost_and_floor_follow_the_window(several_pages):
+    """A step beyond the window costs what the class does there, counted by torch."""
+    config, model = UNLIMITED_SMALL, NATIVE.model_class()
+    with torch.device("meta"):
+        model = model._from_config(native_config(config), dtype=torch.bfloat16, attn_implementation="sdpa")
+        model.set_experts_implementation("batched_mm")
+        text = model.config.get_text_config()
+        cache = DynamicCache(config=text)
+        ids = torch.zeros((1, 50), dtype=torch.int64)
+        ready = NATIVE.ready_mask(None)
+        counted = []
+        for number in range(40):
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                tokens = ids if number == 0 else ids[:, :1]
+                model.eval()(
+                    input_ids=tokens,
+                    attention_mask=ready,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+            counted.append(counter.get_total_flops())
+    for number in (1, 15, 16, 17, 39):
+        seen = windowed_length(50 + number, 50, WINDOW)
+        flops = int(decode_cost(config, cache_len=seen)["flops"].sum())
+        assert counted[number] == pytest.approx(flops, rel=0.01), number
+    assert counted[16] == counted[39] > counted[15]
+    whole = generation_flops(config, prompt_len=50, tokens=40)
+    assert whole == pytest.approx(sum(counted), rel=0.01)
+
+    prompt = several_pages.request["prefill_len"]
+    at_end = run_cost(several_pages, prompt + 23).query("phase == 'decode'")["kv_bytes"].sum()
+    assert at_end == (prompt + WINDOW + 1) * several_pages.cache["bytes_per_token"]  # read, and one written
+    measured = {"bandwidth_bytes_per_s": 1e9, "matmul_flops_per_s": 1e12, "matmul_dtype": "float32"}
+    run = replace(several_pages, device={**several_pages.device, "ceilings": measured})
+    floor = decode_floor(run)
+    assert floor["cache_len"].tolist() == run.cache["lengths"][1:]
+    assert floor["floor_ms"].nunique() == WINDOW  # then it stays
+    assert floor["floor_ms"].is_monotonic_increasing
+
+
 # -- its config --------------------------------------------------------------------------------------
 
 
@@ -433,3 +485,97 @@ def test_what_transformers_saves_loads_whole(unlimited_session, tmp_path):
     del config["text_config"]["sliding_window"]
     with pytest.raises(OcrPhasesError, match="the language model has no sliding_window"):
         native_config(config)
+
+
+# -- output ------------------------------------------------------------------------------------------
+
+
+OUTPUTS = json.loads((GOLDEN_UNLIMITED / "artifacts.json").read_text())
+
+
+def markdown(name: str) -> str:
+    case = OUTPUTS[name]
+    return result_markdown(case["model_text"], UNLIMITED_OCR, len(case.get("pages", [1])))
+
+
+def test_the_output_is_read_as_the_vendor_reads_it_where_it_is_right():
+    text = OUTPUTS["single"]["model_text"]
+    found = parse_grounding(text, UNLIMITED_OCR)
+    labels = ["title", "text", "image", "image_caption", "table", "broken", "image"]
+    assert [region.label for region in found.regions] == labels
+    assert found.dropped == 1
+    assert found.regions[0].boxes == ((100, 40, 900, 90),)
+    theirs = OUTPUTS["single"]["result"].removesuffix("tail")
+    assert markdown("single") == f"{theirs}lost\n![](images/1.jpg)\ntail"  # the vendor's loses both
+    assert markdown("same_box_twice") == "a\nb\n![](images/0.jpg)\n\n![](images/1.jpg)\n"
+    assert parse_grounding(text).regions == ()  # not DeepSeek-OCR's
+
+
+def test_boxes_in_other_forms_are_read_and_nothing_is_lost():
+    found = parse_grounding(OUTPUTS["two_boxes"]["model_text"], UNLIMITED_OCR)
+    assert [(region.label, len(region.boxes)) for region in found.regions] == [
+        ("image", 2),
+        ("text", 1),
+        ("image", 1),
+    ]
+    links = [f"![](images/{number}.jpg)\n" for number in range(3)]
+    assert markdown("two_boxes") == f"{links[0]}{links[1]}\nb\n{links[2]}"
+    old = parse_grounding(OUTPUTS["old_format"]["model_text"], UNLIMITED_OCR)
+    assert [(region.label, len(region.boxes)) for region in old.regions] == [
+        ("image", 2),
+        ("title", 1),
+        ("image", 1),
+    ]
+
+
+def test_regions_carry_their_page():
+    text = OUTPUTS["multi"]["model_text"]
+    found = parse_grounding(text, UNLIMITED_OCR)
+    assert [region.page for region in found.regions] == [0, 0, 1, 1, 1, 2]
+    assert "<PAGE>" not in "".join(region.text for region in found.regions)
+    theirs = OUTPUTS["multi"]["result"]
+    beyond = "<|det|>text [80, 120, 920, 300]<|/det|>"
+    assert markdown("multi") == theirs.replace(beyond, "")
+    assert markdown("multi_text_before_first_page") == "preamble\n<PAGE>\nOnly page"
+    assert markdown("multi_no_page_mark") == "No page mark"
+    lone = parse_grounding("<PAGE>a<PAGE><|det|>image [1, 2, 30, 40]<|/det|>b<PAGE>c", UNLIMITED_OCR)
+    assert token_regions(lone, ["<PAGE>", "a", "<PAGE>", "<|det|>image [1, 2, 30, 40]<|/det|>b", "<PA"]) == [
+        -1,
+        -1,
+        -1,
+        0,
+        -1,
+    ]
+    assert result_markdown("<PAGE>x\n<PAGE><|det|>image [1, 2, 3, 4]<|/det|>", UNLIMITED_OCR) == (
+        "<PAGE>\nx\n<PAGE>\n<|det|>image [1, 2, 3, 4]<|/det|>"  # it was given one page
+    )
+
+
+def test_files_of_several_pages_are_named_by_page(tmp_path):
+    case = OUTPUTS["multi"]
+    pages = [load_page(GOLDEN / "pages" / file)[0] for file in case["pages"]]
+    written = write_artifacts(tmp_path, pages, case["model_text"], UNLIMITED_OCR)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in written) == sorted(case["files"])
+    for name, size in case["crops"].items():
+        with Image.open(tmp_path / "images" / name) as crop:
+            assert list(crop.size) == size
+    for name, text in OUTPUTS.items():
+        for number in range(len(text["model_text"])):  # a text that ends anywhere keeps its words
+            cut = parse_grounding(text["model_text"][:number], UNLIMITED_OCR)
+            assert len(cut.regions) <= len(parse_grounding(text["model_text"], UNLIMITED_OCR).regions), name
+
+
+def test_regions_and_times_are_shown_on_their_page(several_pages):
+    text = OUTPUTS["multi"]["model_text"].removesuffix("<｜end▁of▁sentence｜>")
+    pieces = re.findall(r"<PAGE>|<\|det\|>.*?<\|/det\|>|[^<]+", text)
+    result = {"ids": [5] * len(pieces), "token_texts": pieces, "text": text}
+    run = replace(several_pages, results=[{**several_pages.results[0], **result}])
+    table = run.regions
+    assert table["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
+    times = run.tokens_of(0)["device_ms"].sum()
+    assert table["decode_ms"].sum() == times > 0
+    shown = str(page_html(run))
+    assert [f"Page {number} of 2" in shown for number in (1, 2, 3)] == [True, True, False]
+    assert plot_page(run, "time", page=1).axes
+    with pytest.raises(OcrPhasesError, match="Row 0 has no page 2: it has 2, counted from 0"):
+        plot_page(run, page=2)
