@@ -14,6 +14,7 @@ import PIL
 import pytest
 import torch
 from conftest import GOLDEN, GOLDEN_UNLIMITED, PAGES, SMALL_UNLIMITED
+from example_run import report_of
 from PIL import Image
 from safetensors.torch import load_file
 from test_deepseek_ocr_2 import in_vendors_order
@@ -22,13 +23,14 @@ from test_phases import captured
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare, decode_step, prefill
 from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.cost import decode_cost, generation_flops, run_cost
 from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.catalogue import FAMILIES, UNLIMITED_OCR
+from ocr_phases.cli import main
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, image_token_count, make_views, pack
 from ocr_phases.measure.inputs.request import make_rows
@@ -409,7 +411,7 @@ def test_cost_and_floor_follow_the_window(several_pages):
 
     prompt = several_pages.request["prefill_len"]
     at_end = run_cost(several_pages, prompt + 23).query("phase == 'decode'")["kv_bytes"].sum()
-    assert at_end == (prompt + WINDOW + 1) * several_pages.cache["bytes_per_token"]  # read, and one written
+    assert at_end == (prompt + WINDOW) * several_pages.cache["bytes_per_token"]
     measured = {"bandwidth_bytes_per_s": 1e9, "matmul_flops_per_s": 1e12, "matmul_dtype": "float32"}
     run = replace(several_pages, device={**several_pages.device, "ceilings": measured})
     floor = decode_floor(run)
@@ -579,3 +581,45 @@ def test_regions_and_times_are_shown_on_their_page(several_pages):
     assert plot_page(run, "time", page=1).axes
     with pytest.raises(OcrPhasesError, match="Row 0 has no page 2: it has 2, counted from 0"):
         plot_page(run, page=2)
+
+
+# -- every verb --------------------------------------------------------------------------------------
+
+
+def test_it_is_compared_swept_and_explored(several_pages, golden_session, unlimited_session, tmp_path):
+    first = golden_session.run_inference(RECEIPT, preset="small", max_new_tokens=24, **ONCE)
+    second = unlimited_session.run_inference(RECEIPT, preset="small", max_new_tokens=24, **ONCE)
+    table = compare(first, second).table
+    assert {"prefill/clip/global", "kv_cache_bytes", "inter_token_ms"} <= set(table["metric"])
+    swept = unlimited_session.sweep(
+        RECEIPT, presets=("tiny", "small", "large"), lengths=(3,), folder=tmp_path, repeats=1, warmup=0
+    )
+    assert swept.table["preset"].tolist() == ["small"]
+    assert "no preset 'large' of Unlimited-OCR" in swept.failures["reason"].item()
+    assert several_pages.explore() is not None
+    for picture in ("memory", "latency", "vision", "timeline", "page"):
+        assert getattr(several_pages.plot, picture)().axes
+
+
+def test_the_artifacts_of_a_record_are_its_pages(several_pages, tmp_path):
+    record, out = several_pages.save(tmp_path / "run.json"), tmp_path / "out"
+    assert main(["artifacts", str(record), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir() if path.is_file()} == {
+        "result.md",
+        "result_with_boxes_0.jpg",
+        "result_with_boxes_1.jpg",
+    }
+
+
+def test_it_is_profiled_and_reported(several_pages, tmp_path, reused_kernel):
+    folder, record = str(GOLDEN_UNLIMITED / "checkpoint"), tmp_path / "run.json"
+    options = (
+        "--preset small --max-new-tokens 20 --repeats 1 --warmup 0 --device cpu --no-ceilings --ignore-eos"
+    )
+    command = ["profile", str(RECEIPT), "--model", folder, *options.split(), "--save", str(record)]
+    assert main(command) == 0
+    run = PhaseRun.load(record)
+    assert run.cache["entries"][-1] == run.request["prefill_len"] + WINDOW - 1
+    files = report_of(several_pages, tmp_path, reused_kernel)
+    assert {"report.html", "result.md", "run.json", "result_with_boxes_1.jpg"} <= set(files)
+    assert "tokens seen" in files["report.html"].read_text()

@@ -75,7 +75,7 @@ RULES: dict[str, CheckText] = {
         "Pass the cache that the last call returned to the next call, with use_cache=True.",
     ),
     "cache_growth": CheckText(
-        "one more entry a step",
+        "one more entry a step, until a window is full",
         "Any other growth means that entries are lost, doubled or misplaced.",
         "Do not crop or copy the cache between steps, or share it with another run.",
     ),
