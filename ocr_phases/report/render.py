@@ -67,6 +67,7 @@ def report_page(
         *dict.fromkeys(facts.result_name for facts in FAMILIES.values()),
         "images",
         "result_with_boxes.jpg",
+        *sorted(path.name for path in folder.glob("result_with_boxes_*.jpg")),
         "geo.jpg",
         "report.ipynb",
         "report.html",
