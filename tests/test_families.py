@@ -102,6 +102,15 @@ def test_its_stages_are_named_in_tables_and_plots(run: PhaseRun) -> None:
     assert stage_name("encoder") == "encoder"
 
 
+def test_it_shows_itself(run: PhaseRun, ocr2_session: OCRSession) -> None:
+    assert "small768" in run._repr_mimebundle_()["text/html"]
+    assert "encoder 0.205 M" in ocr2_session._repr_mimebundle_()["text/plain"]
+    assert run.explore() is not None
+    found = ocr2_session.references()
+    assert found["file"].notna().all()
+    assert "vision call: encoder" in found["what"].tolist()
+
+
 def test_its_cost_is_the_familys(run: PhaseRun, tmp_path: Path) -> None:
     loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
     table = run_cost(loaded)
