@@ -131,6 +131,7 @@ UNPADDED = ready_mask(None)
 
 
 def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
+    """The keyword arguments of a prefill's forward."""
     arguments: dict[str, Any] = {
         "input_ids": inputs.input_ids,
         "attention_mask": UNPADDED if inputs.position_ids is None else inputs.attention_mask,
