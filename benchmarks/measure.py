@@ -21,6 +21,7 @@ from benchmarks.tables import BENCH_SCHEMA, KIND
 from ocr_phases.analyse.cost import run_shape
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
+from ocr_phases.catalogue import check_preset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.measure.collectors import environment
@@ -31,7 +32,6 @@ from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import current_device, decode_attention
 from ocr_phases.measure.steps.timeline import NoTimeline, Timeline
 from ocr_phases.measure.sweep import free_memory, one_sentence
-from ocr_phases.presets import get_preset
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
@@ -55,7 +55,7 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         for preset in self.presets:
-            get_preset(preset)
+            check_preset(preset)
         for name, values, known in (("part", self.parts, PARTS), ("strategy", self.strategies, STRATEGIES)):
             for value in values:
                 if value not in known:

@@ -1,8 +1,12 @@
-"""The presets and prompts by name, without torch."""
+"""How a page is cut and asked about: DeepSeek-OCR's presets and prompts. Nothing here needs torch.
+
+What other families have in their place is in `ocr_phases.catalogue`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ocr_phases.errors import OcrPhasesError
@@ -13,24 +17,36 @@ AUTO = "auto"
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
 
+#: What stands before a prompt of the user's own: the page's place, and the tag that asks for boxes.
+LEADS = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
+
 _WORDS = "{words}"
-_DIRECT_SIZE = 640
-_MAX_TILES = 9
 
 
 @dataclass(frozen=True)
 class Preset:
-    """How a page is cut: side of the global view and, with crops, side of one crop, both in pixels."""
+    """How a page is cut: side of the global view and, with crops, side of one crop, both in pixels.
+
+    ``most_tiles`` is the most crops of a page; up to ``direct_size`` pixels a page without crops is squeezed.
+    ``row_ends``: an image token follows each row of a view's vision tokens.
+    """
 
     name: str
     base_size: int
     image_size: int
     crops: bool
+    most_tiles: int = 9
+    direct_size: int = 640
+    row_ends: bool = True
 
     @property
     def squeezes(self) -> bool:
-        """Whether the page is squeezed into the square (up to 640, no crops); else it is padded to fit."""
-        return not self.crops and self.base_size <= _DIRECT_SIZE
+        """Whether the page is squeezed into the square (no crops, a small view); else it is padded to fit."""
+        return not self.crops and self.base_size <= self.direct_size
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """The (columns, rows) of crops of a page of that size in pixels; (1, 1) for none (`crop_grid`)."""
+        return crop_grid(width, height, self.image_size, self.most_tiles) if self.crops else (1, 1)
 
 
 PRESETS: dict[str, Preset] = {
@@ -56,20 +72,13 @@ PROMPTS: dict[str, str] = {
 """The prompt presets by name; in ``locate``, ``{words}`` stands for the user's words."""
 
 
-def get_preset(name: str) -> Preset:
-    """The preset of that name; raises OcrPhasesError, listing the known ones, when there is none."""
-    if name not in PRESETS:
-        raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
-    return PRESETS[name]
-
-
-def crop_grid(width: int, height: int, image_size: int = 640) -> tuple[int, int]:
+def crop_grid(width: int, height: int, image_size: int = 640, most_tiles: int = 9) -> tuple[int, int]:
     """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
 
-    (1, 1) where no side exceeds `image_size`. Else, of all grids of 2 to 9 tiles, the one nearest to the page
-    in aspect ratio (columns / rows against width / height), as measured against the recorded vendor
-    preprocessing. Of grids equally near, the larger wins where the page has more than half as many pixels as
-    that grid: the published rule, of which the recording has no case.
+    (1, 1) where no side exceeds `image_size`. Else, of all grids of 2 to `most_tiles` tiles, the one nearest
+    to the page in aspect ratio (columns / rows against width / height), as measured against the recorded
+    vendor preprocessing. Of grids equally near, the larger wins where the page has more than half as many
+    pixels as that grid: the published rule.
 
     Raises OcrPhasesError for a side below 1.
     """
@@ -79,8 +88,8 @@ def crop_grid(width: int, height: int, image_size: int = 640) -> tuple[int, int]
         )
     if max(width, height) <= image_size:
         return 1, 1
-    sides = range(1, _MAX_TILES + 1)
-    grids = [(columns, rows) for columns in sides for rows in sides if 2 <= columns * rows <= _MAX_TILES]
+    sides = range(1, most_tiles + 1)
+    grids = [(columns, rows) for columns in sides for rows in sides if 2 <= columns * rows <= most_tiles]
     best, best_distance = (1, 1), math.inf
     for columns, rows in sorted(grids, key=math.prod):
         distance = abs(width / height - columns / rows)
@@ -90,12 +99,18 @@ def crop_grid(width: int, height: int, image_size: int = 640) -> tuple[int, int]
     return best
 
 
-def resolve_prompt(prompt: str, *, grounding: bool | None = None) -> str:
-    """The text passed to the model, stripped: a preset of `PROMPTS`, or the user's own.
+def resolve_prompt(
+    prompt: str,
+    *,
+    grounding: bool | None = None,
+    prompts: Mapping[str, str] = PROMPTS,
+    leads: tuple[str, str] = LEADS,
+) -> str:
+    """The text passed to the model, stripped: a preset of ``prompts``, or the user's own text.
 
-    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``<image>`` and a
-    line break, with ``<|grounding|>`` between unless `grounding` is False, if it carries no ``<image>``
-    itself; a text that does, and a preset, stay as they are.
+    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``leads``,
+    ``<image>`` and a line break, then ``<|grounding|>`` unless `grounding` is False, if it carries no
+    ``<image>`` itself; a text that does, and a preset, stay as they are.
 
     Raises OcrPhasesError for an empty prompt, for ``locate`` without words, and for a preset that asks for
     boxes where `grounding` is False.
@@ -105,16 +120,16 @@ def resolve_prompt(prompt: str, *, grounding: bool | None = None) -> str:
     if name.rstrip() == "locate":
         if not words.strip():
             raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
-        return PROMPTS["locate"].replace(_WORDS, words.strip())
-    if prompt in PROMPTS:
-        if grounding is False and GROUNDING_TAG in PROMPTS[prompt]:
+        return prompts["locate"].replace(_WORDS, words.strip())
+    if prompt in prompts:
+        if grounding is False and GROUNDING_TAG in prompts[prompt]:
             raise OcrPhasesError(
                 f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the preset "
                 "'free', which asks for none, or write the prompt yourself."
             )
-        return PROMPTS[prompt]
+        return prompts[prompt]
     if not prompt:
-        raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(PROMPTS)}.")
+        raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
     if IMAGE_TAG in prompt:
         return prompt
-    return f"{IMAGE_TAG}\n{'' if grounding is False else GROUNDING_TAG}{prompt}"
+    return f"{leads[0]}{'' if grounding is False else leads[1]}{prompt}"

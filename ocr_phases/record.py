@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page, write_atomic
 from ocr_phases.plain_json import parse_json
@@ -60,7 +61,6 @@ TOKEN_COLUMNS = (
     "device_ms_p90",
     "host_ms",
 )
-VISION_STAGES = ("sam", "clip", "projector")
 #: What stage coverage adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 

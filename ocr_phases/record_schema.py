@@ -98,6 +98,7 @@ class _Model(TypedDict):
     config: dict[str, Any]
     source: NotRequired[str]
     revision: NotRequired[str]
+    family: NotRequired[str | None]
     implementation: NotRequired[str]
     attention: NotRequired[str | None]
     cuda_calls: NotRequired[str | None]
@@ -125,6 +126,7 @@ class _Infer(TypedDict, total=False):
     top_p: Annotated[float, Meta(gt=0, le=1)]
     top_k: Count
     no_repeat_ngram_size: Count
+    no_repeat_ngram_window: Count
 
 
 class _Request(TypedDict):
@@ -182,6 +184,8 @@ class _Memory(TypedDict, total=False):
 
 class _Cache(TypedDict, total=False):
     lengths: list[_Positions]
+    window: _Positions
+    entries: list[_Positions]
     bytes_per_token: Count
     bytes: list[Count]
     max_cache_len: Count | None
@@ -317,6 +321,8 @@ def _agreements(record: dict[str, Any]) -> Any:
         yield f"results[{number}]: ids and token_texts have different lengths", equal
         made = result["text"] is None or "".join(result["token_texts"]).startswith(result["text"])
         yield f"results[{number}].text: its tokens make another one", made
+    held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])
+    yield "cache.entries: lengths has another number of steps", len(held) in (0, len(lengths))
     spans = record["spans"]
     yield (
         "spans: its columns have different lengths",

@@ -14,17 +14,15 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from ocr_phases.catalogue import PRESET_NAMES, check_preset, facts_of
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import AUTO, PRESETS, PROMPTS, get_preset, resolve_prompt
+from ocr_phases.presets import AUTO, PROMPTS, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
 FIRST_TOKENS = ("prefill", "redecode")
 
 LARGEST_NUMBER = 2**63 - 1
 """Largest whole number of a setting: what a seed may be, and what every reader of a record can hold."""
-
-#: The no-repeat n-gram size of the published ``infer()``, by the name of the setting.
-PUBLISHED = {"published": 20, "published-eval": 35}
 
 # Logits divided by less or by more overflow or underflow float32.
 _SMALLEST, _LARGEST = 1e-30, 1e30
@@ -41,6 +39,7 @@ def _setting(default: Any, text: str, **rules: Any) -> Any:
 class SamplingSettings:
     """How the next token is chosen; ``top_k=0`` and ``top_p=1`` mean off.
 
+    ``no_repeat_ngram_window`` is how many of the last tokens the n-gram rule looks at, 0 for all.
     Raises `OcrPhasesError` for a value of a wrong type or out of range.
     """
 
@@ -49,6 +48,7 @@ class SamplingSettings:
     top_p: float = 1.0
     top_k: int = 0
     no_repeat_ngram_size: int = 0
+    no_repeat_ngram_window: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.do_sample, bool):
@@ -58,12 +58,15 @@ class SamplingSettings:
             ("top_p", (int, float), _SMALLEST, 1, "above 0 and at most 1"),
             ("top_k", int, 0, LARGEST_NUMBER, "a whole number from 0"),
             ("no_repeat_ngram_size", int, 0, LARGEST_NUMBER, "a whole number from 0"),
+            ("no_repeat_ngram_window", int, 0, LARGEST_NUMBER, "a whole number from 0"),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
                 raise OcrPhasesError(f"infer's {name} is {value!r}: it must be {wanted}.")
             if kinds is not int:  # transformers takes no whole number for these
                 object.__setattr__(self, name, float(value))
+        if self.no_repeat_ngram_window and not self.no_repeat_ngram_size:
+            raise OcrPhasesError("infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both.")
 
     @classmethod
     def from_infer(cls, infer: Mapping[str, Any] | None) -> SamplingSettings:
@@ -83,23 +86,39 @@ class SamplingSettings:
             infer["do_sample"] = True
         return cls(**infer)
 
+    def described(self) -> dict[str, Any]:
+        """As a record keeps them; a window only where there is one."""
+        values = asdict(self)
+        return values if self.no_repeat_ngram_window else _without_window(values)
+
     def as_generate(self) -> dict[str, Any]:
-        """The same settings as keyword arguments of ``generate()``."""
-        arguments = asdict(self)
+        """The same settings as keyword arguments of ``generate()``, but for a rule over a window."""
+        arguments = _without_window(asdict(self))
+        if self.no_repeat_ngram_window:
+            arguments["no_repeat_ngram_size"] = 0
         if not self.do_sample:
-            arguments = {"do_sample": False, "no_repeat_ngram_size": self.no_repeat_ngram_size}
+            arguments = {name: arguments[name] for name in ("do_sample", "no_repeat_ngram_size")}
         return arguments
 
 
+def _without_window(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "no_repeat_ngram_window"}
+
+
 def resolve_infer(
-    infer: SamplingSettings | Mapping[str, Any] | str | None, autocast: bool | None
+    infer: SamplingSettings | Mapping[str, Any] | str | None,
+    autocast: bool | None,
+    family: str | None = None,
+    *,
+    several_pages: bool = False,
 ) -> tuple[SamplingSettings, bool]:
     """The sampling settings and autocast of a run.
 
-    ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name of `PUBLISHED`. A name
-    selects the settings of the published ``infer()``: greedy, its n-gram size (``published-eval``: with its
-    ``eval_mode``), under bfloat16 autocast. Raises `OcrPhasesError` for another name, for a name with
-    ``autocast=False``, and as `SamplingSettings.from_infer` does.
+    ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name. A name stands for
+    what the ``family``'s published ``infer()`` does: greedy, its n-gram rule (``published-eval``: with its
+    ``eval_mode``; ``several_pages``: of a prompt with several), under bfloat16 autocast. Raises
+    `OcrPhasesError` for another name, for a name with ``autocast=False``, and as
+    `SamplingSettings.from_infer` does.
     """
     if isinstance(infer, SamplingSettings):
         return infer, bool(autocast)
@@ -107,13 +126,16 @@ def resolve_infer(
         return SamplingSettings.from_infer(infer), bool(autocast)
     if "=" in infer:
         return SamplingSettings.from_infer(_infer_mapping(infer)), bool(autocast)
-    if infer not in PUBLISHED:
-        raise OcrPhasesError(
-            f"There is no infer {infer!r}: use {' or '.join(PUBLISHED)}, or values such as temperature=0.7."
-        )
+    facts = facts_of(family)
+    if infer not in facts.published:
+        known = " or ".join(facts.published)
+        raise OcrPhasesError(f"There is no infer {infer!r}: use {known}, or values such as temperature=0.7.")
     if autocast is False:
         raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
-    return SamplingSettings(no_repeat_ngram_size=PUBLISHED[infer]), True
+    values = dict(facts.published[infer])
+    if values and several_pages:
+        values.update(facts.multipage_infer)
+    return SamplingSettings.from_infer(values), True
 
 
 def _infer_mapping(text: str) -> dict[str, Any]:
@@ -135,7 +157,8 @@ class ModelSettings:
     """Which model is measured, and where: the keywords of `OCRSession.load`."""
 
     model: str = _setting(
-        "tiny", "tiny (built in), dummy (full size, random weights), a checkpoint folder or a hub id"
+        "tiny",
+        "tiny (built in), dummy or dummy:FAMILY (full size, random weights), a folder or a hub id",
     )
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     dtype: str | None = _setting(
@@ -168,13 +191,11 @@ class RunSettings:
     """
 
     prompt: str | Sequence[str] = _setting("markdown", f"{', '.join(PROMPTS)}:words, or your own text")
-    preset: str | None = _setting(
-        None, f"{', '.join(PRESETS)} or auto (tiny: fits the type); by default the model's own"
-    )
+    preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)} or auto; default: the model's own")
     max_new_tokens: int = _setting(512, "most tokens to generate, including the prefill's", least=1)
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
-        "published, published-eval, or values of temperature, top_p, top_k, no_repeat_ngram_size",
+        "published, published-eval, or temperature, top_p, top_k, no_repeat_ngram_size, ..._window",
     )
     grounding: bool | None = _setting(
         None, "ask for boxes in a prompt of your own (<|grounding|>); by default yes"
@@ -193,7 +214,7 @@ class RunSettings:
     warmup: int = _setting(1, "unrecorded runs before them", least=0)
     seed: int = _setting(0, "seed of the sampling", least=-LARGEST_NUMBER)
     strategy: str = _setting("eager", "how a decode step runs", choices=STRATEGIES)
-    vision: str = _setting("eager", "how SAM and CLIP run", choices=VISIONS)
+    vision: str = _setting("eager", "how the vision encoders run", choices=VISIONS)
     exact_mask: bool = _setting(False, "pass the 2-D attention mask, not precomputed ones")
     autocast: bool | None = _setting(None, "run under bfloat16 autocast; by default no")
     embed_page: bool = _setting(True, "keep the page image in the record")
@@ -212,7 +233,7 @@ class RunSettings:
             resolve_prompt(prompt)
         if self.preset is not None and self.preset != AUTO:
             check_text("preset", self.preset)
-            get_preset(self.preset)
+            check_preset(self.preset)
         resolve_infer(self.infer, self.autocast)
         for setting in fields(RunSettings):
             _check(setting, getattr(self, setting.name))

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 #: How a decode step is executed; what each does is in `ocr_phases.measure.steps.execution`.
 STRATEGIES = ("eager", "cuda_graph", "compiled")
-#: How SAM and CLIP run in the prefill.
+#: How the vision encoders run in the prefill.
 VISIONS = ("eager", "compiled")

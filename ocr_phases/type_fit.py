@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ocr_phases.presets import Preset, crop_grid, get_preset
+from ocr_phases.catalogue import get_preset
+from ocr_phases.presets import Preset
 
 LEAST_TYPE_PX: dict[str, float] = {"tiny": 20.0}
 """The smallest type that a model reads, in pixels of the view, where that was measured."""
 
-#: What may be chosen, cheapest first. The preset ``tiny`` is not: it reads full pages worse for little gain.
+#: What may be chosen, cheapest first: DeepSeek-OCR's, the only family with a model in `LEAST_TYPE_PX`. The
+#: preset ``tiny`` is not: it reads full pages worse for little gain.
 _CHOICE = ("small", "base", "large", "gundam")
 
 Size = tuple[int, int]
@@ -27,7 +29,7 @@ def view_scale(preset: Preset, size: Size) -> float:
     directions.
     """
     width, height = size
-    columns, rows = crop_grid(width, height, preset.image_size) if preset.crops else (1, 1)
+    columns, rows = preset.grid(width, height)
     if columns * rows > 1:
         return preset.image_size * math.sqrt(columns * rows / (width * height))
     side = math.sqrt(width * height) if preset.squeezes else max(width, height)

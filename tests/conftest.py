@@ -28,16 +28,31 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
+GOLDEN_2 = GOLDEN / "deepseek-ocr-2"
+GOLDEN_UNLIMITED = GOLDEN / "unlimited-ocr"
 RECORD = GOLDEN / "run.json"
 PAGES = Path(__file__).parents[1] / "data" / "pages"
 TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 GPU_RECORD = PAGES.parent / "runs" / "h200-dummy-gundam.json"
 SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
 
+SMALL_DUMMY_2 = SMALL_DUMMY.replace("dummy:", "dummy:deepseek-ocr-2,").replace("clip_", "encoder_")
+SMALL_UNLIMITED = SMALL_DUMMY.replace("dummy:", "dummy:unlimited-ocr,")
+
 
 @pytest.fixture(scope="session")
 def golden_session() -> OCRSession:
     return OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def ocr2_session() -> OCRSession:
+    return OCRSession.from_local(GOLDEN_2 / "checkpoint", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def unlimited_session() -> OCRSession:
+    return OCRSession.from_local(GOLDEN_UNLIMITED / "checkpoint", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,7 @@ from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.assets import asset
 from ocr_phases.measure.models import checkpoint
 from ocr_phases.measure.models.checkpoint import load_tokenizer
-from ocr_phases.measure.models.deepseek_ocr import native_config
-from ocr_phases.measure.models.families import NATIVE
+from ocr_phases.measure.models.families import NATIVE, native_config
 from ocr_phases.measure.models.folders import hub_commit
 from ocr_phases.measure.models.native import dummy_config
 
@@ -179,6 +178,7 @@ def test_other_models_are_refused_by_name(folder):
     refuse(folder, "qwen2-0-5b")
     shutil.copy(asset("data", "tiny", "config.json"), folder / "config.json")
     text = {"num_hidden_layers": 2, "max_position_embeddings": 512, "sliding_window": 128}
+    text["layer_types"] = ["full_attention", "reference_sliding_attention"]
     edit_config(folder, text_config=text)
     refuse(folder, "reference_sliding_attention")
 

@@ -31,10 +31,14 @@ from ocr_phases.analyse.cost import (
     training_cost,
     vision_calls,
 )
+from ocr_phases.catalogue import FAMILIES
+from ocr_phases.config_schema import layout_of
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.inputs.packing import PRESETS, image_token_count
-from ocr_phases.measure.models.deepseek_ocr import PUBLISHED, native_config
-from ocr_phases.measure.models.families import NATIVE
+from ocr_phases.measure.inputs.packing import image_token_count
+from ocr_phases.measure.models.deepseek_ocr import PUBLISHED
+from ocr_phases.measure.models.deepseek_ocr_2 import PUBLISHED as PUBLISHED_2
+from ocr_phases.measure.models.families import NATIVES, family_of, native_config
+from ocr_phases.measure.models.unlimited_ocr import PUBLISHED as UNLIMITED
 from ocr_phases.record import PhaseRun
 
 ROOT = Path(__file__).parents[1]
@@ -42,9 +46,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "full": PUBLISHED,
     "tiny": json.loads((ROOT / "data/tiny/config.json").read_text()),
     "golden": json.loads((ROOT / "tests/golden/checkpoint/config.json").read_text()),
+    "full-2": PUBLISHED_2,
+    "golden-2": json.loads((ROOT / "tests/golden/deepseek-ocr-2/checkpoint/config.json").read_text()),
+    "full-unlimited": UNLIMITED,
+    "golden-unlimited": json.loads((ROOT / "tests/golden/unlimited-ocr/checkpoint/config.json").read_text()),
 }
-PAGES = [("tiny", (1, 1)), ("small", (1, 1)), ("base", (1, 1)), ("large", (1, 1))]
-PAGES += [("gundam", grid) for grid in ((1, 1), (2, 1), (2, 3), (1, 9))]
+GRIDS = ((1, 1), (2, 1), (2, 3))
+PAGES = {
+    name: [(preset.name, grid) for preset in facts.presets.values() for grid in GRIDS[: 1 + 2 * preset.crops]]
+    for name, facts in FAMILIES.items()
+}
 
 transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "UnlimitedOcrForConditionalGeneration"):
@@ -58,7 +69,8 @@ def built(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Any]:
     """A config and the class it makes, without weights."""
     config = CONFIGS[request.param]
     with torch.device("meta"):
-        model = transformers.UnlimitedOcrForConditionalGeneration._from_config(
+        model_class = NATIVES[layout_of(config).family].model_class()
+        model = model_class._from_config(
             native_config(config), dtype=torch.bfloat16, attn_implementation="sdpa"
         )
     # The one implementation that runs without looking at the routing, which the meta device has none of.
@@ -72,24 +84,32 @@ def count(model: Any, run: Any) -> Counts:
         run()
     top = type(model).__name__
     found = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
-    return {stage: found.get(f"{top}.{path}", 0) for stage, path in NATIVE.modules.items()}
+    return {stage: found.get(f"{top}.{path}", 0) for stage, path in family_of(model).modules.items()}
 
 
 def count_vision(model: Any, call: VisionCall) -> Counts:
     """The same for the vision stages, called as the model calls them: the whole would look at the ids."""
-    stages = NATIVE.stages(model)
+    family = family_of(model)
+    stages = family.stages(model)
     counted = {}
 
-    def through(stage: str, inputs: torch.Tensor) -> Any:
+    def through(stage: str, *inputs: torch.Tensor, **named: Any) -> Any:
         with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter:
-            output = stages[stage](inputs)
+            output = stages[stage](*inputs, **named)
         counted[stage] = counter.get_total_flops()
         return output
 
     pixels = torch.empty((call.images, 3, call.side, call.side), dtype=torch.bfloat16, device="meta")
     seen = through("sam", pixels).last_hidden_state
-    read = through("clip", seen).last_hidden_state
-    through("projector", torch.cat([read[:, 1:], seen.flatten(2).transpose(1, 2)], dim=-1))
+    patches = seen.flatten(2).transpose(1, 2)
+    if "clip" in stages:
+        read = through("clip", seen).last_hidden_state
+        through("projector", torch.cat([read[:, 1:], patches], dim=-1))
+    else:
+        count = patches.shape[1]
+        both = torch.cat([patches, patches], dim=1)
+        read = through("encoder", inputs_embeds=both, num_patches=count).last_hidden_state
+        through("projector", read[:, count:])
     return counted
 
 
@@ -105,7 +125,7 @@ def agree(expected: Counts, computed: Counts) -> None:
 def language_forward(model: Any, batch: int, length: int, cached: int = 0, **options: Any) -> None:
     text = model.config.get_text_config()
     cache = transformers.DynamicCache(config=text)
-    ready = {"full_attention": None, "reference_sliding_attention": None}
+    ready = family_of(model).ready_mask(None)
     if cached:
         shape = (batch, text.num_key_value_heads, cached, text.head_dim)
         for layer in range(text.num_hidden_layers):
@@ -120,20 +140,23 @@ def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) ->
     table = parameters(config)
     assert int(table["parameters"].sum()) == sum(p.numel() for p in model.parameters())
     by_stage = table.groupby("stage")["parameters"].sum()
-    for stage, held in NATIVE.parameters(model).items():
+    for stage, held in family_of(model).parameters(model).items():
         assert stage == "total" or by_stage[stage] == held
 
 
-@pytest.mark.parametrize(("preset", "grid"), PAGES)
-def test_vision_flops_are_those_torch_counts(built: Any, preset: str, grid: tuple[int, int]) -> None:
+def test_vision_flops_are_those_torch_counts(built: Any) -> None:
     config, model = built
-    calls = vision_calls(preset, [grid])
-    for call in calls:
-        table = prefill_cost(config, prompt_len=1, views=[call])
-        agree(count_vision(model, call), ours(table))
-    whole = ours(prefill_cost(config, prompt_len=1, views=calls))
-    each = [ours(prefill_cost(config, prompt_len=1, views=[call])) for call in calls]
-    assert whole["sam"] == sum(part["sam"] for part in each)
+    family = family_of(model).name
+    seen = set()
+    for preset, grid in PAGES[family]:
+        calls = vision_calls(preset, [grid], family)
+        for call in {*calls} - seen:
+            table = prefill_cost(config, prompt_len=1, views=[call])
+            agree(count_vision(model, call), ours(table))
+        seen |= {*calls}
+        whole = ours(prefill_cost(config, prompt_len=1, views=calls))
+        each = [ours(prefill_cost(config, prompt_len=1, views=[call])) for call in calls]
+        assert whole["sam"] == sum(part["sam"] for part in each)
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 91), (1, 912), (3, 282)])
@@ -208,15 +231,19 @@ def test_the_published_size_has_the_figures_of_the_design() -> None:
     assert logits_bytes(PUBLISHED, prompt_len=1000) == {"all": 517_120_000, "last": 517_120}
 
 
-@pytest.mark.parametrize(("preset", "grid"), PAGES)
+@pytest.mark.parametrize(
+    ("family", "preset", "grid"), [(family, *page) for family, pages in PAGES.items() for page in pages]
+)
 def test_projected_vision_tokens_are_the_image_tokens_without_breaks(
-    preset: str, grid: tuple[int, int]
+    family: str, preset: str, grid: tuple[int, int]
 ) -> None:
     from ocr_phases.measure.inputs.packing import image_break_count
 
-    table = prefill_cost(PUBLISHED, prompt_len=1, views=vision_calls(preset, [grid]))
-    tokens = table[table["stage"] == "projector"]["flops"].sum() / (2 * 2048 * 1280)
-    named = PRESETS[preset]
+    config = dict(NATIVES[family].published)
+    table = prefill_cost(config, prompt_len=1, views=vision_calls(preset, [grid], family))
+    width = read_architecture(config).features
+    tokens = table[table["stage"] == "projector"]["flops"].sum() / (2 * width * 1280)
+    named = FAMILIES[family].presets[preset]
     assert tokens == image_token_count(named, grid) - image_break_count(named, grid)
 
 
@@ -327,6 +354,8 @@ def test_what_is_unknown_is_said() -> None:
         prefill_cost(PUBLISHED, prompt_len=1, logits_for="some")
     with pytest.raises(OcrPhasesError, match="preset 'huge'"):
         vision_calls("huge", [(1, 1)])
+    with pytest.raises(OcrPhasesError, match="no family 'other'"):
+        vision_calls("base", [(1, 1)], "other")
 
 
 def test_equal_rows_read_the_experts_of_one(tiny_session: Any) -> None:

@@ -8,13 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, GOLDEN_2
 from mutants import mutants
 
 from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.assets import asset
 from ocr_phases.batch.job import _model_hash
-from ocr_phases.measure.models.deepseek_ocr import native_config
+from ocr_phases.measure.models.families import native_config
 from ocr_phases.measure.models.folders import folder_hash
 
 INDEX = {"metadata": {"total_size": 2_100_000}, "weight_map": {"lm_head.weight": "model.safetensors"}}
@@ -81,6 +82,23 @@ def test_the_config_that_transformers_saves_is_looked_through_too():
             assert "\n" not in str(error)
             refused += 1
     assert 0 < refused < 150
+
+
+def test_no_damage_of_deepseek_ocr_2s_config_ends_in_another_error(ocr2_session):
+    """Neither of the published layout nor of the one that transformers saves; so for cost."""
+    published = json.loads((GOLDEN_2 / "checkpoint" / "config.json").read_text())
+    entries = ("model_type", "language_config", "vision_config", "image_token_id")
+    for good in ({entry: published[entry] for entry in entries}, ocr2_session.model.config.to_dict()):
+        native_config(good)
+        refused = 0
+        for _, damaged in mutants(good, 150, seed=19):
+            for reads in (native_config, read_architecture):
+                try:
+                    reads(damaged)
+                except OcrPhasesError as error:
+                    assert "\n" not in str(error)
+                    refused += 1
+        assert 0 < refused < 300
 
 
 INDEXED = "model.safetensors.index.json"

@@ -65,7 +65,7 @@ RULES: dict[str, CheckText] = {
         "Pass images to the prefill only, and None (or nothing) afterwards.",
     ),
     "vision_in_prefill_only": CheckText(
-        "no SAM, CLIP or projector span in decode",
+        "no span of a vision stage in decode",
         "Vision in decode is the costliest mistake: every token pays for the prefill's vision stages.",
         "Find the image argument that reaches decode. Check that each step has one token.",
     ),
@@ -75,7 +75,7 @@ RULES: dict[str, CheckText] = {
         "Pass the cache that the last call returned to the next call, with use_cache=True.",
     ),
     "cache_growth": CheckText(
-        "one more entry a step",
+        "one more entry a step, until a window is full",
         "Any other growth means that entries are lost, doubled or misplaced.",
         "Do not crop or copy the cache between steps, or share it with another run.",
     ),

@@ -26,7 +26,8 @@ from ocr_phases.analyse.steps import (
 )
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.analyse.typical import one_repeat, typical_run
-from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
@@ -181,7 +182,7 @@ def _vision_in_prefill_only(run: PhaseRun) -> Found:
 
 
 def _cache_linear(run: PhaseRun) -> Found:
-    lengths, sizes = run.cache.get("lengths") or [], run.cache.get("bytes") or []
+    lengths, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
     each = run.cache.get("bytes_per_token")
     if len(sizes) < 2 or not each:
         return "n/a", "the cache did not grow"

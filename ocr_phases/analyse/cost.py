@@ -21,11 +21,11 @@ from typing import Any
 
 import pandas as pd
 
-from ocr_phases.analyse.architecture import Architecture, read_architecture
+from ocr_phases.analyse.architecture import Architecture, read_architecture, windowed_length
 from ocr_phases.analyse.work import (
     VisionCall,
     Work,
-    clip_work,
+    encoder_work,
     expected_experts,
     linear,
     norm,
@@ -33,8 +33,8 @@ from ocr_phases.analyse.work import (
     sam_work,
     swiglu,
 )
+from ocr_phases.catalogue import get_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import get_preset
 from ocr_phases.record import PhaseRun
 
 COST_COLUMNS = (
@@ -51,12 +51,13 @@ COST_COLUMNS = (
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def vision_calls(preset: str, grids: Sequence[Sequence[int]]) -> list[VisionCall]:
-    """The vision calls of pages in one preset; ``grids`` are each page's (columns, rows) of crops.
+def vision_calls(preset: str, grids: Sequence[Sequence[int]], family: str | None = None) -> list[VisionCall]:
+    """The vision calls of pages in one preset of a family, which is DeepSeek-OCR by default.
 
-    Pages without crops have the grid (1, 1). Raises `OcrPhasesError` for a preset it does not know.
+    ``grids`` are each page's (columns, rows) of crops, (1, 1) for pages without crops. Raises
+    `OcrPhasesError` for a preset it does not know.
     """
-    named = get_preset(preset)
+    named = get_preset(preset, family)
     crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if named.crops else 0
     calls = [VisionCall("global", named.base_size, len(grids))]
     return calls + [VisionCall("local", named.image_size, crops)] if crops else calls
@@ -69,7 +70,7 @@ def parameters(config: dict[str, Any]) -> pd.DataFrame:
     """One row a part: ``stage``, ``part`` and ``parameters`` (int64), as transformers' class holds them.
 
     The vendor's class holds 602,112 more in its CLIP, a patch embedding that it never uses. Raises
-    `OcrPhasesError` for a config that is none of DeepSeek-OCR's.
+    `OcrPhasesError` for a config of no known family.
     """
     table = prefill_cost(config, prompt_len=1, views=[VisionCall("global", 1024)])
     return table[["stage", "part", "parameters"]]
@@ -103,15 +104,14 @@ def prefill_cost(
         _check(side=call.side, images=call.images)
         stages = (
             ("sam", sam_work(sizes, call)),
-            ("clip", clip_work(sizes, call)),
+            (sizes.encoder.stage, encoder_work(sizes, call)),
             ("projector", projector_work(sizes, call)),
         )
         for stage, parts in stages:
             for part, work in parts.items():
                 held = 0 if number else work.parameters
                 rows.append(_row("prefill", stage, call.view, part, work, dtype_bytes, held=held))
-    # The line break between rows of vision tokens and the separator of the views.
-    learnt = Work(2 * sizes.text.hidden)
+    learnt = Work(sizes.separators * sizes.text.hidden)
     rows.append(_row("prefill", "vision_fusion", "", "separators", learnt, dtype_bytes))
     rows += _language_rows(
         "prefill", sizes, prompt_len, prompt_len, batch, dtype_bytes, distinct_rows or batch
@@ -155,18 +155,20 @@ def generation_flops(
     ``batch`` rows of ``prompt_len`` tokens generate ``tokens`` each, the prefill's counted; ``views`` are
     those of the whole batch (`vision_calls`). The logits are those of the last position. The steps leave
     caches of ``prompt_len`` + 1 to ``prompt_len + tokens - 1`` entries, and attention is linear in that
-    length, so they cost as many steps at the mean of the two ends. Raises `OcrPhasesError` as `prefill_cost`.
+    length, so they cost as many steps at the mean of the two ends; those of a full window cost the same.
+    Raises `OcrPhasesError` as `prefill_cost`.
     """
     _check(tokens=tokens)
     prefill = int(prefill_cost(config, prompt_len=prompt_len, views=views, batch=batch)["flops"].sum())
     steps = tokens - 1
     if not steps:
         return prefill
+    growing = min(steps, read_architecture(config).text.window or steps)
     ends = [
         int(decode_cost(config, cache_len=prompt_len + step, batch=batch)["flops"].sum())
-        for step in (1, steps)
+        for step in (1, growing)
     ]
-    return prefill + steps * sum(ends) // 2
+    return prefill + growing * sum(ends) // 2 + (steps - growing) * ends[1]
 
 
 def training_cost(
@@ -228,12 +230,13 @@ def kv_bytes_per_token(config: dict[str, Any], *, batch: int = 1, dtype_bytes: i
 def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
     """The cost of a record's prefill and one decode step, columns `COST_COLUMNS`.
 
-    The step is the one in the middle of the run, or one at ``cache_len``; without either there is none. The
+    The step is the one in the middle of the run, or one that leaves ``cache_len`` tokens seen; without either
+    there is none. The
     vendor's class makes logits of all positions in its prefill. Raises `OcrPhasesError` where the record's
     config, dtype or preset is unknown.
     """
     config, shape = run.model["config"], run_shape(run)
-    views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages])
+    views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages], run.model.get("family"))
     logits_for = "all" if run.model.get("implementation") == "vendor" else "last"
     prefill = prefill_cost(config, views=views, logits_for=logits_for, **shape)
     lengths = run.cache.get("lengths") or []
@@ -242,7 +245,8 @@ def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
     if cache_len is None:
         return prefill
     del shape["prompt_len"]
-    step = decode_cost(config, cache_len=cache_len, **shape)
+    seen = windowed_length(cache_len, run.request["prefill_len"], run.cache.get("window"))
+    step = decode_cost(config, cache_len=seen, **shape)
     return pd.concat([prefill, step], ignore_index=True)
 
 

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.summary import step_table, typical_stage_ms
+from ocr_phases.analyse.summary import attended, step_table, typical_stage_ms
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, ms_text
@@ -139,7 +139,8 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
     if why_no_floor(run) is not None or ceilings is None or steps.empty:
         return pd.DataFrame(columns=list(DECODE_FLOOR_COLUMNS))
     lengths = steps["cache_len"].to_numpy(dtype=np.int64)
-    ends = sorted({int(lengths.min()), int(lengths.max())})
+    seen = attended(run, lengths)
+    ends = sorted({int(seen.min()), int(seen.max())})
     shape = run_shape(run)
     del shape["prompt_len"]
     at_ends = [_with_bytes(decode_cost(run.model["config"], cache_len=end, **shape)) for end in ends]
@@ -147,7 +148,7 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
     flops, counts = np.zeros(len(lengths)), np.zeros(len(lengths))
     for place in range(len(at_ends[0])):
         # FLOPs and bytes are linear in the cache's length.
-        work = [np.interp(lengths, ends, [table[name].iloc[place] for table in at_ends]) for name in _WORK]
+        work = [np.interp(seen, ends, [table[name].iloc[place] for table in at_ends]) for name in _WORK]
         floor += [ceilings.floor_ms(*pair) for pair in zip(*work, strict=True)]
         flops, counts = flops + work[0], counts + work[1]
     return pd.DataFrame(

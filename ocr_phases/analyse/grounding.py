@@ -1,23 +1,26 @@
 """The regions of the output on the page, with their decode times.
 
 The model marks a region as `<|ref|>LABEL<|/ref|><|det|>[[x1, y1, x2, y2], ...]<|/det|>` followed by the
-region's content. All of it is text that a model made up, so it is read with a strict grammar in linear time
-and never evaluated; whatever does not fit the grammar stays ordinary text.
+region's content. Unlimited-OCR marks it as `<|det|>LABEL [x1, y1, x2, y2]<|/det|>`, beside which the first
+form is read too, and starts each page with `<PAGE>`. All of it is text that a model made up, so it is read
+with a strict grammar in linear time and never evaluated; whatever does not fit the grammar stays ordinary
+text.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from ocr_phases.catalogue import FAMILIES
 from ocr_phases.errors import OcrPhasesError
 
 PREAMBLE = -1
-"""Region number of the tokens before the first region."""
+"""Region number of the tokens before the first region, of a page too where pages are marked."""
 
 GRID = 999
 """Box coordinates run from 0 to this, whatever the page's size."""
@@ -42,6 +45,7 @@ Box = tuple[int, int, int, int]
 # No tag may stand inside a label or a box list, so a failed match never reads past the next tag: linear time.
 _UNTAGGED = r"[^<]*(?:<(?!\|/?(?:ref|det)\|>)[^<]*)*"
 _MARKUP = re.compile(rf"<\|ref\|>({_UNTAGGED})<\|/ref\|><\|det\|>({_UNTAGGED})<\|/det\|>")
+_SHORT_MARKUP = re.compile(rf"{_MARKUP.pattern}|<\|det\|>({_UNTAGGED})<\|/det\|>")
 _LIST_ITEM = re.compile(r"\s*\[([^\[\]]*)\]\s*(,|\Z)")
 _INTEGER = re.compile(r"-?[0-9]+")
 
@@ -66,6 +70,8 @@ class Region:
     """Character at which the next region starts, or the text's length."""
     text: str
     """The content, stripped."""
+    page: int = 0
+    """The page of the prompt that it is on, from 0; the model may name more pages than it was given."""
 
     def pixel_boxes(self, width: int, height: int) -> list[Box]:
         """The boxes in pixels of a page of this size; x2 and y2 may equal the width and the height."""
@@ -82,48 +88,72 @@ class Grounding:
     regions: tuple[Region, ...]
     dropped: int
     """Boxes that were not four integers, plus one for each box list that could not be read at all."""
+    page_starts: tuple[int, ...] = ()
+    """Character at which each page's mark starts, where the family has one."""
+
+    def on_page(self, page: int) -> Grounding:
+        """The regions of one page alone, with their numbers."""
+        return replace(self, regions=tuple(region for region in self.regions if region.page == page))
 
 
-def parse_grounding(text: str) -> Grounding:
+def parse_grounding(text: str, family: str | None = None) -> Grounding:
     """Read the regions out of a model's output text; never raises, in time linear in its length.
+
+    ``family`` is the record's, DeepSeek-OCR's by default. A page's mark ends the region before it.
 
     A region whose boxes are all dropped stays a region with `boxes=()`: its markup is markup (it vanishes
     from the Markdown), and its text and time are its own, not its predecessor's. Markup that is never closed,
     such as the last line of an output that hit its token limit, is ordinary text.
     """
-    matches = list(_MARKUP.finditer(text))
-    bounds = [match.start() for match in matches] + [len(text)]
+    mark = FAMILIES[family].page_mark if family in FAMILIES else None
+    matches = list((_MARKUP if mark is None else _SHORT_MARKUP).finditer(text))
+    pages = [] if mark is None else [found.start() for found in re.finditer(re.escape(mark), text)]
+    bounds = sorted({match.start() for match in matches} | set(pages) | {len(text)})
     regions = []
     dropped = 0
     for index, match in enumerate(matches):
-        boxes, repaired, unusable = _read_boxes(match.group(2))
+        label, listing = match.group(1), match.group(2)
+        if label is None:
+            label, listing = _short_mark(match.group(3))
+        boxes, repaired, unusable = _read_boxes(listing)
         dropped += unusable
+        end = bounds[bisect_left(bounds, match.end())]
         regions.append(
             Region(
                 index=index,
-                label=match.group(1),
+                label=label,
                 boxes=boxes,
                 repaired=repaired,
                 start=match.start(),
                 content_start=match.end(),
-                end=bounds[index + 1],
-                text=text[match.end() : bounds[index + 1]].strip(),
+                end=end,
+                text=text[match.end() : end].strip(),
+                page=max(bisect_right(pages, match.start()) - 1, 0),
             )
         )
-    return Grounding(tuple(regions), dropped)
+    return Grounding(tuple(regions), dropped, tuple(pages))
+
+
+def _short_mark(inside: str) -> tuple[str, str]:
+    """The label and the boxes of `LABEL [x1, y1, x2, y2]`; several boxes, or a list of them, are read too."""
+    label, bracket, rest = inside.partition("[")
+    listing = (bracket + rest).strip()
+    return label.strip(), listing if listing.startswith("[[") else f"[{listing}]"
 
 
 def token_regions(grounding: Grounding, token_texts: Sequence[str]) -> list[int]:
-    """The region of every token, by the span its first character falls in; -1 before the first region.
+    """The region of every token, by the span its first character falls in; -1 (`PREAMBLE`) in none.
 
     The token texts joined are the text that was parsed. An empty token text belongs where it stands, and
     tokens behind the end of that text (an end-of-sentence token cut from it) belong to the last region.
     """
-    starts = [region.start for region in grounding.regions]
+    parts = [(region.start, region.index) for region in grounding.regions]
+    parts = sorted([*parts, *((start, PREAMBLE) for start in grounding.page_starts)])
+    starts, numbers = [start for start, _ in parts], [PREAMBLE, *(number for _, number in parts)]
     owners = []
     position = 0
     for token_text in token_texts:
-        owners.append(bisect_right(starts, position) - 1)
+        owners.append(numbers[bisect_right(starts, position)])
         position += len(token_text)
     return owners
 
@@ -136,7 +166,8 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
     column sums to the sum of `device_ms` (to the last bit for the token table of a record, whose times lie on
     a grid that sums exactly); `share` is the part of that sum (NaN when it is 0). `characters`
     counts the stripped content, and `ms_per_char` is NaN where there is none. Raises OcrPhasesError when a
-    token names a region that is not there.
+    token names a region that is not there. Where the output marks several pages, a column ``page`` says which
+    one of the prompt a region is on.
     """
     regions = token_table["region"]
     count = len(grounding.regions)
@@ -163,7 +194,11 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
         text = "".join(token_table.loc[regions == PREAMBLE, "text"]).strip()
         rows.insert(0, row(PREAMBLE, "preamble", 0, False, text))
     # Objects first: what a model wrote need not be text that pyarrow, where pandas has it, would take.
-    return _typed(pd.DataFrame(rows, columns=list(REGION_COLUMNS), dtype=object))
+    table = _typed(pd.DataFrame(rows, columns=list(REGION_COLUMNS), dtype=object))
+    if len(grounding.page_starts) > 1:
+        pages = {item.index: item.page for item in grounding.regions}
+        table.insert(1, "page", table["region"].map(pages).astype("Int64"))
+    return table
 
 
 def type_table(table: pd.DataFrame) -> pd.DataFrame:

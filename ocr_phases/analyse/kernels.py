@@ -21,8 +21,9 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
+from ocr_phases.catalogue import ENCODERS, VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.record import PhaseRun
 from ocr_phases.words import ms_text, percent_text, stage_name
 
 KERNEL_COLUMNS = (
@@ -228,7 +229,7 @@ def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
     if len(inside):
         return True, f"{inside['kernels'].sum():,.0f} kernels a step were launched by vision stages"
     step = decode.loc[decode["stage"] == "decode_step", "busy_ms"]
-    encoders = table[(table["phase"] == "prefill") & table["stage"].isin(("sam", "clip"))]
+    encoders = table[(table["phase"] == "prefill") & table["stage"].isin(ENCODERS)]
     if not len(step) or not len(encoders):
         return None, "the profiler saw no step, or no vision"
     vision = encoders.groupby("stage")["busy_ms"].sum()

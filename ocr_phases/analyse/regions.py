@@ -14,5 +14,5 @@ def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
 
     Without a text all tokens belong to the first row, ``preamble``.
     """
-    grounding = parse_grounding(run.results[row]["text"] or "")
+    grounding = parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
     return region_table(grounding, typical_run(run).tokens_of(row))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ocr_phases.analyse.summary import OUTLIER_FACTOR, step_table
+from ocr_phases.analyse.summary import OUTLIER_FACTOR, attended, step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import percent_text
 
@@ -65,7 +65,7 @@ def decode_trend(run: PhaseRun) -> Trend | None:
     table = table[~table["outlier"]]
     if len(table) < _TREND_STEPS:
         return None
-    x = table["cache_len"].to_numpy(dtype=np.float64)
+    x = attended(run, table["cache_len"].to_numpy(dtype=np.float64))
     y = table["device_ms"].to_numpy(dtype=np.float64)
     if len(x) > _PAIRS:  # every pair of some hundred steps says as much as every pair of thousands
         chosen = np.linspace(0, len(x) - 1, _PAIRS).round().astype(int)
@@ -110,7 +110,8 @@ def _cause(run: PhaseRun, step: int, cache_len: Any, spans: Any, limit: float) -
     if every > 1 and (step + 1) % every == 0:
         return "the end token is read here, which waits for the device"
     # The step that made cache_len entries is the first to hold one more than a full block.
-    if isinstance(cache_len, int | np.integer) and int(cache_len) % _CACHE_BLOCK <= 1:
+    grew = isinstance(cache_len, int | np.integer) and attended(run, np.array(cache_len)) == cache_len
+    if grew and int(cache_len) % _CACHE_BLOCK <= 1:
         return f"the cache reached {int(cache_len)} entries: it moves to larger memory or another kernel"
     if run.device.get("kind") == "cuda" and spans["host_ms"].median() > 0.9 * spans["device_ms"].median():
         return "the host was late, and the device waited for it"

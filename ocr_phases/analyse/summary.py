@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.typical import typical_run
-from ocr_phases.record import VISION_STAGES, PhaseRun
+from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.record import PhaseRun
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
@@ -139,13 +140,19 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     return table[list(STEP_COLUMNS)]
 
 
+def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
+    """The cache entries that a step sees after so many tokens: all, or those of the prompt and the window."""
+    window = run.cache.get("window")
+    return lengths if window is None else np.minimum(lengths, run.request["prefill_len"] + window)
+
+
 def end_to_end_ms(run: PhaseRun) -> np.ndarray:
     """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
     return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)
 
 
 def vision_share(run: PhaseRun) -> float | None:
-    """SAM, CLIP and projector as a part of the prefill, in the typical repeat; None without a prefill."""
+    """The vision stages as a part of the prefill, in the typical repeat; None without a prefill."""
     shown = typical_run(run)
     total = float(shown.repeat_ms("prefill", "prefill")[0])
     return (

@@ -32,7 +32,7 @@ def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
     table["cache_len"] = pd.array(
         [lengths[number] if number < len(lengths) else pd.NA for number in after], dtype="Int64"
     )
-    table["region"] = token_regions(parse_grounding("".join(texts)), texts)
+    table["region"] = token_regions(parse_grounding("".join(texts), run.model.get("family")), texts)
     spans = run.spans[run.spans["stage"] == "decode_step"]
     grouped = spans.groupby("step")
     for column, values in {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 
-from ocr_phases.analyse.architecture import Architecture
+from ocr_phases.analyse.architecture import Architecture, ClipSizes, QuerySizes
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,19 @@ def _sam_attention(sizes: Architecture, squares: int, side: int, trained_side: i
     )
 
 
-def clip_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
+def encoder_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
+    """The second vision encoder, of the kind that the model has."""
+    side = sizes.vision_tokens(call.side)
+    if isinstance(sizes.encoder, ClipSizes):
+        return _clip_work(sizes.encoder, call.images, side**2 + 1)
+    return _query_work(sizes.encoder, call.images, 2 * side**2)
+
+
+def _clip_work(clip: ClipSizes, images: int, length: int) -> dict[str, Work]:
     """CLIP ViT-L over SAM's features and a class token, global attention."""
-    clip = sizes.clip
-    length = sizes.vision_tokens(call.side) ** 2 + 1
-    tokens = call.images * length
+    tokens = images * length
     attend = linear(tokens, clip.width, clip.width) * 4
-    attend += attention(length, length, clip.width, sequences=call.images)
+    attend += attention(length, length, clip.width, sequences=images)
     mlp = linear(tokens, clip.width, clip.mlp_width) + linear(tokens, clip.mlp_width, clip.width)
     return {
         # The class token, and a position for it and every patch.
@@ -136,7 +142,20 @@ def clip_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
     }
 
 
+def _query_work(encoder: QuerySizes, images: int, length: int) -> dict[str, Work]:
+    """A Qwen2 body over SAM's features and as many queries; its mask leaves out no product of a kernel."""
+    tokens, width, kv_width = images * length, encoder.width, encoder.kv_width
+    attend = linear(tokens, width, width + 2 * kv_width) + linear(tokens, width, width, bias=False)
+    attend += Work(0, 4 * tokens * length * width, tokens * 2 * (width + kv_width))
+    return {
+        "queries": Work(encoder.queries * width),
+        "attention": attend * encoder.layers,
+        "mlp": swiglu(tokens, width, encoder.mlp_width) * encoder.layers,
+        "norms": norm(width, bias=False) * (2 * encoder.layers + 1),
+    }
+
+
 def projector_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
-    """One linear layer over CLIP's and SAM's features side by side."""
+    """One linear layer over the vision features."""
     tokens = call.images * sizes.vision_tokens(call.side) ** 2
-    return {"linear": linear(tokens, sizes.sam.downsample_widths[1] + sizes.clip.width, sizes.text.hidden)}
+    return {"linear": linear(tokens, sizes.features, sizes.text.hidden)}

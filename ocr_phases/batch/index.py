@@ -166,7 +166,7 @@ def _warnings(run: PhaseRun) -> list[str]:
 
 
 def _regions(run: PhaseRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    grounding = parse_grounding("".join(run.result["token_texts"]))
+    grounding = parse_grounding("".join(run.result["token_texts"]), run.model.get("family"))
     if not grounding.regions:
         return []
     table = region_table(grounding, run.token_table)

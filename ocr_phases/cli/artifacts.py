@@ -15,7 +15,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its trace."""
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import write_artifacts
+    from ocr_phases.report.artifacts import row_images, write_artifacts
 
     record = PhaseRun.load(arguments.record)
     if arguments.chrome_trace:
@@ -25,10 +25,10 @@ def run(arguments: argparse.Namespace) -> None:
         raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
     folder = output_folder(arguments.out)
     for row, result in enumerate(record.results):
-        # A batch gets a folder a row, with the row's first page.
+        # A batch gets a folder a row.
         target = folder if len(record.results) == 1 else folder / f"row-{row}"
-        number = next(number for number, page in enumerate(record.pages) if page["row"] == row)
-        for path in write_artifacts(target, record.page_image(number), result["text"]):
+        family = record.model.get("family")
+        for path in write_artifacts(target, row_images(record, row), result["text"], family):
             print(path.relative_to(folder))
     print(f"Wrote {folder}")
 

@@ -6,7 +6,6 @@ import argparse
 import itertools
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,9 +73,9 @@ def _differs_from_asked(there: PhaseRun, arguments: argparse.Namespace) -> str:
     if arguments.dtype not in (None, there.model["dtype"]):
         return "dtype"
     asked = settings_of(arguments)
-    infer, autocast = resolve_infer(asked.infer, asked.autocast)
+    infer, autocast = resolve_infer(asked.infer, asked.autocast, there.model.get("family"))
     # None means any value, except where it has the same meaning for every page.
-    wanted = {**vars(asked), "infer": asdict(infer), "autocast": autocast}
+    wanted = {**vars(asked), "infer": infer.described(), "autocast": autocast}
     wanted["preset"] = None if asked.preset == AUTO else asked.preset
     known = there.request
     return next((name for name in _SETTINGS if wanted[name] not in (None, known.get(name, wanted[name]))), "")

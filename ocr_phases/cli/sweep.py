@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ocr_phases.catalogue import PRESET_NAMES
 from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings
 from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
@@ -127,9 +128,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     add_out(command, "ocr_phases_sweep")
     lists: list[tuple[str, Any, str, str]] = [
-        ("--presets", name_list, "tiny,base", "tiny, small, base, large or gundam"),
+        ("--presets", name_list, "tiny,base", f"of {', '.join(PRESET_NAMES)}"),
         ("--strategies", name_list, "eager", "how a decode step runs: eager, cuda_graph, compiled"),
-        ("--visions", name_list, "eager", "how SAM and CLIP run: eager, compiled"),
+        ("--visions", name_list, "eager", "how the vision encoders run: eager, compiled"),
         ("--batch", number_list, "1,2", "copies of the page side by side"),
         ("--max-new-tokens", number_list, "32,128", "output lengths; the end token is ignored"),
     ]

@@ -58,8 +58,10 @@ def make_record(
         },
         cache={
             "lengths": first.lengths,
+            # Of the tokens seen a window keeps the prompt's and the last generated ones.
+            **({} if first.window is None else {"window": first.window, "entries": first.entries}),
             "bytes_per_token": first.bytes_per_token,
-            "bytes": [length * first.bytes_per_token for length in first.lengths],
+            "bytes": [entries * first.bytes_per_token for entries in first.entries],
             # A static cache's size, which is there from the start.
             "max_cache_len": first.max_cache_len,
             "allocated_bytes": None

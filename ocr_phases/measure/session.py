@@ -48,10 +48,10 @@ from ocr_phases.measure.steps.execution import (
     decode_execution,
     eos_interval,
 )
-from ocr_phases.measure.steps.sampling import Sampler
+from ocr_phases.measure.steps.sampling import Sampler, windowed_processors
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
 from ocr_phases.measure.sweep import make_cells, run_sweep
-from ocr_phases.presets import GROUNDING_TAG, get_preset
+from ocr_phases.presets import GROUNDING_TAG
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import ModelSettings, RunSettings, keywords_of, resolve_infer
 from ocr_phases.words import bytes_text, millions_text, stage_name
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 class OCRSession:
-    """A loaded DeepSeek-OCR model, its tokenizer and device.
+    """A loaded model of one of the families, its tokenizer and device.
 
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
@@ -116,7 +116,7 @@ class OCRSession:
 
         ``preset`` as in `run_inference`. See `ocr_phases.measure.inputs.packing` for the rules and errors.
         """
-        rows, prompts = make_rows(page, prompt, grounding)
+        rows, prompts = make_rows(page, prompt, grounding, self.family.facts)
         chosen = self._choose_preset(preset, rows)["preset"]
         return self._pack(rows, chosen, prompts, NoTimeline())[0]
 
@@ -195,7 +195,8 @@ class OCRSession:
         check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
         runs: list[Run] = []
         parity = view = None
-        with current_device(self.device), memory_errors_explained(self.device, request):
+        explained = memory_errors_explained(self.device, request, self.family.facts)
+        with current_device(self.device), explained:
             setup = self._set_up(request)
             memory, conditions = PeakMemory(self.device), Conditions(self.device)
             try:
@@ -258,8 +259,10 @@ class OCRSession:
 
     def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> Request:
         """What was asked for with every default filled in."""
-        rows, prompts = make_rows(page, asked.prompt, asked.grounding)
-        infer, autocast = resolve_infer(asked.infer, asked.autocast)
+        facts = self.family.facts
+        rows, prompts = make_rows(page, asked.prompt, asked.grounding, facts)
+        several = any(len(row) > 1 for row in rows)
+        infer, autocast = resolve_infer(asked.infer, asked.autocast, facts.name, several_pages=several)
         every, ignore_eos, grounding = asked.eos_check_every, asked.ignore_eos, asked.grounding
         resolved = {
             **vars(asked),
@@ -320,6 +323,7 @@ class OCRSession:
                 inputs = packed.to(self.device, self.dtype)
         self._check_length(packed, request)
         lengths: list[int] = []
+        entries: list[int] = []
         bytes_per_token = host_syncs = 0
         seen: dict[str, Any] = {}
         hooks = ForwardHooks(self.family)
@@ -361,6 +365,7 @@ class OCRSession:
                     )
                 # The prefill's own read, of the first token, is none of decode's.
                 ids, lengths, host_syncs = state.ids, state.lengths, state.reads - 1
+                entries = state.entries
                 seen = hooks.verdicts(packed, state)
         spans = timeline.rows(number)
         verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
@@ -372,6 +377,8 @@ class OCRSession:
             spans,
             memory.taken(),
             lengths,
+            entries,
+            self.family.window(self.model),
             bytes_per_token,
             host_syncs,
             max_cache_len,
@@ -386,6 +393,12 @@ class OCRSession:
         if request.infer.do_sample:
             torch.manual_seed(request.seed)
         arguments = self.family.prefill_arguments(inputs)
+        window = self.family.window(self.model)
+        if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
+            raise OcrPhasesError(
+                f"generate() of {type(self.model).__name__} mistakes which slots are padding once its window "
+                f"of {window} tokens is full: give rows of equal length, or measure without it."
+            )
         if not hasattr(self.model, "generate"):
             raise OcrPhasesError(
                 f"{type(self.model).__name__} has no generate() here: measure without generate=True."
@@ -395,6 +408,7 @@ class OCRSession:
                 **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
                 max_new_tokens=request.max_new_tokens,
                 pad_token_id=self.pad_id,
+                logits_processor=windowed_processors(request.infer),
                 **ends,
                 **request.infer.as_generate(),
             )
@@ -403,13 +417,15 @@ class OCRSession:
     # -- parts ------------------------------------------------------------------------------------
 
     def _choose_preset(self, asked: str | None, rows: list[list[Page]]) -> dict[str, Any]:
-        return choose_preset(asked, rows, self.checkpoint.default_preset, self.checkpoint.least_type_px)
+        checkpoint, facts = self.checkpoint, self.family.facts
+        default = checkpoint.default_preset or facts.default_preset
+        return choose_preset(asked, rows, default, checkpoint.least_type_px, facts)
 
     def _pack(
         self, rows: list[list[Page]], preset_name: str, prompts: list[str], timeline: Timeline
     ) -> tuple[PageInputs, list[list[tuple]]]:
         """Load, cut and tokenise; also gives each page as (image, bytes, name)."""
-        preset = get_preset(preset_name)
+        preset = self.family.facts.preset(preset_name)
         with timeline.span("load_image"):
             pages = [[load_page(page) for page in row] for row in rows]
             views = [[make_views(image, preset) for image, _, _ in row] for row in pages]

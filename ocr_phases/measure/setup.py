@@ -11,6 +11,7 @@ from torch import nn
 
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.inputs.request import Request
+from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.compiled_vision import CompiledVision
 from ocr_phases.measure.steps.static_step import StaticStep, kept_step, max_cache_len_for
@@ -48,7 +49,8 @@ class PreparedStrategies:
         self, strategy: str, batch: int, prompt_len: int, max_new_tokens: int
     ) -> tuple[StaticStep, bool]:
         """A decode step with room for these tokens, and whether it was made before."""
-        max_cache_len = max_cache_len_for(prompt_len, max_new_tokens)
+        window = family_of(self.model).window(self.model)
+        max_cache_len = max_cache_len_for(prompt_len, max_new_tokens, window)
         return kept_step(self._steps, self.model, batch, max_cache_len, strategy)
 
     def set_up(self, request: Request, inputs: DeviceInputs) -> Setup:

@@ -10,19 +10,19 @@ import gc
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from ocr_phases.catalogue import FamilyFacts, check_preset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer, output_folder, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
-from ocr_phases.presets import get_preset, resolve_prompt
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
@@ -81,7 +81,7 @@ def make_cells(
         if isinstance(asked, str | int):
             raise OcrPhasesError(f"Give a list of each {what}, like [{asked!r}].")
     for preset in presets:
-        get_preset(preset)
+        check_preset(preset)
     for what, names, known in (("strategy", strategies, STRATEGIES), ("vision", visions, VISIONS)):
         for name in names:
             if name not in known:
@@ -122,6 +122,7 @@ def run_sweep(
     prompt, seed or number of repeats; where it cannot be written, or is being written by another process.
     """
     runs = output_folder(Path(folder) / RUNS)
+    cells = list(dict.fromkeys(_named_by(session.family.facts, cell) for cell in cells))
     image, data, name = load_page(page)
     options: dict[str, Any] = {"repeats": repeats, "warmup": warmup, "seed": seed}
     asked_of_all = {
@@ -131,7 +132,7 @@ def run_sweep(
         "device": environment.describe_device(session.device)["name"],
         "revision": session.checkpoint.revision,
         "versions": _deciding(environment.versions()),
-        "prompt": resolve_prompt(prompt),
+        "prompt": session.family.facts.text_of(prompt),
         **options,
     }
     outcomes = []
@@ -147,6 +148,12 @@ def run_sweep(
             if progress is not None:
                 progress(outcome)
     return outcomes
+
+
+def _named_by(family: FamilyFacts, cell: Cell) -> Cell:
+    """The cell with the family's own name of its preset; a preset that it has not fails when it is run."""
+    name = family.stands_for.get(cell.preset, cell.preset)
+    return replace(cell, preset=name)
 
 
 def _measure(

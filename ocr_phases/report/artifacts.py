@@ -1,5 +1,7 @@
 """The files an output turns into: result.mmd, images/K.jpg, result_with_boxes.jpg and geo.jpg.
 
+Of several pages in one prompt each has its own: images/page_N_K.jpg and result_with_boxes_N.jpg.
+
 Everything here reads text that a model wrote: it is parsed, never evaluated.
 """
 
@@ -10,7 +12,8 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding
+from ocr_phases.catalogue import facts_of
 from ocr_phases.files import output_folder, save_or_rescue, write_atomic
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable
@@ -33,6 +37,7 @@ MAX_CROP_PAGES = 20
 """How often all crops of one output together may cover the page, at most."""
 
 Point = tuple[float, float]
+Pages = Image.Image | None | Sequence[Image.Image | None]
 
 _LONGEST_GEOMETRY = 20_000
 _FARTHEST_POINT = 1e6
@@ -61,24 +66,30 @@ class Geometry:
     endpoints: tuple[tuple[str, Point], ...]
 
 
-def result_markdown(text: str) -> str:
+def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str:
     """The Markdown of an output: no grounding markup, each crop of an `image` region linked in its place.
 
     Links count on through all boxes of all `image` regions exactly as `crop_images` does, so `images/K.jpg`
     is crop K. A last line says how many crops were left out (`MAX_CROPS`, `MAX_CROP_PAGES`). The
-    end-of-sentence text is cut, and two LaTeX commands that viewers lack are spelled out.
+    end-of-sentence text is cut, and two LaTeX commands that viewers lack are spelled out. Of a ``family``
+    that marks pages the marks stay, each on a line; the mark of an image on none of the ``pages`` stays too.
     """
     text = _without_eos(text)
     pieces = []
     position = 0
-    crops = left_out = 0
-    for region, kept, beyond in _crops(parse_grounding(text)):
+    left_out = 0
+    grounding = parse_grounding(text, family)
+    for region, kept, beyond in _crops(grounding, pages):
+        if region.label == "image" and region.page >= pages:
+            continue
         pieces.append(text[position : region.start])
-        pieces += [f"![](images/{crops + index}.jpg)\n" for index in range(len(kept))]
-        crops += len(kept)
+        pieces += [f"![]({name})\n" for _, name in kept]
         left_out += beyond
         position = region.content_start
     pieces.append(text[position:])
+    if grounding.page_starts:
+        mark = facts_of(family).page_mark
+        pieces = [re.sub(rf"{mark}(?!\n)", f"{mark}\n", "".join(pieces))]
     if left_out:
         pieces.append(
             f"\n\n*{left_out:,} more pictures have no file: an output has at most {MAX_CROPS} crops, "
@@ -94,11 +105,20 @@ def crop_images(page: Image.Image, grounding: Grounding) -> Iterator[Image.Image
     away is widened to one pixel: which crops exist must not depend on the page's size, or links would drift.
     There are at most `MAX_CROPS`, and together they cover the page at most `MAX_CROP_PAGES` times.
     """
+    for _, crop in _named_crops(page, grounding, 0, 1):
+        yield crop
+
+
+def _named_crops(
+    page: Image.Image, grounding: Grounding, of: int, pages: int
+) -> Iterator[tuple[str, Image.Image]]:
+    """The same of page ``of`` of ``pages``, each with its file's name."""
     upright = page.convert("RGB")
-    for region, kept, _ in _crops(grounding):
-        pixels = region.pixel_boxes(*upright.size) if kept else []
-        for index in kept:
-            yield upright.crop(_at_least_one_pixel(pixels[index], upright.size))
+    for region, kept, _ in _crops(grounding, pages):
+        if region.page == of:
+            pixels = region.pixel_boxes(*upright.size) if kept else []
+            for index, name in kept:
+                yield name, upright.crop(_at_least_one_pixel(pixels[index], upright.size))
 
 
 def parse_geometry(text: str) -> Geometry | None:
@@ -161,24 +181,28 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
-def write_artifacts(folder: Path, page: Image.Image | None, text: str) -> list[Path]:
-    """Write the files of one output into `folder` and return their paths, result.mmd first.
+def write_artifacts(folder: Path, page: Pages, text: str, family: str | None = None) -> list[Path]:
+    """Write the files of one output into `folder` and return their paths, result.mmd (or .md) first.
 
-    `page` is the upright page the model saw; without one (a record that does not embed its page) only
-    result.mmd is written. A file is never seen half written; crops and a figure left there by an
-    earlier output go. Raises OcrPhasesError when the folder cannot be written.
+    `page` is the upright page the model saw, or a list of those in one prompt; without one (a record that
+    does not embed its page) only the text is written. A file is never seen half written; crops and a figure
+    left there by an earlier output go. Raises OcrPhasesError when the folder cannot be written.
     """
-    files = {"result.mmd": result_markdown(text).encode("utf-8", "replace")}
-    if page is not None:
-        grounding = parse_grounding(text)
-        for index, crop in enumerate(crop_images(page, grounding)):
-            files[f"images/{index}.jpg"] = _jpeg(crop)
-        files["result_with_boxes.jpg"] = _jpeg(draw_boxes(page, grounding))
+    pages = list(page) if isinstance(page, Sequence) else [page]
+    name, count = facts_of(family).result_name, len(pages)
+    files = {name: result_markdown(text, family, count).encode("utf-8", "replace")}
+    grounding = parse_grounding(text, family)
+    for number, image in enumerate(pages):
+        if image is not None:
+            files |= {file: _jpeg(crop) for file, crop in _named_crops(image, grounding, number, count)}
+            boxes = "result_with_boxes.jpg" if count == 1 else f"result_with_boxes_{number}.jpg"
+            files[boxes] = _jpeg(draw_boxes(image, grounding.on_page(number)))
+    if pages[0] is not None:
         geometry = parse_geometry(text)
         if geometry is not None:
             files["geo.jpg"] = _jpeg(draw_geometry(geometry))
     output_folder(folder)
-    for stale in [*folder.glob("images/*.jpg"), folder / "geo.jpg"]:
+    for stale in [*folder.glob("images/*.jpg"), *folder.glob("result_with_boxes_*.jpg"), folder / "geo.jpg"]:
         if stale.relative_to(folder).as_posix() not in files:
             stale.unlink(missing_ok=True)
     if any(name.startswith("images/") for name in files):
@@ -193,29 +217,43 @@ def write_results(folder: Path, run: PhaseRun) -> None:
     """
     save_or_rescue(run.save, folder / "run.json")
     if run.text is not None:
-        write_artifacts(folder, run.page_image(), run.text)
+        write_artifacts(folder, row_images(run, 0), run.text, run.model.get("family"))
+
+
+def row_images(run: PhaseRun, row: int) -> list[Image.Image | None]:
+    """The pages of a batch row whose regions can be told apart, None for one that the record does not hold.
+
+    Without page marks that is the first.
+    """
+    numbers = [number for number, page in enumerate(run.pages) if page["row"] == row]
+    marked = facts_of(run.model.get("family")).page_mark is not None
+    return [run.page_image(number) for number in (numbers if marked else numbers[:1])]
 
 
 def _without_eos(text: str) -> str:
     return text.strip().removesuffix(EOS_TEXT).strip()
 
 
-def _crops(grounding: Grounding) -> Iterator[tuple[Region, list[int], int]]:
+def _crops(grounding: Grounding, pages: int) -> Iterator[tuple[Region, list[tuple[int, str]], int]]:
     """Each region with those of its boxes that become crops and how many are beyond what one output may have.
 
-    This is the one rule that links and crops share.
+    A box is its number in the region and its crop's file. This is the one rule that links and crops share.
     """
+    named: Counter[int] = Counter()
     crops, area = MAX_CROPS, MAX_CROP_PAGES * GRID**2
     for region in grounding.regions:
-        kept, beyond = [], 0
+        kept: list[tuple[int, str]] = []
+        beyond = 0
         for index, (x1, y1, x2, y2) in enumerate(region.boxes if region.label == "image" else ()):
-            if x1 == x2 or y1 == y2:
+            if x1 == x2 or y1 == y2 or region.page >= pages:
                 continue
             crops, area = crops - 1, area - (x2 - x1) * (y2 - y1)
             if crops < 0 or area < 0:
                 beyond += 1
             else:
-                kept.append(index)
+                page = "" if pages == 1 else f"page_{region.page}_"
+                kept.append((index, f"images/{page}{named[region.page]}.jpg"))
+                named[region.page] += 1
         yield region, kept, beyond
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.assets import asset
+from ocr_phases.catalogue import FAMILIES
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.files import (
     TemporaryFolder,
@@ -63,9 +64,10 @@ def report_page(
         render_html(notebook, folder / "report.html", show_code=show_code, title=title)
     names = (
         "run.json",
-        "result.mmd",
+        *dict.fromkeys(facts.result_name for facts in FAMILIES.values()),
         "images",
         "result_with_boxes.jpg",
+        *sorted(path.name for path in folder.glob("result_with_boxes_*.jpg")),
         "geo.jpg",
         "report.ipynb",
         "report.html",

@@ -21,6 +21,7 @@ from ocr_phases.analyse.headline import account, headline, key_metrics, subject,
 from ocr_phases.analyse.noise import conditions_table
 from ocr_phases.analyse.summary import repeat_table, stage_table
 from ocr_phases.analyse.typical import typical_run
+from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import (
     Html,
@@ -407,9 +408,7 @@ def _value(key: str, value: Any) -> str:
         return ", ".join(_value(key, item) for item in value)
     if isinstance(value, int) and key in (
         "parameters",
-        "sam",
-        "clip",
-        "projector",
+        *VISION_STAGES,
         "language_model",
         "lm_head",
         "total",

@@ -26,7 +26,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_share
 from ocr_phases.analyse.typical import typical_repeat
-from ocr_phases.record import PREFILL_STAGES, VISION_STAGES, PhaseRun
+from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show.figures import LiteralFigure
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
@@ -47,6 +48,7 @@ STAGE_COLOURS = {
     "transfer": "#bdbdbd",
     "sam": BLUE,
     "clip": SKY,
+    "encoder": SKY,
     "projector": GREEN,
     "vision_fusion": PURPLE,
     "language_model": ORANGE,
@@ -250,6 +252,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
     style_axes(axes)
     title_axes(axes, "KV cache")
     sizes, lengths = run.cache.get("bytes") or [], run.cache.get("lengths") or []
+    held = run.cache.get("entries") or lengths
     if not sizes:
         _inside(axes, "The cache was not observed in this run.")
         return
@@ -264,6 +267,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
         named.append((0, "left", 4, -15))
     for place, side, right, up in named:
         tokens = f", {lengths[place]:,} tokens" if place < len(lengths) else ""
+        tokens += f" seen, {held[place]:,} held" if tokens and held[place] < lengths[place] else ""
         axes.annotate(
             f"{bytes_text(sizes[place])}{tokens}",
             (after[place], sizes[place]),

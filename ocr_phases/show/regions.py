@@ -46,7 +46,13 @@ def page_html(run: PhaseRun) -> Html:
     for row in shown_rows(run):
         grounding, table = _regions(run, row)
         parts.append(_row_heading(run, row))
-        parts.append(_pictures(_page_of(run, row), grounding, table))
+        pages = pages_of_row(run, row)
+        if not grounding.page_starts:  # without page marks all regions are drawn on the first
+            pages = pages[:1]
+        for place, number in enumerate(pages):
+            if len(pages) > 1:
+                parts.append(element("h4", f"Page {place + 1} of {len(pages)}"))
+            parts.append(_pictures(run.page_image(number), *_on_page(grounding, table, place)))
         if table is not None:
             parts.append(note_html(_sum_sentence(run, table)))
     rows = len(run.results)
@@ -116,21 +122,27 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
 
 
 @takes_axes
-def plot_page(run: PhaseRun, color: str = "type", row: int = 0, *, ax: Axes | None = None) -> Figure:
-    """The first page of a batch row under its boxes, coloured by ``type`` of region or by decode ``time``.
+def plot_page(
+    run: PhaseRun, color: str = "type", row: int = 0, page: int = 0, *, ax: Axes | None = None
+) -> Figure:
+    """A page of a batch row under its boxes, coloured by ``type`` of region or by decode ``time``.
 
-    ``ax`` are axes to draw on. Raises `OcrPhasesError` for another ``color``.
+    ``page`` counts those of the row's prompt from 0. ``ax`` are axes to draw on. Raises `OcrPhasesError` for
+    another ``color``, and for a page that is not there.
     """
     if color not in _PAGE_COLOURS:
         raise OcrPhasesError(f"Unknown color {color!r}: use {' or '.join(_PAGE_COLOURS)}.")
-    page, (grounding, table) = _page_of(run, row), _regions(run, row)
-    if page is None:
+    pages = pages_of_row(run, row)
+    if page not in range(len(pages)):
+        raise OcrPhasesError(f"Row {row} has no page {page}: it has {len(pages)}, counted from 0.")
+    image, (grounding, table) = run.page_image(pages[page]), _on_page(*_regions(run, row), page)
+    if image is None:
         return sentence_figure("The page is not in this record, so there is no picture of it.", ax)
-    picture, title = page, "The page; the output marks no region on it"
+    picture, title = image, "The page; the output marks no region on it"
     if table is not None and color == "type":
-        picture, title = draw_boxes(page, grounding), "The regions the model marked"
+        picture, title = draw_boxes(image, grounding), "The regions the model marked"
     elif table is not None and table["decode_ms"].any():
-        picture, title = draw_decode_time(page, grounding, table), "Decode time of each region"
+        picture, title = draw_decode_time(image, grounding, table), "Decode time of each region"
     elif table is not None:
         title = "The page; this run has no decode steps, so its regions have no time"
     if ax is None:
@@ -142,10 +154,20 @@ def plot_page(run: PhaseRun, color: str = "type", row: int = 0, *, ax: Axes | No
     return figure_of(ax)
 
 
-def _page_of(run: PhaseRun, row: int) -> Image | None:
-    """The first page of a batch row; None where the record does not hold it."""
-    number = next((number for number, page in enumerate(run.pages) if page["row"] == row), None)
-    return None if number is None else run.page_image(number)
+def pages_of_row(run: PhaseRun, row: int) -> list[int]:
+    """The numbers of the record's pages that are in a batch row's prompt."""
+    return [number for number, page in enumerate(run.pages) if page["row"] == row]
+
+
+def _on_page(
+    grounding: Grounding, table: pd.DataFrame | None, page: int
+) -> tuple[Grounding, pd.DataFrame | None]:
+    """What of a row's regions, and of their times, is on one of its pages; the preamble is on the first."""
+    here = grounding.on_page(page)
+    known = {region.index for region in here.regions} | ({PREAMBLE} if page == 0 else set())
+    if table is not None:
+        table = table[table["region"].isin(known)]
+    return here, None if table is None or not here.regions else table
 
 
 def _pictures(page: Image | None, grounding: Grounding, table: pd.DataFrame | None) -> Html:
@@ -179,5 +201,5 @@ def _row_heading(run: PhaseRun, row: int) -> Html:
 
 def _regions(run: PhaseRun, row: int) -> tuple[Grounding, pd.DataFrame | None]:
     """The regions of a row's text and what they cost in the typical repeat; None where there are none."""
-    grounding = parse_grounding(run.results[row]["text"] or "")
+    grounding = parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
     return grounding, regions_of(run, row) if grounding.regions else None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.analyse.check_texts import RULES
 from ocr_phases.measure.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
 from ocr_phases.measure.models.caches import cache_length
@@ -31,7 +32,10 @@ Verdict = tuple[str, str]  # verdict and what was measured
 
 @dataclass(frozen=True)
 class Call:
-    """One forward of the model as it arrived. ``mask`` is a tensor's shape and device, else a word."""
+    """One forward of the model as it arrived. ``mask`` is a tensor's shape and device, else a word.
+
+    A ready mask that is one tensor over the cache's slots has its shape there, [B, 1, 1, slots].
+    """
 
     phase: str
     tokens: int
@@ -121,6 +125,8 @@ def _call(family: Family, phase: str, model: nn.Module, arguments: dict[str, Any
     mask = arguments.get("attention_mask")
     cache = arguments.get("past_key_values")
     described: tuple[tuple[int, ...], str] | str
+    if isinstance(mask, dict):
+        mask = next((one for one in mask.values() if one is not None), mask)
     if isinstance(mask, Tensor):
         described = (tuple(mask.shape), str(mask.device))
     else:
@@ -149,6 +155,14 @@ def _cache_growth(state: DecodeState) -> Verdict:
     grown = [after - before for before, after in zip(lengths, lengths[1:], strict=False)]
     good = set(grown[1:]) <= {1} and set(grown[:1]) <= {0, 1} and counted in (None, lengths[-1])
     text = f"{lengths[0]} to {lengths[-1]} entries in {count_text(len(grown), 'step')}"
+    if state.window is not None:
+        # An entry that is written over, or dropped, makes room for the newest.
+        entries = state.entries
+        held = [after - before for before, after in zip(entries, entries[1:], strict=False)]
+        most = lengths[0] + state.window
+        good = good and set(held) <= {0, 1} and held == sorted(held[:1]) + sorted(held[1:], reverse=True)
+        good = good and max(entries) <= most and (lengths[-1] < most or entries[-1] in (most - 1, most))
+        text = f"{lengths[0]} to {lengths[-1]} tokens seen, {entries[-1]} entries held, window {state.window}"
     return _all(good)(text, f"{text}, the cache says {counted}")
 
 
@@ -165,16 +179,25 @@ def _mask_handed_over(steps: list[Call], packed: PageInputs, state: DecodeState)
     device = str(state.token.device)
     first = state.length - len(steps) + 1
     wrong = []
+    prompt_len, rows = packed.prefill_len, packed.batch_size
     for number, call in enumerate(steps):
         if isinstance(call.mask, tuple):
             shape, where = call.mask
-            if shape != (packed.batch_size, first + number) or where != device:
+            slots = windowed_length(first + number, prompt_len, state.window)
+            if shape not in ((rows, first + number), (rows, 1, 1, slots)) or where != device:
                 wrong.append(f"step {number} got {list(shape)} on {where} for {first + number} columns")
         elif packed.padded:
             wrong.append(f"step {number} got none, with padded rows")
     if wrong:
         return "fail", f"{wrong[0]}; {len(wrong)} of {count_text(len(steps), 'step')} wrong"
-    kinds = {call.mask if isinstance(call.mask, str) else "the 2-D mask" for call in steps}
+    kinds = {
+        call.mask
+        if isinstance(call.mask, str)
+        else "a mask by slot"
+        if call.mask[0][1:2] == (1,)
+        else "the 2-D mask"
+        for call in steps
+    }
     named = {"ready": "the ready masks of an unpadded row", "none": "no mask, as nothing is padded"}
     return "pass", f"{' and '.join(sorted(named.get(kind, kind) for kind in kinds))} in {len(steps)} steps"
 

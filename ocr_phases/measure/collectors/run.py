@@ -10,7 +10,9 @@ from ocr_phases.measure.inputs.packing import PageInputs
 
 @dataclass(frozen=True)
 class Run:
-    """What one run leaves: ``ids`` a row, peak bytes a phase, cache lengths after prefill and each step."""
+    """What one run leaves: ``ids`` a row, peak bytes a phase, and of the cache after prefill and each step
+    the tokens seen (``lengths``) and the entries held.
+    """
 
     packed: PageInputs
     pages: list[list[tuple]]  # (image, bytes, name) of each page, a list a row
@@ -18,6 +20,8 @@ class Run:
     spans: list[tuple]
     peaks: dict[str, int | None]
     lengths: list[int]
+    entries: list[int]
+    window: int | None
     bytes_per_token: int
     host_syncs: int  # device-to-host reads in decode
     max_cache_len: int | None  # entries a static cache has room for

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ocr_phases.catalogue import get_preset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.images import as_rgb, load_page
 from ocr_phases.presets import (
@@ -23,7 +24,6 @@ from ocr_phases.presets import (
     PROMPTS,
     Preset,
     crop_grid,
-    get_preset,
     resolve_prompt,
 )
 from ocr_phases.words import count_text
@@ -91,11 +91,11 @@ class PageViews:
 def make_views(page: Image.Image, preset: Preset) -> PageViews:
     """Cut one upright page (from `load_page`; any mode is converted by `as_rgb`) as the preset says.
 
-    Presets without crops: up to 640 the page is squeezed into the square, above it is scaled to fit and
-    padded with grey 127. With crops: the global view is padded, and a page with a side above the image size
-    is also stretched to the grid of `crop_grid` and cut into its tiles. All scaling is bicubic. Bit-exact
-    with the recorded vendor preprocessing; only pages so thin that they vanish there keep one line of pixels
-    here.
+    Presets without crops: the page is squeezed into a small square (`Preset.squeezes`), into a larger one it
+    is scaled to fit and padded with grey 127. With crops: the global view is padded, and a page with a side
+    above the image size is also stretched to the grid of `crop_grid` and cut into its tiles. All scaling is
+    bicubic. Bit-exact with the recorded vendor preprocessing; only pages so thin that they vanish there keep
+    one line of pixels here.
 
     Raises OcrPhasesError for a page of no pixels or of a mode that cannot be converted.
     """
@@ -104,7 +104,7 @@ def make_views(page: Image.Image, preset: Preset) -> PageViews:
         global_view = page.resize((preset.base_size, preset.base_size), Image.Resampling.BICUBIC)
     else:
         global_view = _padded(page, preset.base_size)
-    grid = crop_grid(*page.size, preset.image_size) if preset.crops else (1, 1)
+    grid = preset.grid(*page.size)
     crops = _tiles(page, grid, preset.image_size)
     return PageViews(np.asarray(global_view), crops, grid, page.size, preset)
 
@@ -139,21 +139,18 @@ def _queries(side: int) -> int:
 def image_token_count(preset: Preset, grid: tuple[int, int]) -> int:
     """How many image tokens one page takes in the prompt.
 
-    The global view is q rows of q tokens, a line break after each row, and a separator; the crops add their
-    own rows across the whole grid, a line break after each. For the presets 73, 111, 273 and 421; gundam 273
+    The global view is q rows of q tokens and a separator; the crops add their own rows across the whole grid.
+    With row ends a line break follows each row: 73, 111, 273 and 421 for DeepSeek-OCR's presets, gundam 273
     without crops and 903 for 2 x 3. Measured against the recorded vendor preprocessing.
     """
-    q = _queries(preset.base_size)
-    count = (q + 1) * q + 1
-    if grid != (1, 1):
-        columns, rows = grid
-        q = _queries(preset.image_size)
-        count += (q * columns + 1) * (q * rows)
-    return count
+    count = _queries(preset.base_size) ** 2 + image_break_count(preset, grid)
+    return count if grid == (1, 1) else count + math.prod(grid) * _queries(preset.image_size) ** 2
 
 
 def image_break_count(preset: Preset, grid: tuple[int, int]) -> int:
     """How many of a page's image tokens are line breaks and the separator, which no vision vector fills."""
+    if not preset.row_ends:
+        return 1
     rows = 0 if grid == (1, 1) else grid[1] * _queries(preset.image_size)
     return _queries(preset.base_size) + 1 + rows
 
@@ -163,8 +160,8 @@ def valid_image_tokens(preset: Preset, size: tuple[int, int], grid: tuple[int, i
 
     A padded global view of q x q tokens counts by the page's shorter side over its longer one, rounded down;
     a squeezed one counts whole; each crop counts whole. `size` is the page's (width, height) in pixels. The
-    vendor only knows base sizes 1024 and 1280 (and 512 and 640 without crops); other sizes follow the same
-    rule.
+    formula is DeepSeek-OCR's for base sizes 1024 and 1280 (and 512 and 640 without crops); other sizes and
+    families follow the same rule.
     """
     full = _queries(preset.base_size) ** 2
     if preset.squeezes:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES, FamilyFacts
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.type_size import type_height
-from ocr_phases.presets import AUTO, PRESETS, get_preset, resolve_prompt
+from ocr_phases.presets import AUTO
 from ocr_phases.settings import REQUEST_SETTINGS, RunSettings, SamplingSettings, check_text
 from ocr_phases.type_fit import fitting_preset
 from ocr_phases.words import count_text
@@ -46,7 +47,7 @@ class Request(RunSettings):
         asked = {name: getattr(self, name) for name in REQUEST_SETTINGS}
         return {
             **asked,
-            "infer": asdict(self.infer),
+            "infer": self.infer.described(),
             "prompts": self.prompts,
             "preset_choice": self.preset_choice,
             "type_px": list(self.type_px),
@@ -54,18 +55,22 @@ class Request(RunSettings):
 
 
 def make_rows(
-    page: Page | Sequence[Page], prompt: str | Sequence[str], grounding: bool | None
+    page: Page | Sequence[Page],
+    prompt: str | Sequence[str],
+    grounding: bool | None,
+    family: FamilyFacts = FAMILIES[DEEPSEEK_OCR],
 ) -> tuple[list[list[Page]], list[str]]:
-    """One list of pages a row, and one resolved prompt a row.
+    """One list of pages a row, and one resolved prompt a row, as the ``family`` has prompts.
 
-    A list of pages is a batch of one page a row; with a single prompt that names several ``<image>`` it is
-    one row of several pages.
+    A list of pages is a batch of one page a row; with a single prompt that names several ``<image>``, or the
+    family's prompt for many pages, it is one row of several pages.
     """
     pages = [page] if isinstance(page, str | Path | bytes | Image.Image) else list(page)
     prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
     for text in prompts:
         check_text("prompt", text)
-    resolved = [resolve_prompt(text, grounding=grounding) for text in prompts]
+    count = len(pages) if len(prompts) == 1 else 1
+    resolved = [family.text_of(text, grounding=grounding, pages=count) for text in prompts]
     if len(resolved) == 1 and resolved[0].count("<image>") > 1:
         return [pages], resolved
     if len(resolved) == 1:
@@ -74,15 +79,28 @@ def make_rows(
 
 
 def choose_preset(
-    asked: str | None, rows: Sequence[Sequence[Page]], default: str, least: float | None
+    asked: str | None,
+    rows: Sequence[Sequence[Page]],
+    default: str,
+    least: float | None,
+    family: FamilyFacts,
 ) -> dict[str, Any]:
     """``preset``, how it was chosen (``preset_choice``: asked, default or auto), and each page's ``type_px``.
 
     ``asked`` is a preset's name, or None or "auto": then it is ``default``, the model's own, or where the
     ``least`` type that it reads is known (pixels) the one that fits the pages' (`fitting_preset`). Elsewhere
-    no page is looked at.
+    no page is looked at. Raises `OcrPhasesError` for a preset that the ``family`` has not, and for crops of
+    several pages in one prompt.
     """
-    named = None if asked == AUTO else asked
+    named = None if asked in (None, AUTO) else family.preset(str(asked)).name
+    if any(len(row) > 1 for row in rows) and family.multipage_preset:
+        default = family.multipage_preset
+        if named and family.preset(named).crops:
+            uncut = [preset.name for preset in family.presets.values() if not preset.crops]
+            raise OcrPhasesError(
+                f"{family.title} reads several pages in one prompt without crops: choose the preset "
+                f"{' or '.join(uncut)}."
+            )
     if least is None:
         return {"preset": named or default, "preset_choice": "asked" if named else "default"}
     pages = [page for row in rows for page in row]
@@ -110,18 +128,18 @@ def check_length(prompt_len: int, request: Request, limit: int) -> None:
 
 
 @contextlib.contextmanager
-def memory_errors_explained(device: str, request: Request) -> Iterator[None]:
+def memory_errors_explained(device: str, request: Request, family: FamilyFacts) -> Iterator[None]:
     """A device out of memory as one sentence: what was asked for, and what asks for less."""
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
-        asked = get_preset(request.preset)
+        asked = family.preset(request.preset)
         # Crops come on top of the global view, so a preset with them is the largest.
         smaller = [
             preset.name
-            for preset in PRESETS.values()
+            for preset in family.presets.values()
             if (preset.crops, preset.base_size) < (asked.crops, asked.base_size)
         ]
         advice = [f"preset {' or '.join(reversed(smaller))}"] if smaller else []

@@ -27,7 +27,8 @@ ROUND_TRIP = "Total 12 450,00 € at 20 °C"
 class Checkpoint:
     """A loaded model with its tokenizer.
 
-    ``default_preset`` suits the weights; ``default_ignore_eos`` is True where the text is noise (dummy).
+    ``default_preset`` suits the weights, None leaves it to the family; ``default_ignore_eos`` is True where
+    the text is noise (dummy).
     ``least_type_px`` is the smallest type that the model reads, where that is known (`LEAST_TYPE_PX`).
     ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
     ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`remote`).
@@ -40,7 +41,7 @@ class Checkpoint:
     revision: str
     config: dict[str, Any]
     image_token_id: int
-    default_preset: str = "gundam"
+    default_preset: str | None = None
     default_ignore_eos: bool = False
     cuda_calls: str | None = None
     least_type_px: float | None = None

@@ -1,26 +1,31 @@
-"""DeepSeek-OCR in transformers' own class: config from the published file, module paths, inputs, steps."""
+"""DeepSeek-OCR in transformers' own class: config from the published file, module paths, inputs, steps.
+
+The class is Unlimited-OCR's, which has this layout and its own attention
+(`ocr_phases.measure.models.unlimited_ocr`); here every layer has full attention.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
-from ocr_phases.config_schema import SAVED as SAVED_TYPE
+from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.config_schema import (
+    FULL,
+    WINDOWED,
+    Layout,
     PublishedText,
     SavedClip,
     SavedSam,
     SavedText,
-    check_config,
     known,
 )
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.models.family import Family, StepState
+from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
+from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views, published_sam
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.inputs.packing import DeviceInputs
+    from torch import Tensor
 
-_VISION = {"sam_vit_b", "clip-l-14-224"}
+    from ocr_phases.measure.inputs.packing import DeviceInputs
 
 #: The published DeepSeek-OCR architecture, in the keys of its own ``config.json``.
 PUBLISHED: dict[str, Any] = {
@@ -59,45 +64,34 @@ PUBLISHED: dict[str, Any] = {
 }
 
 
-def native_config(raw: dict[str, Any]) -> Any:
-    """transformers' config for a checkpoint's ``config.json``, with full attention in every layer.
+def _config(raw: dict[str, Any], layout: Layout) -> Any:
+    return class_config(raw, layout, FULL, raw.get("language_config", {}).get("max_position_embeddings"))
 
-    Accepts the published layout (``deepseek_vl_v2``) and the one transformers saves (``unlimited_ocr``);
-    anything else is an `OcrPhasesError` naming the model type.
+
+def class_config(raw: dict[str, Any], layout: Layout, attention: str, window: int | None) -> Any:
+    """The class's config with that attention in every layer of a published one.
+
+    It needs a number for a window, and full attention reads none.
     """
     from transformers import UnlimitedOcrConfig
 
-    kind = raw.get("model_type")
-    if kind not in (PUBLISHED_TYPE, SAVED_TYPE) or (
-        kind == PUBLISHED_TYPE and not _vision_parts(raw) >= _VISION
-    ):
-        found = ", ".join(sorted(_vision_parts(raw))) or "unknown"
-        raise OcrPhasesError(
-            f"config.json describes a {kind!r} model with vision parts {found}: "
-            "only DeepSeek-OCR (sam_vit_b and clip-l-14-224) can be loaded."
-        )
-    try:
-        check_config(raw)
-    except OcrPhasesError as error:
-        raise OcrPhasesError(f"config.json is damaged ({error}).") from error
-    return UnlimitedOcrConfig(**(_saved_parts(raw) if kind == SAVED_TYPE else _published_parts(raw)))
+    if layout.saved:
+        return UnlimitedOcrConfig(**_saved_parts(raw))
+    parts = _published_parts(raw)
+    text = parts["text_config"]
+    text |= {"layer_types": [attention] * text["num_hidden_layers"], "sliding_window": window}
+    return UnlimitedOcrConfig(**parts)
 
 
-def _vision_parts(raw: dict[str, Any]) -> set[str]:
-    """The names of a published config's vision parts, whatever the config looks like."""
-    vision = raw.get("vision_config")
-    width = vision.get("width") if isinstance(vision, dict) else None
-    return set(width) if isinstance(width, dict) else set()
+def window_of(model: Any) -> int | None:
+    """How many generated tokens a step of a model of this class sees, its own among them; None for all."""
+    text = model.config.get_text_config()
+    return text.sliding_window if set(text.layer_types) == {WINDOWED} else None
 
 
 def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of transformers' config for the layout that it saves, full attention in every layer."""
+    """Arguments of transformers' config for the layout that it saves."""
     text, vision = known(raw["text_config"], SavedText), raw["vision_config"]
-    other = set(text.get("layer_types") or ["reference_sliding_attention"]) - {"full_attention"}
-    if other:
-        raise OcrPhasesError(
-            f"This unlimited_ocr checkpoint uses {', '.join(sorted(other))}: only full attention is known."
-        )
     return {
         **{name: raw[name] for name in ("image_token_id", "tie_word_embeddings") if name in raw},
         "text_config": text,
@@ -111,21 +105,7 @@ def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
 def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
     """The same for the published layout."""
     vision = raw["vision_config"]
-    sam, clip = vision["width"]["sam_vit_b"], vision["width"]["clip-l-14-224"]
-    text = known(raw["language_config"], PublishedText)
-    text["layer_types"] = ["full_attention"] * text["num_hidden_layers"]
-    text["sliding_window"] = text["max_position_embeddings"]
-    ratio = vision.get("mlp_ratio", 4.0)
-    sam_config = {
-        "hidden_size": sam["width"],
-        "num_hidden_layers": sam["layers"],
-        "num_attention_heads": sam["heads"],
-        "global_attn_indexes": sam["global_attn_indexes"],
-        "downsample_channels": sam["downsample_channels"],
-        "output_channels": sam.get("output_channels", 256),
-        "image_size": vision.get("image_size", 1024),
-        "mlp_dim": int(sam["width"] * ratio),
-    }
+    clip, ratio = vision["width"]["clip-l-14-224"], vision.get("mlp_ratio", 4.0)
     clip_config = {
         "hidden_size": clip["width"],
         "intermediate_size": int(clip["width"] * ratio),
@@ -135,25 +115,26 @@ def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
         "patch_size": clip["patch_size"],
     }
     return {
-        "text_config": text,
-        "vision_config": {"sam_config": sam_config, "encoder_config": clip_config},
+        "text_config": known(raw["language_config"], PublishedText),
+        "vision_config": {"sam_config": published_sam(vision), "encoder_config": clip_config},
         "image_token_id": raw.get("image_token_id", PUBLISHED["image_token_id"]),
     }
 
 
-# The ready masks of an unpadded sequence: attention is causal and nothing is hidden, so building two masks
-# from the 2-D one, which this class otherwise does at every step, can be skipped.
-_UNPADDED = {"full_attention": None, "reference_sliding_attention": None}
+def ready_mask(mask: Tensor | None) -> dict[str, Any]:
+    """A mask that the class takes as it is: None hides nothing but what comes later."""
+    # Building two masks from the 2-D one, which this class otherwise does at every step, is then skipped.
+    return {FULL: mask, WINDOWED: mask}
 
 
-def _views(inputs: DeviceInputs) -> list[str]:
-    return ["global"] if inputs.pixel_values_local is None else ["global", "local"]
+UNPADDED = ready_mask(None)
 
 
-def _prefill(inputs: DeviceInputs) -> dict[str, Any]:
+def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
+    """The keyword arguments of a prefill's forward."""
     arguments: dict[str, Any] = {
         "input_ids": inputs.input_ids,
-        "attention_mask": _UNPADDED if inputs.position_ids is None else inputs.attention_mask,
+        "attention_mask": UNPADDED if inputs.position_ids is None else inputs.attention_mask,
         "position_ids": inputs.position_ids,
         "pixel_values": inputs.pixel_values,
     }
@@ -168,14 +149,16 @@ def _step(state: StepState) -> dict[str, Any]:
     whole_mask = state.position_ids is not None or state.exact_mask
     return {
         "input_ids": state.token[:, None],
-        "attention_mask": state.attention_mask if whole_mask else _UNPADDED,
+        "attention_mask": state.attention_mask if whole_mask else UNPADDED,
         "position_ids": state.position_ids,
         "past_key_values": state.cache,
     }
 
 
+SIZES = {**DUMMY_SIZES, "clip_layers": ("vision_config", "width", "clip-l-14-224", "layers")}
+
 NATIVE = Family(
-    name="deepseek-ocr",
+    facts=FAMILIES[DEEPSEEK_OCR],
     implementation="native",
     class_name="UnlimitedOcrForConditionalGeneration",
     modules={
@@ -186,7 +169,12 @@ NATIVE = Family(
         "lm_head": "lm_head",
     },
     image_arguments=("pixel_values", "pixel_values_local", "num_local_patches", "patches_grid"),
-    views=_views,
-    prefill_arguments=_prefill,
+    views=native_views,
+    drives=lambda model: window_of(model) is None,
+    prefill_arguments=prefill_arguments,
     step_arguments=_step,
+    ready_mask=ready_mask,
+    config=_config,
+    published=PUBLISHED,
+    sizes=SIZES,
 )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
+
+from ocr_phases.catalogue import FamilyFacts
+from ocr_phases.config_schema import Layout
+from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,23 +29,34 @@ class StepState(Protocol):
     attention_mask: Tensor
     position_ids: Tensor | None
     exact_mask: bool
+    lengths: list[int]
+    window: int | None
 
 
 @dataclass(frozen=True)
 class Family:
     """One row of the table. Module paths are dotted names under the loaded model.
 
-    Where the language model is no module of its own, ``language_model_parts`` are its modules in the
-    order they run, and ``language_model_between`` the first and the last module of the stage.
+    ``facts`` is the family's row in `ocr_phases.catalogue`. ``parts`` are the modules that hold a stage's
+    parameters where they are not those of the stage's own module. Where the language model is no module of
+    its own, ``language_model_between`` are the first and the last module of the stage.
+    ``config`` makes transformers' config from a checked ``config.json`` and its layout, ``published`` is the
+    file as published, and ``sizes`` names the numbers of it that a dummy may have otherwise, each with the
+    keys that lead to it; a class that transformers does not have has none of the three.
+    ``drives`` says of a model of that class whether it is of this family, where two have one class.
+    ``window`` gives how many generated tokens a step sees beside the whole prompt, its own among them: the
+    cache holds no more of them; None for all.
     ``image_arguments`` must never carry a value in decode. ``views`` gives the view of each successive vision
     call of a prefill. ``prefill_arguments`` gives the keyword arguments of the prefill's forward,
     ``step_arguments`` those of one decode step's, as they go through ``prepare_step(model, arguments)``.
+    ``ready_mask`` is how the class takes an attention mask that needs no work: a 4-D one to be added to the
+    scores, or None where nothing is hidden but by causality.
     ``new_cache`` makes the empty KV cache of a prefill; None leaves that to the model.
     ``keeps_logits``: forward takes ``logits_to_keep``; without it logits are made for every position.
     ``prints``: forward writes to standard output, which is dropped.
     """
 
-    name: str
+    facts: FamilyFacts
     implementation: str
     class_name: str
     modules: dict[str, str]
@@ -50,11 +65,34 @@ class Family:
     prefill_arguments: Callable[[DeviceInputs], dict[str, Any]]
     step_arguments: Callable[[StepState], dict[str, Any]]
     prepare_step: Callable[[Any, dict[str, Any]], dict[str, Any]] = lambda model, arguments: arguments
+    ready_mask: Callable[[Tensor | None], Any] = lambda mask: mask
     new_cache: Callable[[], Any] = lambda: None
-    language_model_parts: tuple[str, ...] = ()
+    drives: Callable[[Any], bool] = lambda model: True
+    window: Callable[[Any], int | None] = lambda model: None
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     language_model_between: tuple[str, str] | None = None
     keeps_logits: bool = True
     prints: bool = False
+    config: Callable[[dict[str, Any], Layout], Any] | None = None
+    published: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The family's name, as in a record."""
+        return self.facts.name
+
+    def model_class(self) -> Any:
+        """transformers' class; `OcrPhasesError` where this version has none of that name."""
+        import transformers
+
+        found = getattr(transformers, self.class_name, None)
+        if found is None:
+            raise OcrPhasesError(
+                f"transformers {transformers.__version__} has no {self.class_name}, which {self.facts.title} "
+                "needs: upgrade transformers."
+            )
+        return found
 
     def stages(self, model: nn.Module) -> dict[str, nn.Module]:
         """The submodules that are a stage each, by stage name."""
@@ -70,11 +108,10 @@ class Family:
 
     def parameters(self, model: nn.Module) -> dict[str, int]:
         """Parameter count of each stage and the total; what belongs to no stage is in the total only."""
-        counts = {stage: _count(module) for stage, module in self.stages(model).items()}
-        if self.language_model_parts:
-            counts["language_model"] = sum(
-                _count(model.get_submodule(path)) for path in self.language_model_parts
-            )
+        held = {stage: (path,) for stage, path in self.modules.items()} | dict(self.parts)
+        counts = {
+            stage: sum(_count(model.get_submodule(path)) for path in paths) for stage, paths in held.items()
+        }
         return {**counts, "total": _count(model)}
 
     def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
@@ -87,6 +124,37 @@ class Family:
     def silenced(self) -> AbstractContextManager:
         """Around calls of the model: drops what it prints, where it does."""
         return contextlib.redirect_stdout(io.StringIO()) if self.prints else contextlib.nullcontext()
+
+
+#: The sizes of a dummy that all families have in the same place of their published config.
+DUMMY_SIZES = {
+    "layers": ("language_config", "num_hidden_layers"),
+    "hidden": ("language_config", "hidden_size"),
+    "heads": ("language_config", "num_attention_heads"),
+    "experts": ("language_config", "n_routed_experts"),
+    "vocab": ("language_config", "vocab_size"),
+    "sam_layers": ("vision_config", "width", "sam_vit_b", "layers"),
+}
+
+
+def published_sam(vision: dict[str, Any]) -> dict[str, Any]:
+    """SAM's numbers in a published ``vision_config``, under the names of transformers' config."""
+    sam = vision["width"]["sam_vit_b"]
+    return {
+        "hidden_size": sam["width"],
+        "num_hidden_layers": sam["layers"],
+        "num_attention_heads": sam["heads"],
+        "global_attn_indexes": sam["global_attn_indexes"],
+        "downsample_channels": sam["downsample_channels"],
+        "output_channels": sam.get("output_channels", 256),
+        "image_size": vision.get("image_size", 1024),
+        "mlp_dim": int(sam["width"] * vision.get("mlp_ratio", 4.0)),
+    }
+
+
+def native_views(inputs: DeviceInputs) -> list[str]:
+    """The vision calls of transformers' classes: all pages' global views, then all crops."""
+    return ["global"] if inputs.pixel_values_local is None else ["global", "local"]
 
 
 def _count(module: nn.Module) -> int:

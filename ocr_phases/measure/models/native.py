@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import torch
 from safetensors import SafetensorError
 
 from ocr_phases.assets import asset
+from ocr_phases.catalogue import DEEPSEEK_OCR
+from ocr_phases.catalogue import FAMILIES as FACTS
+from ocr_phases.config_schema import layout_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.checkpoint import Checkpoint, image_token, load_tokenizer
-from ocr_phases.measure.models.deepseek_ocr import PUBLISHED, native_config
+from ocr_phases.measure.models.families import NATIVES, native_config
 from ocr_phases.measure.models.folders import (
     check_loaded,
     download,
@@ -36,9 +40,9 @@ NATIVE_NEEDS = (5, 20)
 def load_native(
     name: str, *, device: str, dtype: torch.dtype, revision: str | None = None, local_only: bool = False
 ) -> Checkpoint:
-    """Load ``tiny``, ``dummy`` (or ``dummy:layers=2,...``), a folder or a hub id onto ``device``.
+    """Load ``tiny``, ``dummy`` (or `dummy_config`'s), a folder or a hub id onto ``device``.
 
-    Raises `OcrPhasesError` for anything that is no DeepSeek-OCR checkpoint, naming what is wrong.
+    Raises `OcrPhasesError` for anything that is no checkpoint of a known family, naming what is wrong.
     """
     _require_transformers()
     if not local_only and name == "tiny":
@@ -70,18 +74,17 @@ def _load_folder(
     dtype: torch.dtype,
     *,
     revision: str | None = None,
-    default_preset: str = "gundam",
+    default_preset: str | None = None,
 ) -> Checkpoint:
-    from transformers import UnlimitedOcrForConditionalGeneration
-
     raw = read_config(folder)
-    config = native_config(raw)
+    family = NATIVES[layout_of(raw).family]
+    model_class, config = family.model_class(), native_config(raw)
     tokenizer = load_tokenizer(folder)
     image_token_id = image_token(raw, tokenizer)
     config.image_token_id = image_token_id
     try:
         with progress_bar_in_terminals():
-            model, report = UnlimitedOcrForConditionalGeneration.from_pretrained(
+            model, report = model_class.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
@@ -92,7 +95,7 @@ def _load_folder(
             )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0]
-        raise OcrPhasesError(f"The weights in {folder} do not fit DeepSeek-OCR: {first}") from error
+        raise OcrPhasesError(f"The weights in {folder} do not fit {family.facts.title}: {first}") from error
     check_loaded(folder, report)
     model = model.to(device).eval()
     return Checkpoint(
@@ -107,33 +110,25 @@ def _load_folder(
     )
 
 
-_DUMMY_SIZES = {
-    "layers": ("language_config", "num_hidden_layers"),
-    "hidden": ("language_config", "hidden_size"),
-    "heads": ("language_config", "num_attention_heads"),
-    "experts": ("language_config", "n_routed_experts"),
-    "vocab": ("language_config", "vocab_size"),
-    "sam_layers": ("sam_vit_b", "layers"),
-    "clip_layers": ("clip-l-14-224", "layers"),
-}
-
-
 def dummy_config(name: str) -> dict[str, Any]:
-    """The published config with the sizes in ``dummy:layers=2,vocab=2048,...`` put in place.
+    """A family's published config with the sizes in ``dummy:layers=2,vocab=2048,...`` put in place.
 
-    Known sizes: layers, hidden, heads, experts, vocab, sam_layers, clip_layers.
+    ``dummy:FAMILY`` or ``dummy:FAMILY,layers=2,...`` is of another family than DeepSeek-OCR.
     """
-    raw = copy.deepcopy(PUBLISHED)
-    widths = raw["vision_config"]["width"]
-    sections = {"language_config": raw["language_config"], **widths}
-    for part in filter(None, name.partition(":")[2].split(",")):
+    named, *given = name.partition(":")[2].split(",")
+    if named not in FACTS:
+        named, given = DEEPSEEK_OCR, [named, *given]
+    family = NATIVES[named]
+    raw = copy.deepcopy(dict(family.published))
+    for part in filter(None, given):
         key, _, value = part.partition("=")
-        if key not in _DUMMY_SIZES or not re.fullmatch(r"[1-9]\d*", value):
+        if key not in family.sizes or not re.fullmatch(r"[1-9]\d*", value):
             raise OcrPhasesError(
-                f"{part!r} is no size of dummy: write dummy:KEY=NUMBER,... with {', '.join(_DUMMY_SIZES)}."
+                f"{part!r} is no size of dummy: write dummy:KEY=NUMBER,... with {', '.join(family.sizes)}, "
+                f"or in front of them a family ({', '.join(FACTS)})."
             )
-        section, field = _DUMMY_SIZES[key]
-        sections[section][field] = int(value)
+        *above, field = family.sizes[key]
+        reduce(dict.__getitem__, above, raw)[field] = int(value)
     text = raw["language_config"]
     text["num_key_value_heads"] = text["num_attention_heads"]
     if text["hidden_size"] % text["num_attention_heads"]:
@@ -151,14 +146,10 @@ def dummy_config(name: str) -> dict[str, Any]:
 
 def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Checkpoint:
     """The full-size architecture with seeded random weights, made where they are used."""
-    from transformers import UnlimitedOcrForConditionalGeneration
-
     raw = dummy_config(name)
-    config = native_config(raw)
+    model_class, config = NATIVES[layout_of(raw).family].model_class(), native_config(raw)
     with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
-        model = UnlimitedOcrForConditionalGeneration._from_config(
-            config, dtype=dtype, attn_implementation="sdpa"
-        )
+        model = model_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

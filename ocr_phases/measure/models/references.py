@@ -22,7 +22,6 @@ from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.family import Family
 
 COLUMNS = ("what", "symbol", "file", "line", "version")
-VISION = ("sam", "clip", "projector")
 _SHOWN = 120
 
 
@@ -52,7 +51,7 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     """
     family = family_of(model)
     methods = _vision_methods(model, family)
-    leaves = {stage: family.modules[stage].rpartition(".")[2] for stage in VISION}
+    leaves = {stage: family.modules[stage].rpartition(".")[2] for stage in family.facts.vision_stages}
     found: list[tuple[str, list[Place]]] = [
         ("condition of vision", _condition(methods, leaves["projector"])),
         *((f"vision call: {stage}", _all(methods, _named(leaf))) for stage, leaf in leaves.items()),
@@ -72,7 +71,7 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
 def _vision_methods(model: nn.Module, family: Family) -> list[Method]:
     """The methods of every module on the way from the model to its vision parts."""
     paths = {""}
-    for stage in VISION:
+    for stage in family.facts.vision_stages:
         parts = family.modules[stage].split(".")[:-1]
         paths |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
     classes = dict.fromkeys(type(model.get_submodule(path)) for path in sorted(paths))

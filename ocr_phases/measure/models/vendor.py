@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.family import Family, StepState
 from ocr_phases.words import count_text
@@ -75,7 +76,7 @@ def prepare_step(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 VENDOR = Family(
-    name="deepseek-ocr",
+    facts=FAMILIES[DEEPSEEK_OCR],
     implementation="vendor",
     class_name="DeepseekOCRForCausalLM",
     modules={
@@ -87,7 +88,7 @@ VENDOR = Family(
     # The class's `model` is the language model itself, with the vision parts inside, and calls its text
     # layers through super(): so `language_model` runs from the first layer to the last norm. Embedding,
     # fusion and the causal mask come before the first layer: in prefill they are in `vision_fusion`.
-    language_model_parts=("model.embed_tokens", "model.layers", "model.norm"),
+    parts={"language_model": ("model.embed_tokens", "model.layers", "model.norm")},
     language_model_between=("model.layers.0", "model.norm"),
     image_arguments=("images", "images_seq_mask", "images_spatial_crop"),
     views=views,

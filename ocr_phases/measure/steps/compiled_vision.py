@@ -1,4 +1,4 @@
-"""SAM and CLIP of the prefill, compiled."""
+"""The vision encoders of the prefill, compiled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch import nn
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.execution import compiled_apart, first_call_ms
 
-_STAGES = ("sam", "clip")
-
 
 class CompiledVision:
     """Compiled forwards of a model's vision encoders, made at the first call of each shape and kept.
@@ -23,8 +21,8 @@ class CompiledVision:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        stages = family_of(model).stages(model)
-        self._modules = {stage: stages[stage] for stage in _STAGES}
+        family = family_of(model)
+        self._modules = {stage: family.stages(model)[stage] for stage in family.facts.encoders}
         self._made: dict[tuple, Callable[..., Any]] = {}
         self.compile_ms: dict[tuple, float] = {}
         self.used: set[tuple] = set()
@@ -42,13 +40,14 @@ class CompiledVision:
                 del module.forward
 
     def _forward(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(pixels: torch.Tensor, **options: Any) -> Any:
-            shape = (stage, *pixels.shape)
+        def forward(*args: Any, **options: Any) -> Any:
+            tensors = [value for value in (*args, *options.values()) if isinstance(value, torch.Tensor)]
+            shape = (stage, *tensors[0].shape)
             self.used.add(shape)
             if shape in self._made:
-                return self._made[shape](pixels, **options)
+                return self._made[shape](*args, **options)
             compiled = compiled_apart(plain)
-            given, self.compile_ms[shape] = first_call_ms(pixels.device, compiled, pixels, **options)
+            given, self.compile_ms[shape] = first_call_ms(tensors[0].device, compiled, *args, **options)
             self._made[shape] = compiled
             return given
 

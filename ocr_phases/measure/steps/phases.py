@@ -1,8 +1,9 @@
 """The heart: prefill, one decode step, the decode loop. Plain functions over a loaded model.
 
 The rules of the two phases are checked while they run, at no cost on the device: eval mode, one token a
-step, no image argument in decode, one cache object that grows by exactly one entry a step. A broken rule
-is an `OcrPhasesError`, because a time measured under it would be of something else.
+step, no image argument in decode, one cache object that grows by exactly one entry a step, until its window
+is full where it has one. A broken rule is an `OcrPhasesError`, because a time measured under it would be of
+something else.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.caches import (
     cache_bytes_per_token,
     cache_length,
+    cache_window,
     continues,
     device_lengths,
     drop_last,
+    held_entries,
 )
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.family import Family
@@ -50,8 +54,10 @@ class StepRunner(Protocol):
 
 @dataclass(repr=False)
 class DecodeState:
-    """What decode continues from. B rows; ``length`` is prompt plus decoded tokens in the cache.
+    """What decode continues from. B rows; ``length`` is prompt plus decoded tokens that the cache has seen.
 
+    ``window`` is how many decoded tokens a step sees beside the prompt, its own among them; None for all.
+    ``entries`` says after the prefill and after every step how many the cache then held.
     ``ids`` are the generated ids on the host, one list a row; ``unread`` those still on the device.
     """
 
@@ -65,6 +71,8 @@ class DecodeState:
     lengths: list[int]  # of the cache, after the prefill and after every step
     position_ids: Tensor | None  # int64 [B, 1] for padded rows, of the newest cache entry
     sampler: Sampler
+    window: int | None = None
+    entries: list[int] = field(default_factory=list)
     exact_mask: bool = False
     sequence: Tensor | None = None  # int64 [B, length + 1], kept for logits processors only
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
@@ -105,7 +113,7 @@ class DecodeState:
         entry = cache_bytes_per_token(self.cache)
         facts = {
             "rows": len(self.ids),
-            "KV cache": f"{self.length:,} entries, {bytes_text(self.length * entry)}",
+            "KV cache": f"{self.entries[-1]:,} entries, {bytes_text(self.entries[-1] * entry)}",
             "one entry": f"{bytes_text(entry)}, keys and values of all layers and rows",
             "prompt": count_text(self.lengths[0], "token"),
             "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
@@ -131,7 +139,8 @@ def prefill(
 
     ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are computed
     for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
-    ``cache`` may be handed in (a static one, say); else it is the family's own. ``exact_mask`` makes
+    ``cache`` may be handed in (a static one, say); else it is the family's own; one without the
+    model's window is refused. ``exact_mask`` makes
     decode hand the 2-D mask to the model also where nothing is padded. The first token is the argmax (or a
     sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread
     over several devices.
@@ -139,11 +148,13 @@ def prefill(
     family = family_of(model)
     timeline = timeline or NoTimeline()
     _check_model(model)
+    window = family.window(model)
     batch, prompt_len = inputs.input_ids.shape
     sampler = sampler or Sampler(device=inputs.input_ids.device)
     arguments = family.prefill_arguments(inputs)
     views = family.views(inputs)
     cache = family.new_cache() if cache is None else cache
+    _check_window(cache, window)
     with stage_hooks(model, family, timeline, views), timeline.in_phase("prefill"):
         out = family.forward(
             model, arguments, past_key_values=cache, use_cache=True, logits_to_keep=0 if all_logits else 1
@@ -159,6 +170,7 @@ def prefill(
                 lengths=[prompt_len],
                 position_ids=None if inputs.position_ids is None else inputs.position_ids[:, -1:],
                 sampler=sampler,
+                window=window,
                 exact_mask=exact_mask,
                 sequence=inputs.input_ids if sampler.needs_sequence else None,
                 prompt_last=inputs.input_ids[:, -1],
@@ -374,12 +386,32 @@ def _check_same_cache(before: Any, state: DecodeState) -> None:
         )
 
 
+def _check_window(cache: Any, window: int | None) -> None:
+    """Raise `OcrPhasesError` for a cache that would silently give full attention to a model with a window."""
+    if cache is not None and cache_window(cache) != window:
+        raise OcrPhasesError(
+            f"This model's steps see {window or 'all'} generated tokens and the cache is for "
+            f"{cache_window(cache) or 'all'}: leave cache out, or make it with DynamicCache(config=...)."
+        )
+
+
 def _check_cache(state: DecodeState) -> None:
+    """Tokens seen and entries held must be right; notes the entries. Nothing waits for the device."""
     length = cache_length(state.cache)
     if length is not None and length != state.length:
         raise OcrPhasesError(
             f"The KV cache holds {length} tokens where {state.length} are right: it must grow by one a step."
         )
+    held, window = held_entries(state.cache), state.window
+    # A step adds its own entry to those kept for it, so one that grows keeps one less than the step sees.
+    kept = None if window is None else window - (held is not None)
+    entries = windowed_length(state.length, state.lengths[0], kept)
+    if held not in (None, entries):
+        raise OcrPhasesError(
+            f"The KV cache has {held} entries where {entries} are right: it must grow by one a step until "
+            "its window is full."
+        )
+    state.entries.append(entries)
 
 
 def _check_device_count(state: DecodeState) -> None:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ocr_phases.settings import SamplingSettings
+
+
+def windowed_processors(settings: SamplingSettings) -> Any:
+    """The n-gram rule over the last tokens alone, as transformers' list of processors; empty without one."""
+    from transformers.generation import LogitsProcessorList, NoRepeatNGramLogitsProcessor
+
+    class WindowedNGrams(NoRepeatNGramLogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return super().__call__(input_ids[:, -settings.no_repeat_ngram_window :], scores)
+
+    size = settings.no_repeat_ngram_size
+    return LogitsProcessorList([WindowedNGrams(size)] if settings.no_repeat_ngram_window else [])
 
 
 class Sampler:
@@ -18,9 +32,9 @@ class Sampler:
 
         self.settings = settings or SamplingSettings()
         self.seed, self.device = seed, device
-        self.processors = generation.LogitsProcessorList()
+        self.processors = windowed_processors(self.settings)
         self.generator: torch.Generator | None = None
-        if self.settings.no_repeat_ngram_size:
+        if self.settings.no_repeat_ngram_size and not self.processors:
             self.processors.append(
                 generation.NoRepeatNGramLogitsProcessor(self.settings.no_repeat_ngram_size)
             )

@@ -1,7 +1,8 @@
 """A decode step over a static KV cache: every input has a fixed address, so it can be captured or compiled.
 
 The step feeds itself: it opens its token's column of the mask, runs the model, takes the argmax as the next
-token and moves on by one, all on the device. The host only starts it, and reads tokens when it wants them.
+token and moves on by one, around the window where there is one, all on the device. The host only starts it,
+and reads tokens when it wants them.
 So inputs are changed in place, nothing in the step may wait for the host, and the model has no hook when the
 step is made.
 """
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.models.caches import cache_bytes_per_token
+from ocr_phases.measure.models.caches import cache_bytes_per_token, static_cache
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.execution import compiled_apart, current_device, decode_execution, first_call_ms
 from ocr_phases.measure.steps.phases import DecodeState, check_step
@@ -44,9 +46,10 @@ class StepSetup:
     capture_ms: float | None
 
 
-def max_cache_len_for(prompt_len: int, max_new_tokens: int) -> int:
-    """The length of a static cache with room for a prompt and what is generated after it."""
-    return -(-(prompt_len + max_new_tokens) // CACHE_LEN_MULTIPLE) * CACHE_LEN_MULTIPLE
+def max_cache_len_for(prompt_len: int, max_new_tokens: int, window: int | None = None) -> int:
+    """The length of a static cache with room for a prompt and what is kept of the generated tokens."""
+    needed = windowed_length(prompt_len + max_new_tokens, prompt_len, window)
+    return -(-needed // CACHE_LEN_MULTIPLE) * CACHE_LEN_MULTIPLE
 
 
 class StaticStep:
@@ -60,26 +63,29 @@ class StaticStep:
 
     @torch.no_grad()
     def __init__(self, model: Any, batch: int, max_cache_len: int, strategy: str) -> None:
-        from transformers import StaticCache
-
-        self.model, self.strategy, self.max_cache_len = model, strategy, max_cache_len
+        self.model, self.family = model, family_of(model)
+        self.window = self.family.window(model)
+        self.strategy, self.max_cache_len = strategy, max_cache_len
         parameter = next(model.parameters())
         self.device = parameter.device
         config = model.config.get_text_config()
-        self.cache = StaticCache(config=config, max_cache_len=max_cache_len)
+        self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.cache = static_cache(config, max_cache_len, self.window, self._slot)
         self.cache.early_initialization(
             batch, config.num_key_value_heads, _head_dim(config), parameter.dtype, self.device
         )
         self._token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._position = torch.zeros_like(self._token)
-        self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
+        # The window's first slot, and the one behind its last.
+        self._ring = torch.zeros(2, 1, dtype=torch.long, device=self.device)
         # Added to the scores: 0 where a column may be seen, else -inf. A Boolean mask would be turned into
         # this in every layer.
         self._mask = torch.full(
             (batch, 1, 1, max_cache_len), -torch.inf, dtype=parameter.dtype, device=self.device
         )
         # What the state shows of itself after a step, as views of these.
-        self._seen = torch.ones(batch, max_cache_len, dtype=torch.long, device=self.device)
+        longest = max_cache_len if self.window is None else config.max_position_embeddings
+        self._seen = torch.ones(batch, longest, dtype=torch.long, device=self.device)
         self._positions = torch.zeros_like(self._seen)
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._given: Tensor | None = None  # the token that the step itself fed back
@@ -105,7 +111,8 @@ class StaticStep:
         """
         if state.cache is not self.cache:
             raise OcrPhasesError("This state has another KV cache: prefill with cache=step.fresh_cache().")
-        if state.length >= self.max_cache_len:
+        needed = windowed_length(state.length + 1, state.lengths[0], self.window)
+        if needed > self.max_cache_len:
             raise OcrPhasesError(
                 f"The static KV cache is full with {self.max_cache_len} entries: ask for fewer new tokens, "
                 "or make a step with a larger max_cache_len."
@@ -124,15 +131,21 @@ class StaticStep:
 
     def _load(self, state: DecodeState) -> None:
         """Start from ``state``: its token, place, and which columns of its prompt are padding."""
-        length = state.length
+        length, prompt_len = state.length, state.lengths[0]
+        held = windowed_length(length, prompt_len, self.window)
         self._token.copy_(state.token[:, None])
         self._slot.fill_(length)
+        if self.window is not None:
+            self._ring[0].fill_(prompt_len)
+            self._ring[1].fill_(prompt_len + self.window)
+            if length > prompt_len:
+                self._slot.sub_((length - prompt_len) // self.window * self.window)
         seen = state.attention_mask.clone()  # it may be a view of what is filled here
         self._seen.fill_(1)
         self._seen[:, :length] = seen
         self._mask.fill_(-torch.inf)
-        self._mask[:, 0, 0, :length].masked_fill_(seen.bool(), 0.0)
-        columns = torch.arange(self.max_cache_len, device=self.device)
+        self._mask[:, 0, 0, :held].masked_fill_(seen[:, :held].bool(), 0.0)
+        columns = torch.arange(self._seen.shape[1], device=self.device)
         if state.position_ids is None:
             self._positions.copy_(columns.expand_as(self._positions))
         else:
@@ -147,19 +160,21 @@ class StaticStep:
         self._token.copy_(logits.argmax(dim=-1, keepdim=True))
         self._position.add_(1)
         self._slot.add_(1)
+        if self.window is not None:
+            self._slot.copy_(torch.where(self._slot == self._ring[1], self._ring[0], self._slot))
         return logits
 
     def _arguments(self) -> dict[str, Any]:
         return {
             "input_ids": self._token,
-            "attention_mask": {"full_attention": self._mask, "reference_sliding_attention": self._mask},
+            "attention_mask": self.family.ready_mask(self._mask),
             "position_ids": self._position,
             "past_key_values": self.cache,
         }
 
     def _made(self) -> tuple[Callable[[], Tensor], float | None, float | None]:
         """The step as ``strategy`` runs it, and the ms that compiling and capturing took."""
-        check_step(family_of(self.model), self._arguments())
+        check_step(self.family, self._arguments())
         cuda = self.device.type == "cuda"
         run: Callable[[], Tensor] = self._body
         compile_ms = capture_ms = None

@@ -187,11 +187,12 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     handles: list[Any] = []
     open_spans: dict[str, Span] = {}
     calls: dict[str, int] = {}
+    vision = family.facts.vision_stages
 
     def before(stage: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             view = ""
-            if stage in ("sam", "clip", "projector"):
+            if stage in vision:
                 number = calls.get(stage, 0)
                 calls[stage] = number + 1
                 view = views[number % len(views)] if views else ""

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from ocr_phases.assets import asset
+from ocr_phases.catalogue import FAMILIES, PRESET_NAMES
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.page_formats import PAGE_SUFFIXES
-from ocr_phases.presets import PRESETS, PROMPTS
+from ocr_phases.presets import PROMPTS
 from ocr_phases.settings import Settings, help_text, kind
 from ocr_phases.show.html import image_html, note_html
 
@@ -228,6 +229,7 @@ def _field(setting: Field[Any], model: str) -> widgets.Widget:
     common = {"description": label, "tooltip": help_text(setting)}
     if setting.name == "model":
         known = {"tiny": "tiny (built in)", "dummy": "dummy (full size, random weights)"}
+        known |= {f"dummy:{name}": f"dummy: {facts.title}" for name, facts in [*FAMILIES.items()][1:]}
         return Choice(label, known, model, "a checkpoint folder or hub id")
     if setting.name == "device":
         return Choice(label, {name: name for name in ("auto", "cpu", "cuda")}, "auto", "cuda:1, for example")
@@ -236,7 +238,7 @@ def _field(setting: Field[Any], model: str) -> widgets.Widget:
         return Choice(label, known, "markdown", "your words, or locate:words")
     choices = [(name, name) for name in setting.metadata.get("choices", ())]
     if setting.name == "preset":
-        choices = [(name, name) for name in PRESETS]
+        choices = [(name, name) for name in PRESET_NAMES]
     if kind(setting) == "bool" and setting.default is None:
         choices = [("yes", True), ("no", False)]
     if choices:

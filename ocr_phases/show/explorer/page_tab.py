@@ -88,7 +88,7 @@ class PagePane(Pane):
 
     def _draw_row(self, row: int) -> None:
         run = self._shown
-        grounding = parse_grounding(run.results[row]["text"] or "")
+        grounding = parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
         self._regions = grounding.regions
         self._tokens = run.tokens_of(row)
         self._table = region_table(grounding, typical_run(run).tokens_of(row))
@@ -99,7 +99,7 @@ class PagePane(Pane):
         self._types.value = sections.region_types(run, row).html()
         notes = {item.region: _hint(item) for item in items}
         size = int(page["width"]), int(page["height"])
-        self._page.value = page_svg(run.page_image(numbers[0]), size, self._regions, notes)
+        self._page.value = page_svg(run.page_image(numbers[0]), size, grounding.on_page(0).regions, notes)
         times = self._tokens["device_ms"].tolist()
         self._curve = Curve.of([times])
         own = self._tokens.groupby("region")["index"].agg(["min", "max"])
@@ -222,7 +222,7 @@ def _remark(run: PhaseRun, row: int, pages: int, dropped: int) -> str:
         sentences.append(f"This row has {pages} pages: the boxes are shown on the first.")
     if dropped:
         sentences.append(f"{dropped} box(es) could not be read.")
-    if not parse_grounding(run.results[row]["text"]).regions:
+    if not parse_grounding(run.results[row]["text"], run.model.get("family")).regions:
         sentences.append("The output marks no region on the page.")
     return " ".join(sentences)
 

@@ -1,0 +1,625 @@
+"""Unlimited-OCR against what its vendor's code gave: pages, its window in prefill and decode, its config."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import PIL
+import pytest
+import torch
+from conftest import GOLDEN, GOLDEN_UNLIMITED, PAGES, SMALL_UNLIMITED
+from example_run import report_of
+from PIL import Image
+from safetensors.torch import load_file
+from test_deepseek_ocr_2 import in_vendors_order
+from test_page import BOS, IMAGE_ID, PAD, pooled, stand_in
+from test_phases import captured
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache
+
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare, decode_step, prefill
+from ocr_phases.analyse.architecture import windowed_length
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.cost import decode_cost, generation_flops, run_cost
+from ocr_phases.analyse.floors import decode_floor
+from ocr_phases.analyse.grounding import parse_grounding, token_regions
+from ocr_phases.catalogue import FAMILIES, UNLIMITED_OCR
+from ocr_phases.cli import main
+from ocr_phases.measure.inputs.images import load_page
+from ocr_phases.measure.inputs.packing import DeviceInputs, image_token_count, make_views, pack
+from ocr_phases.measure.inputs.request import make_rows
+from ocr_phases.measure.models.families import NATIVE as DEEPSEEK_OCR
+from ocr_phases.measure.models.families import native_config
+from ocr_phases.measure.models.native import dummy_config
+from ocr_phases.measure.models.unlimited_ocr import NATIVE, PUBLISHED
+from ocr_phases.measure.steps.phases import generate, prompt_loss
+from ocr_phases.measure.steps.sampling import Sampler, windowed_processors
+from ocr_phases.measure.steps.static_step import StaticStep, max_cache_len_for
+from ocr_phases.report.artifacts import result_markdown, write_artifacts
+from ocr_phases.settings import SamplingSettings, resolve_infer
+from ocr_phases.show.regions import page_html, plot_page
+
+FACTS = FAMILIES[UNLIMITED_OCR]
+RECORDED = json.loads((GOLDEN_UNLIMITED / "preprocess.json").read_text())
+GENERATION = json.loads((GOLDEN_UNLIMITED / "generation.json").read_text())
+TOLERANCE = 5e-4  # of logits that reach 18
+WINDOW = 16
+UNLIMITED_SMALL = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
+CASES = ("base", "gundam", "small", "batch", "multi", "long")
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, torch.Tensor]:
+    return load_file(GOLDEN_UNLIMITED / "forward.safetensors")
+
+
+@pytest.fixture(scope="module")
+def views_32() -> dict[str, torch.Tensor]:
+    return load_file(GOLDEN_UNLIMITED / "preprocess.safetensors")
+
+
+# -- pages and prompts -------------------------------------------------------------------------------
+
+
+ONE_PAGE = [name for name, case in RECORDED["cases"].items() if "preset" in case]
+SEVERAL = [name for name in RECORDED["cases"] if name not in ONE_PAGE]
+
+
+def sha256(pixels: np.ndarray) -> list[str]:
+    return [hashlib.sha256(view.transpose(2, 0, 1).tobytes()).hexdigest() for view in pixels]
+
+
+def packed_as(case: dict, views: list, prompt: str):
+    tokens = {"image_token_id": IMAGE_ID, "bos_token_id": BOS, "pad_token_id": PAD}
+    packed = pack([views], [prompt], stand_in, **tokens)
+    assert packed.prefill_len == case["input_len"]
+    assert packed.image_tokens == (case["image_tokens"],)
+    where = packed.images_seq_mask[0].nonzero().flatten().tolist()
+    assert where == list(range(case["mask_first"], case["mask_last"] + 1))
+    ids = packed.input_ids[0].tolist()
+    assert [ids[: where[0]], ids[where[-1] + 1 :]] == [case["text_ids_head"], case["text_ids_tail"]]
+
+
+@pytest.mark.parametrize("name", ONE_PAGE)
+def test_pages_are_cut_as_recorded(name, views_32):
+    case = RECORDED["cases"][name]
+    preset = FACTS.presets[case["preset"]]
+    views = make_views(load_page(GOLDEN / "pages" / case["file"])[0], preset)
+    assert [list(views.grid)] == case["spatial_crop"]
+    assert bool(len(views.crops)) == case["crops_used"]
+    assert image_token_count(preset, views.grid) == case["image_tokens"]
+    packed_as(case, [views], FACTS.text_of("markdown"))
+    shown = [("ori", views.global_view[None]), *([("crop", views.crops)] if len(views.crops) else [])]
+    for kind, pixels in shown:
+        assert list(pixels.transpose(0, 3, 1, 2).shape) == case[f"{kind}_shape"]
+        kept = views_32.get(f"{name}.{kind}32")
+        if kept is not None:
+            assert np.abs(np.stack([pooled(view) for view in pixels]) - kept.float().numpy()).max() <= 1
+        if PIL.__version__.split(".")[0] == RECORDED["pillow"].split(".")[0]:
+            assert sha256(pixels) == np.ravel(case[f"{kind}_sha256"]).tolist()
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_pages_of_one_prompt_are_packed_as_recorded(name):
+    case = RECORDED["cases"][name]
+    preset = FACTS.presets[{1024: "base", 640: "small"}[case["image_size"]]]
+    files = [str(GOLDEN / "pages" / file) for file in case["files"]]
+    (row,), (prompt,) = make_rows(files, "multipage", None, FACTS)
+    views = [make_views(load_page(page)[0], preset) for page in row]
+    packed_as(case, views, prompt)
+    assert [list(view.grid) for view in views] == case["spatial_crop"]
+    if PIL.__version__.split(".")[0] == RECORDED["pillow"].split(".")[0]:
+        assert sha256(np.stack([view.global_view for view in views])) == case["ori_sha256"]
+
+
+def test_the_recording_is_whole_and_its_grids_are_ours():
+    assert (len(ONE_PAGE), len(RECORDED["grids"])) == (27, 161)
+    assert {RECORDED["cases"][name]["preset"] for name in ONE_PAGE} == set(FACTS.presets)
+    for size, grid in RECORDED["grids"].items():
+        width, height = map(int, size.split("x"))
+        assert list(FACTS.presets["gundam"].grid(width, height)) == grid, size
+
+
+def test_prompts_are_the_familys():
+    assert FACTS.text_of("markdown") == "<image>document parsing."
+    assert FACTS.text_of("multipage", pages=3) == "<image><image><image>Multi page parsing."
+    assert FACTS.text_of("Read it.") == "<image>Read it."
+    with pytest.raises(OcrPhasesError, match="no prompt 'free' of Unlimited-OCR: choose one of markdown, mu"):
+        FACTS.text_of("free")
+    with pytest.raises(OcrPhasesError, match="no prompt 'locate' of Unlimited-OCR"):
+        FACTS.text_of("locate:a word")
+    with pytest.raises(OcrPhasesError, match="no prompt 'multipage' of DeepSeek-OCR: choose one of markdown"):
+        FAMILIES["deepseek-ocr"].text_of("multipage")
+    with pytest.raises(OcrPhasesError, match="Unlimited-OCR marks boxes by itself: leave grounding out"):
+        FACTS.text_of("Read it.", grounding=False)
+
+
+# -- prefill and decode ------------------------------------------------------------------------------
+
+
+def inputs_of(golden: dict[str, torch.Tensor], case: str) -> DeviceInputs:
+    """A recorded case: its pixels are kept at a quarter of their size."""
+    ids = golden[f"{case}.input_ids"]
+    mask = golden.get(f"{case}.attention_mask", torch.ones_like(ids))
+
+    def pixels(kind: str) -> list[torch.Tensor]:
+        found = sorted(name for name in golden if name.startswith(f"{case}.{kind}."))
+        levels = [
+            golden[name].repeat_interleave(4, 2).repeat_interleave(4, 3).float() / 255 for name in found
+        ]
+        return [((level - 0.5) / 0.5).to(torch.bfloat16).float() for level in levels]
+
+    crops, pages = pixels("images_crop_small"), torch.cat(pixels("images_ori_small"))
+    return DeviceInputs(
+        input_ids=ids,
+        attention_mask=mask,
+        images_seq_mask=ids == 300,
+        pixel_values=pages,
+        pixel_values_local=torch.cat(crops) if crops else None,
+        num_local_patches=[len(crops[0])] if crops else [0] * len(pages),
+        patches_grid=golden[f"{case}.images_spatial_crop"].tolist(),
+        position_ids=None if mask.all() else (mask.cumsum(dim=1) - 1).clamp(min=0),
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_matches_the_recorded_vendor_run(case, unlimited_session, golden):
+    model, inputs = unlimited_session.model, inputs_of(golden, case)
+    tower = model.model.vision_tower
+    with (
+        captured(model.model.language_model, "inputs_embeds") as embeds,
+        captured(tower.sam_encoder, "output") as sam,
+        captured(tower.vision_encoder, "output") as clip,
+        captured(model.model.multi_modal_projector, "output") as projected,
+    ):
+        state = prefill(model, inputs, all_logits=True)
+
+    def near(mine: torch.Tensor, name: str, tolerance: float = TOLERANCE) -> None:
+        torch.testing.assert_close(mine, golden[f"{case}.{name}"], atol=tolerance, rtol=0)
+
+    stages = {
+        "sam": [out.last_hidden_state.mean(dim=(2, 3)) for out in sam],
+        "clip": [out.last_hidden_state.mean(-1) for out in clip],
+        "projector": projected,
+    }
+    for stage, calls in stages.items():
+        for number, mine in enumerate(in_vendors_order(calls, inputs.num_local_patches)):
+            near(mine, f"{stage}.{number}", 1e-4)
+    near(embeds[0], "fused_embeds", 1e-4)
+    near(state.prefill_logits[:, golden[f"{case}.logit_positions"]], "prefill_logits")
+
+    expected = golden[f"{case}.greedy_tokens"]
+    for step in range(expected.shape[1] - 1):
+        decode_step(model, state)
+        theirs = golden[f"{case}.step_logits"][:, step]
+        torch.testing.assert_close(state.logits, theirs, atol=TOLERANCE, rtol=0)
+    assert state.ids == expected.tolist()
+    # The vendor keeps the entry that the next step writes over; here it has gone.
+    prompt = inputs.input_ids.shape[1]
+    assert state.lengths == list(range(prompt, prompt + expected.shape[1]))
+    assert state.entries == [min(length, prompt + WINDOW - 1) for length in state.lengths]
+    assert golden[f"{case}.cache_len"].tolist() == [min(length, prompt + WINDOW) for length in state.lengths]
+
+
+def test_padded_rows_stay_right_beyond_the_window(unlimited_session, golden):
+    """The vendor's own second row is wrong from token 3 on: it is held to the row alone."""
+    state = generate(unlimited_session.model, inputs_of(golden, "padded"), 24)
+    alone = golden["padded.row1_alone_tokens"].tolist()
+    assert state.ids == [golden["padded.greedy_tokens"][0].tolist(), *alone]
+    assert state.entries[-1] == 30 + WINDOW - 1
+
+
+@pytest.mark.parametrize("case", ["long", "padded"])
+def test_the_static_step_equals_eager_around_its_window(case, unlimited_session, golden):
+    model, inputs = unlimited_session.model, inputs_of(golden, case)
+    count = golden[f"{case}.greedy_tokens"].shape[1]
+    rows, prompt = inputs.input_ids.shape
+    step = StaticStep(model, rows, max_cache_len_for(prompt, count, WINDOW), "eager")
+    assert step.max_cache_len == 64  # however many tokens come
+    for first_token in ("prefill", "redecode"):
+        eager = generate(model, inputs, count, first_token=first_token)
+        static = generate(model, inputs, count, first_token=first_token, step=step)
+        assert static.ids == eager.ids
+        assert static.entries[-1] == prompt + WINDOW
+        assert torch.equal(static.attention_mask, eager.attention_mask)
+        torch.testing.assert_close(static.logits, eager.logits, atol=TOLERANCE, rtol=0)
+
+
+def test_a_cache_without_the_window_is_refused(unlimited_session, golden_session, golden):
+    model, inputs = unlimited_session.model, inputs_of(golden, "long")
+    with pytest.raises(OcrPhasesError, match="see 16 generated tokens and the cache is for all: leave cache"):
+        prefill(model, inputs, cache=DynamicCache())
+    state = prefill(model, inputs, cache=DynamicCache(config=model.config.get_text_config()))
+    assert state.window == WINDOW
+    with pytest.raises(OcrPhasesError, match="see all generated tokens and the cache is for 16"):
+        prefill(golden_session.model, inputs, cache=DynamicCache(config=model.config.get_text_config()))
+
+
+def test_a_cache_that_grows_beyond_its_window_is_an_error(unlimited_session, golden):
+    model = unlimited_session.model
+    state = prefill(model, inputs_of(golden, "long"))
+    for layer in state.cache.layers:
+        layer.sliding_window = 3
+    with pytest.raises(OcrPhasesError, match="has 28 entries where 29 are right.* until its window is full"):
+        for _ in range(WINDOW):
+            decode_step(model, state)
+
+
+@pytest.mark.parametrize("case", ["long", "multi", "gundam"])
+def test_equals_generate(case, unlimited_session, golden):
+    inputs, model = inputs_of(golden, case), unlimited_session.model
+    state = generate(model, inputs, 24, exact_mask=True)
+    arguments = {**state.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask}
+    whole = model.generate(**arguments, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=2)
+    assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
+
+
+def test_the_loss_is_the_recorded_one(unlimited_session, golden):
+    loss = prompt_loss(unlimited_session.model, inputs_of(golden, "base"))
+    torch.testing.assert_close(loss.detach(), golden["base.labels_loss"], atol=TOLERANCE, rtol=0)
+
+
+# -- generation rules --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in GENERATION["ngram"]["cases"] if not case["whitelist"]])
+def test_ngrams_are_banned_as_recorded(case):
+    settings = SamplingSettings(
+        no_repeat_ngram_size=case["ngram_size"], no_repeat_ngram_window=case["window"]
+    )
+    (rule,) = windowed_processors(settings)
+    scores = torch.tensor(GENERATION["ngram"]["scores_before"])
+    after = rule(torch.tensor(case["input_ids"]), scores.clone())
+    assert [row.isneginf().nonzero().flatten().tolist() for row in after] == case["banned"]
+    assert torch.equal(after[~after.isneginf()], scores[~after.isneginf()])
+    assert len(Sampler(settings).processors) == 1
+
+
+def test_the_published_rule_is_the_familys():
+    one, many = (
+        resolve_infer("published", None, UNLIMITED_OCR, several_pages=flag) for flag in (False, True)
+    )
+    assert one == (SamplingSettings(no_repeat_ngram_size=35, no_repeat_ngram_window=128), True)
+    assert many == (SamplingSettings(no_repeat_ngram_size=35, no_repeat_ngram_window=1024), True)
+    assert resolve_infer("published-eval", None, UNLIMITED_OCR) == (SamplingSettings(), True)
+    assert resolve_infer("published", None) == (SamplingSettings(no_repeat_ngram_size=20), True)
+    assert "no_repeat_ngram_window" not in one[0].as_generate()
+    assert "no_repeat_ngram_window" not in SamplingSettings().described()
+    with pytest.raises(
+        OcrPhasesError, match="no_repeat_ngram_window is for a no_repeat_ngram_size: give both"
+    ):
+        SamplingSettings(no_repeat_ngram_window=5)
+
+
+# -- a measured run ----------------------------------------------------------------------------------
+
+
+RECEIPT = PAGES / "receipt.png"
+ONCE = {"repeats": 1, "warmup": 0, "ceilings": False, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def several_pages(unlimited_session) -> PhaseRun:
+    """Two pages in one prompt, decoded beyond the window, with a rule over a window of its own."""
+    return unlimited_session.run_inference(
+        [RECEIPT, PAGES / "slide.png"],
+        "multipage",
+        preset="small",
+        max_new_tokens=24,
+        infer={"no_repeat_ngram_size": 2, "no_repeat_ngram_window": 8},
+        verify=True,
+        **ONCE,
+    )
+
+
+def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_path):
+    run = PhaseRun.load(several_pages.save(tmp_path / "run.json"))
+    prompt, cache = run.request["prefill_len"], run.cache
+    assert run.model["family"] == UNLIMITED_OCR
+    assert [page["row"] for page in run.pages] == [0, 0]
+    assert run.request["prompts"] == ["<image><image>Multi page parsing."]
+    assert cache["window"] == WINDOW
+    assert cache["lengths"] == list(range(prompt, prompt + 24))
+    assert cache["entries"] == [min(length, prompt + WINDOW - 1) for length in cache["lengths"]]
+    assert cache["bytes_per_token"] == 2 * 3 * 80 * 4
+    assert cache["bytes"] == [entries * cache["bytes_per_token"] for entries in cache["entries"]]
+    assert run["kv_cache_bytes"] == (prompt + WINDOW - 1) * cache["bytes_per_token"]
+    checks = {check.name: check for check in run_checks(run)}
+    assert {check.verdict for check in checks.values()} <= {"pass", "note", "n/a", "noisy"}
+    for name in ("parity", "cache_growth", "cache_linear", "cache_reused", "image_features", "prompt_tokens"):
+        assert checks[name].verdict == "pass", name
+    assert checks["cache_growth"].measured == (
+        f"{prompt} to {prompt + 23} tokens seen, {prompt + 15} entries held, window 16"
+    )
+
+
+def test_the_live_check_sees_a_cache_that_grows_on(unlimited_session, golden):
+    from ocr_phases.measure.collectors.live_checks import _cache_growth
+
+    state = generate(unlimited_session.model, inputs_of(golden, "long"), 24)
+    assert _cache_growth(state)[0] == "pass"
+    for wrong in (
+        state.lengths,
+        [*state.entries[:-1], state.entries[-1] - 1],
+        [26, 26, 26, *state.entries[3:]],
+    ):
+        assert _cache_growth(replace(state, entries=list(wrong)))[0] == "fail"
+
+
+def test_padded_rows_are_measured_and_generate_is_refused_beyond_the_window(unlimited_session):
+    pages, prompts = [RECEIPT, RECEIPT], ["markdown", "<image>Read it, please, all of it."]
+    options = {"preset": "small", "max_new_tokens": WINDOW + 1, **ONCE}
+    run = unlimited_session.run_inference(pages, prompts, verify=True, **options)
+    checks = {check["name"]: check for check in run.live_checks}
+    assert checks["parity"]["verdict"] == "n/a"
+    assert "mistakes which slots are padding once its window of 16" in checks["parity"]["measured"]
+    assert checks["mask_handed_over"]["verdict"] == "pass"
+    assert checks["mask_handed_over"]["measured"] == "a mask by slot in 16 steps"
+    with pytest.raises(OcrPhasesError, match="give rows of equal length, or measure without it"):
+        unlimited_session.run_inference(pages, prompts, generate=True, **options)
+    alone = unlimited_session.run_inference(RECEIPT, prompts[1], **options)
+    assert alone.results[0]["ids"] == run.results[1]["ids"]
+
+
+def test_several_pages_in_one_prompt_have_no_crops(unlimited_session):
+    pages = [RECEIPT, RECEIPT]
+    inputs = unlimited_session.prepare(pages, prompt="multipage")
+    assert inputs.views[0].preset.name == "base"
+    assert inputs.image_tokens == (2 * 273,)
+    with pytest.raises(
+        OcrPhasesError, match="several pages in one prompt without crops: choose the preset sm"
+    ):
+        unlimited_session.prepare(pages, prompt="multipage", preset="gundam")
+    assert unlimited_session.prepare(pages).batch_size == 2
+
+
+def test_cost_and_floor_follow_the_window(several_pages):
+    """A step beyond the window costs what the class does there, counted by torch."""
+    config, model = UNLIMITED_SMALL, NATIVE.model_class()
+    with torch.device("meta"):
+        model = model._from_config(native_config(config), dtype=torch.bfloat16, attn_implementation="sdpa")
+        model.set_experts_implementation("batched_mm")
+        text = model.config.get_text_config()
+        cache = DynamicCache(config=text)
+        ids = torch.zeros((1, 50), dtype=torch.int64)
+        ready = NATIVE.ready_mask(None)
+        counted = []
+        for number in range(40):
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                tokens = ids if number == 0 else ids[:, :1]
+                model.eval()(
+                    input_ids=tokens,
+                    attention_mask=ready,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+            counted.append(counter.get_total_flops())
+    for number in (1, 15, 16, 17, 39):
+        seen = windowed_length(50 + number, 50, WINDOW)
+        flops = int(decode_cost(config, cache_len=seen)["flops"].sum())
+        assert counted[number] == pytest.approx(flops, rel=0.01), number
+    assert counted[16] == counted[39] > counted[15]
+    whole = generation_flops(config, prompt_len=50, tokens=40)
+    assert whole == pytest.approx(sum(counted), rel=0.01)
+
+    prompt = several_pages.request["prefill_len"]
+    at_end = run_cost(several_pages, prompt + 23).query("phase == 'decode'")["kv_bytes"].sum()
+    assert at_end == (prompt + WINDOW) * several_pages.cache["bytes_per_token"]
+    measured = {"bandwidth_bytes_per_s": 1e9, "matmul_flops_per_s": 1e12, "matmul_dtype": "float32"}
+    run = replace(several_pages, device={**several_pages.device, "ceilings": measured})
+    floor = decode_floor(run)
+    assert floor["cache_len"].tolist() == run.cache["lengths"][1:]
+    assert floor["floor_ms"].nunique() == WINDOW  # then it stays
+    assert floor["floor_ms"].is_monotonic_increasing
+
+
+# -- its config --------------------------------------------------------------------------------------
+
+
+def test_the_published_sizes_are_the_published_counts():
+    config = native_config(dummy_config("dummy:unlimited-ocr"))
+    with torch.device("meta"):
+        model = NATIVE.model_class()(config)
+    assert (NATIVE.drives(model), DEEPSEEK_OCR.drives(model), NATIVE.window(model)) == (True, False, 128)
+    assert config.text_config.max_position_embeddings == 32768
+    assert NATIVE.parameters(model) == {
+        "sam": 95_569_152,
+        "clip": 303_177_728 - 602_112,
+        "projector": 2_622_720,
+        "language_model": 2_769_255_680,
+        "lm_head": 165_478_400,
+        "total": 3_335_504_128,
+    }
+
+
+def test_the_window_is_the_files():
+    golden = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
+    text = native_config(golden).text_config
+    assert (text.sliding_window, set(text.layer_types)) == (16, {"reference_sliding_attention"})
+    places = [golden["language_config"], golden, golden]
+    names = ("sliding_window_size", "sliding_window_size", "sliding_window")
+    for place, name in zip(places, names, strict=True):
+        kept = place.pop(name)
+        place[name] = 17
+        with pytest.raises(OcrPhasesError, match="sliding_window_size: one window is needed, it has 16, 17"):
+            native_config(golden)
+        place[name] = kept
+    for place, name in zip(places, names, strict=True):
+        assert native_config(golden).text_config.sliding_window == 16
+        del place[name]
+    with pytest.raises(OcrPhasesError, match="one window is needed, it has none"):
+        native_config(golden)
+    with pytest.raises(OcrPhasesError, match="damaged"):
+        native_config({**PUBLISHED, "sliding_window_size": 1})
+
+
+def test_dummies_are_of_the_family():
+    config = native_config(dummy_config(f"{SMALL_UNLIMITED},window=32"))
+    text = config.text_config
+    assert (text.sliding_window, text.num_hidden_layers, text.hidden_size) == (32, 2, 64)
+    assert PUBLISHED["sliding_window_size"] == 128  # a copy was changed
+    session = OCRSession.load(f"{SMALL_UNLIMITED},window=32", device="cpu")
+    assert session.family is NATIVE
+    assert session.prepare(RECEIPT).prompts == ("<image>document parsing.",)
+
+
+def test_what_transformers_saves_loads_whole(unlimited_session, tmp_path):
+    model = unlimited_session.model
+    model.save_pretrained(tmp_path)
+    for path in (GOLDEN_UNLIMITED / "checkpoint").glob("tokenizer*.json"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    again = OCRSession.from_local(tmp_path, device="cpu")
+    assert (again.family, again.family.window(again.model)) == (NATIVE, WINDOW)
+    for mine, theirs in zip(again.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    config = json.loads((tmp_path / "config.json").read_text())
+    mixed = copy.deepcopy(config)
+    mixed["text_config"]["layer_types"][0] = "full_attention"
+    with pytest.raises(OcrPhasesError, match="full_attention and reference_sliding_attention: what can be"):
+        native_config(mixed)
+    del config["text_config"]["sliding_window"]
+    with pytest.raises(OcrPhasesError, match="the language model has no sliding_window"):
+        native_config(config)
+
+
+# -- output ------------------------------------------------------------------------------------------
+
+
+OUTPUTS = json.loads((GOLDEN_UNLIMITED / "artifacts.json").read_text())
+
+
+def markdown(name: str) -> str:
+    case = OUTPUTS[name]
+    return result_markdown(case["model_text"], UNLIMITED_OCR, len(case.get("pages", [1])))
+
+
+def test_the_output_is_read_as_the_vendor_reads_it_where_it_is_right():
+    text = OUTPUTS["single"]["model_text"]
+    found = parse_grounding(text, UNLIMITED_OCR)
+    labels = ["title", "text", "image", "image_caption", "table", "broken", "image"]
+    assert [region.label for region in found.regions] == labels
+    assert found.dropped == 1
+    assert found.regions[0].boxes == ((100, 40, 900, 90),)
+    theirs = OUTPUTS["single"]["result"].removesuffix("tail")
+    assert markdown("single") == f"{theirs}lost\n![](images/1.jpg)\ntail"  # the vendor's loses both
+    assert markdown("same_box_twice") == "a\nb\n![](images/0.jpg)\n\n![](images/1.jpg)\n"
+    assert parse_grounding(text).regions == ()  # not DeepSeek-OCR's
+
+
+def test_boxes_in_other_forms_are_read_and_nothing_is_lost():
+    found = parse_grounding(OUTPUTS["two_boxes"]["model_text"], UNLIMITED_OCR)
+    assert [(region.label, len(region.boxes)) for region in found.regions] == [
+        ("image", 2),
+        ("text", 1),
+        ("image", 1),
+    ]
+    links = [f"![](images/{number}.jpg)\n" for number in range(3)]
+    assert markdown("two_boxes") == f"{links[0]}{links[1]}\nb\n{links[2]}"
+    old = parse_grounding(OUTPUTS["old_format"]["model_text"], UNLIMITED_OCR)
+    assert [(region.label, len(region.boxes)) for region in old.regions] == [
+        ("image", 2),
+        ("title", 1),
+        ("image", 1),
+    ]
+
+
+def test_regions_carry_their_page():
+    text = OUTPUTS["multi"]["model_text"]
+    found = parse_grounding(text, UNLIMITED_OCR)
+    assert [region.page for region in found.regions] == [0, 0, 1, 1, 1, 2]
+    assert "<PAGE>" not in "".join(region.text for region in found.regions)
+    theirs = OUTPUTS["multi"]["result"]
+    beyond = "<|det|>text [80, 120, 920, 300]<|/det|>"
+    assert markdown("multi") == theirs.replace(beyond, "")
+    assert markdown("multi_text_before_first_page") == "preamble\n<PAGE>\nOnly page"
+    assert markdown("multi_no_page_mark") == "No page mark"
+    lone = parse_grounding("<PAGE>a<PAGE><|det|>image [1, 2, 30, 40]<|/det|>b<PAGE>c", UNLIMITED_OCR)
+    assert token_regions(lone, ["<PAGE>", "a", "<PAGE>", "<|det|>image [1, 2, 30, 40]<|/det|>b", "<PA"]) == [
+        -1,
+        -1,
+        -1,
+        0,
+        -1,
+    ]
+    assert result_markdown("<PAGE>x\n<PAGE><|det|>image [1, 2, 3, 4]<|/det|>", UNLIMITED_OCR) == (
+        "<PAGE>\nx\n<PAGE>\n<|det|>image [1, 2, 3, 4]<|/det|>"  # it was given one page
+    )
+
+
+def test_files_of_several_pages_are_named_by_page(tmp_path):
+    case = OUTPUTS["multi"]
+    pages = [load_page(GOLDEN / "pages" / file)[0] for file in case["pages"]]
+    written = write_artifacts(tmp_path, pages, case["model_text"], UNLIMITED_OCR)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in written) == sorted(case["files"])
+    for name, size in case["crops"].items():
+        with Image.open(tmp_path / "images" / name) as crop:
+            assert list(crop.size) == size
+    for name, text in OUTPUTS.items():
+        for number in range(len(text["model_text"])):  # a text that ends anywhere keeps its words
+            cut = parse_grounding(text["model_text"][:number], UNLIMITED_OCR)
+            assert len(cut.regions) <= len(parse_grounding(text["model_text"], UNLIMITED_OCR).regions), name
+
+
+def test_regions_and_times_are_shown_on_their_page(several_pages):
+    text = OUTPUTS["multi"]["model_text"].removesuffix("<｜end▁of▁sentence｜>")
+    pieces = re.findall(r"<PAGE>|<\|det\|>.*?<\|/det\|>|[^<]+", text)
+    result = {"ids": [5] * len(pieces), "token_texts": pieces, "text": text}
+    run = replace(several_pages, results=[{**several_pages.results[0], **result}])
+    table = run.regions
+    assert table["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
+    times = run.tokens_of(0)["device_ms"].sum()
+    assert table["decode_ms"].sum() == times > 0
+    shown = str(page_html(run))
+    assert [f"Page {number} of 2" in shown for number in (1, 2, 3)] == [True, True, False]
+    assert plot_page(run, "time", page=1).axes
+    with pytest.raises(OcrPhasesError, match="Row 0 has no page 2: it has 2, counted from 0"):
+        plot_page(run, page=2)
+
+
+# -- every verb --------------------------------------------------------------------------------------
+
+
+def test_it_is_compared_swept_and_explored(several_pages, golden_session, unlimited_session, tmp_path):
+    first = golden_session.run_inference(RECEIPT, preset="small", max_new_tokens=24, **ONCE)
+    second = unlimited_session.run_inference(RECEIPT, preset="small", max_new_tokens=24, **ONCE)
+    table = compare(first, second).table
+    assert {"prefill/clip/global", "kv_cache_bytes", "inter_token_ms"} <= set(table["metric"])
+    swept = unlimited_session.sweep(
+        RECEIPT, presets=("tiny", "small", "large"), lengths=(3,), folder=tmp_path, repeats=1, warmup=0
+    )
+    assert swept.table["preset"].tolist() == ["small"]
+    assert "no preset 'large' of Unlimited-OCR" in swept.failures["reason"].item()
+    assert several_pages.explore() is not None
+    for picture in ("memory", "latency", "vision", "timeline", "page"):
+        assert getattr(several_pages.plot, picture)().axes
+
+
+def test_the_artifacts_of_a_record_are_its_pages(several_pages, tmp_path):
+    record, out = several_pages.save(tmp_path / "run.json"), tmp_path / "out"
+    assert main(["artifacts", str(record), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir() if path.is_file()} == {
+        "result.md",
+        "result_with_boxes_0.jpg",
+        "result_with_boxes_1.jpg",
+    }
+
+
+def test_it_is_profiled_and_reported(several_pages, tmp_path, reused_kernel):
+    folder, record = str(GOLDEN_UNLIMITED / "checkpoint"), tmp_path / "run.json"
+    options = (
+        "--preset small --max-new-tokens 20 --repeats 1 --warmup 0 --device cpu --no-ceilings --ignore-eos"
+    )
+    command = ["profile", str(RECEIPT), "--model", folder, *options.split(), "--save", str(record)]
+    assert main(command) == 0
+    run = PhaseRun.load(record)
+    assert run.cache["entries"][-1] == run.request["prefill_len"] + WINDOW - 1
+    files = report_of(several_pages, tmp_path, reused_kernel)
+    assert {"report.html", "result.md", "run.json", "result_with_boxes_1.jpg"} <= set(files)
+    assert "tokens seen" in files["report.html"].read_text()
