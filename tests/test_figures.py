@@ -10,7 +10,7 @@ from example_run import ATTACK, SHAPES, make_run
 from matplotlib.figure import Figure
 
 from ocr_phases.show import plots, regions
-from ocr_phases.show.figures import FIGURE_MIME, Picture, figure_svg
+from ocr_phases.show.figures import STILL, Picture, figure_svg
 
 PLOTS = (
     plots.plot_token_latency,
@@ -62,7 +62,9 @@ def test_a_picture_of_very_many_marks_comes_as_pixels_only() -> None:
     figure = Figure(figsize=(3, 2))
     axes = figure.subplots()
     small, _ = Picture(figure, "few")._repr_mimebundle_()
-    assert set(small) == {"image/png", "text/plain", FIGURE_MIME}
+    assert set(small) == {"image/png", "text/plain", "text/html"}
+    drawn, still, _ = small["text/html"].partition(STILL)
+    assert drawn.count("<svg") == 1 and "<img" not in drawn and still
     axes.broken_barh([(place, 0.5) for place in range(5_000)], (0, 1))
     large, metadata = Picture(figure, "many")._repr_mimebundle_()
     assert set(large) == {"image/png", "text/plain"}

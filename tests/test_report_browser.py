@@ -234,3 +234,25 @@ def test_a_report_prints_dark_on_white_and_unfolded(opened: Callable[..., Any], 
     if kind not in ("compare", "index"):  # which fold nothing
         assert "UnlimitedOcrForConditionalGeneration" in said  # stands in a part that a screen shows folded
     assert "Skip to the" not in said
+
+
+@pytest.mark.parametrize("light", ["true", "false"])
+def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing_its_still(
+    light: str, chromium: Any
+) -> None:
+    ink = "rgb(10, 20, 30)" if light == "true" else "rgb(230, 220, 210)"
+    grid = "rgb(227, 231, 235)" if light == "true" else "rgb(58, 63, 69)"
+    run = make_run()
+    cells = (run._repr_mimebundle_()["text/html"], run.plot.latency()._repr_mimebundle_()[0]["text/html"])
+    page = chromium.new_page()
+    page.set_content(
+        f'<body data-jp-theme-light="{light}"><style>:root{{--jp-content-font-color1:{ink}}}</style>'
+        + "".join(cells)
+    )
+    fills = "[...document.querySelectorAll('svg *')].map(part => getComputedStyle(part))"
+    assert ink in page.evaluate(f"{fills}.map(style => style.fill)")
+    assert grid in page.evaluate(f"{fills}.map(style => style.stroke)")
+    assert not page.locator(".op-still").is_visible()
+    page.evaluate("document.querySelectorAll('style, svg').forEach(part => part.remove())")
+    assert page.locator(".op-still").is_visible()
+    page.close()

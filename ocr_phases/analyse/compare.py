@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     if judged["ratio_low"].isna().any():
         raise OcrPhasesError(
             "A record of a single repeat says nothing about the spread: measure with "
-            f"--repeats {LEAST_REPEATS} or more."
+            f"{LEAST_REPEATS} repeats or more."
         )
     limit = 1.0 + percent / 100.0
     rises = ~judged["metric"].isin(_HIGHER_IS_BETTER)
@@ -185,18 +186,21 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
         else "so the intervals rest on the assumption that repeats scatter log-normally (Welch's t), and are "
         "wide: small changes stay inconclusive"
     )
-    return f"{repeats_text}, {rests}. Measure with --repeats {LEAST_REPEATS} or more."
+    return f"{repeats_text}, {rests}. Measure with {LEAST_REPEATS} repeats or more."
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
-    """A short, unique name for each record: its file's, else its settings."""
+    """A short, unique name for each record: its file's, else the settings that differ."""
     if paths is not None:
         names = [Path(path).stem for path in paths]
     else:
-        names = [
-            f"{run.page['file']}, {run.model['name']}, {run.page.get('preset')}, {run.model.get('strategy')}"
+        settings = [
+            (run.page["file"], run.model["name"], run.page.get("preset"), run.model.get("strategy"))
             for run in runs
         ]
+        differs = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
+        shown = differs if any(differs) else [True] * len(differs)
+        names = [", ".join(str(value) for value in compress(values, shown)) for values in settings]
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 

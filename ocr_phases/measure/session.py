@@ -146,15 +146,15 @@ class OCRSession:
         total = parameters.pop("total")
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
-            "model": f"{self.checkpoint.name} ({self.family.name}, {self.family.implementation})",
-            "device": environment.describe_device(self.device)["name"],
+            "family": f"{self.family.name}, {self.family.implementation} class",
+            "device": f"{environment.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
             "vocabulary": f"{text.vocab_size:,} tokens",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
-        return facts_bundle("A loaded model", facts)
+        return facts_bundle(f"Model {self.checkpoint.name}", facts)
 
     def references(self) -> pd.DataFrame:
         """Where the loaded source does what is measured (`ocr_phases.measure.models.references`)."""

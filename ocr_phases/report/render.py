@@ -25,7 +25,7 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import ReusedKernel, fresh_kernel
 from ocr_phases.report.progress import following
 from ocr_phases.show.document import document_html
-from ocr_phases.show.figures import FIGURE_MIME
+from ocr_phases.show.figures import STILL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,8 +180,9 @@ def render_html(
             content.cells.remove(cell)
     for cell in content.cells:
         for output in cell.get("outputs", []):
-            if FIGURE_MIME in output.get("data", {}):
-                output.data = {"text/html": output.data[FIGURE_MIME]}
+            drawn, still, _ = output.get("data", {}).get("text/html", "").partition(STILL)
+            if still:
+                output.data = {"text/html": drawn}
     folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
     exporter = HTMLExporter(
         template_name=folder.name,

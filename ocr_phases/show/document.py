@@ -48,9 +48,15 @@ def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *,
 
 
 def notebook_style() -> str:
-    """A ``<style>`` for fragments shown in a notebook, in its colours; a report brings its own.
+    """A ``<style>`` for fragments shown in a notebook, in its colours; a report brings its own."""
+    return f"<style>{notebook_theme()}\n{fragments_css()}</style>"
 
-    JupyterLab says what its colours are. Elsewhere they follow the colour scheme of the page around.
+
+def notebook_theme() -> str:
+    """The colours of a notebook, and what its figures need beside them.
+
+    JupyterLab says what its colours are. Elsewhere they follow the colour scheme of the page around. A still
+    of a figure shows where a viewer drops this style and the drawing.
     """
     theme = {
         "--op-ink": "var(--jp-content-font-color1, light-dark(#1c2024, #e4e8ec))",
@@ -61,14 +67,22 @@ def notebook_style() -> str:
         "--op-accent": "var(--jp-brand-color1, light-dark(#0072b2, #7cc4f0))",
         "--op-pass": "light-dark(#00694c, #4fd1a5)",
         "--op-fail": "light-dark(#b03a00, #ff9a66)",
+        "--op-plot-ink": "var(--op-ink)",
+        "--op-plot-muted": "var(--op-muted)",
+        "--op-plot-axis": "light-dark(#99a1aa, #66717c)",
+        "--op-plot-grid": "light-dark(#e3e7eb, #3a3f45)",
+        "--op-plot-surface": "var(--jp-layout-color0, light-dark(#ffffff, #111111))",
+        "--op-plot-blue": "light-dark(#0072b2, #4fa9e2)",
     }
     colours = "".join(f"{name}:{value};" for name, value in theme.items())
     # JupyterLab marks the theme of its body alone.
     sides = "".join(
-        f'[data-jp-theme-light="{light}"] .op{{color-scheme:{scheme}}}'
+        f'[data-jp-theme-light="{light}"] :is(.op,.drawn){{color-scheme:{scheme}}}'
         for light, scheme in (("true", "light"), ("false", "dark"))
     )
-    return f"<style>:root{{{colours}}}{sides}\n{fragments_css()}</style>"
+    figures = ".drawn{overflow-x:auto}.drawn>svg{max-width:100%;height:auto}"
+    figures += ".drawn>.op-narrow,.op-still{display:none!important}"
+    return f":root{{{colours}}}{sides}{figures}"
 
 
 def fragments_css() -> str:

@@ -23,14 +23,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from ocr_phases.plain_text import plain
-from ocr_phases.show.blocks import Html, element
+from ocr_phases.show.blocks import Html, data_address, element
+from ocr_phases.show.document import notebook_theme
 
 FIGURE_DPI = 100
 SHARPNESS = 2
 """Pixels a CSS pixel, for screens of high density."""
 
-FIGURE_MIME = "application/vnd.ocr-phases.figure+svg"
-"""A name of its own for the framed SVG: JupyterLab would draw any other without the page's colours."""
+STILL = '<img class="op-still"'
+"""Begins the still of a figure, which stands behind its drawing: a report takes what is in front of it."""
 
 _LARGEST_SVG = 300_000  # characters; a report holds about eight figures
 _HREF = "{http://www.w3.org/1999/xlink}href"
@@ -83,9 +84,9 @@ def figure_png(figure: Figure) -> bytes:
 class Picture:
     """A figure and its text alternative: in a cell, a panel or a report.
 
-    A cell in JupyterLab shows the PNG at half its pixels. A report takes the SVG, which follows its colours,
-    unless thousands of marks made that too large. ``narrow`` is the same for a phone, which a report shows
-    there.
+    A notebook and a report show the SVG, which follows their colours, unless thousands of marks made that
+    too large. A viewer that takes no SVG within HTML shows a still. ``narrow`` is the same for a phone, which
+    a report shows there.
     """
 
     figure: Figure
@@ -102,10 +103,13 @@ class Picture:
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
         alt, drawn = plain(self.alt), self.html()
-        data = {"image/png": base64.b64encode(figure_png(self.figure)).decode(), "text/plain": alt}
-        if len(drawn) <= _LARGEST_SVG:
-            data[FIGURE_MIME] = drawn
+        png = figure_png(self.figure)
+        data = {"image/png": base64.b64encode(png).decode(), "text/plain": alt}
         width = round(self.figure.get_size_inches()[0] * FIGURE_DPI)  # CSS pixels
+        if len(drawn) <= _LARGEST_SVG:
+            address = data_address(png, "image/png")
+            still = element("img", class_="op-still", src=address, alt=alt, width=width)
+            data["text/html"] = f"{drawn}{still}<style>{notebook_theme()}</style>"
         return data, {"image/png": {"width": width, "alt": alt}}
 
 

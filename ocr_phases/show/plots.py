@@ -191,20 +191,22 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the first title."""
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
-    names = [name for name in ("prepare", "prefill") if (spans["phase"] == name).any()]
-    figure = blank_figure(4.9 if names else 2.4)
-    *zoomed, whole = figure.subplots(2, 1, height_ratios=(1.25, 1.0)) if names else [figure.subplots()]
-    for axes in zoomed:
-        early = spans[spans["phase"].isin(names)]
-        _lanes(axes, early, _ends(early))
-        title_axes(axes, f"{' and '.join(names).capitalize()}, {ms_text(_ends(early))}{note}")
-        _stage_keys(axes, early)
-        time_axis(axes.xaxis)
-    _lanes(whole, spans, _ends(spans))
-    steps = int((spans["stage"] == "decode_step").sum())
-    tail = f", {count_text(steps, 'decode step')}" if steps else ""
-    title_axes(whole, f"The whole run, {ms_text(_ends(spans))}{tail}")
-    time_axis(whole.xaxis, "time since the start of the repeat")
+    early = spans[spans["phase"].isin(("prepare", "prefill"))]
+    panels = [part for part in (early, spans) if len(part)]
+    if len(early) == len(spans):
+        panels = [early]
+    figure = blank_figure(0.2 + 2.4 * len(panels))
+    for axes, part in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
+        _lanes(axes, part, _ends(part))
+        time_axis(axes.xaxis, "time since the start" if part is panels[-1] else "")
+        if part is early:
+            _stage_keys(axes, part)
+            name = " and ".join(part["phase"].unique()).capitalize()
+            title_axes(axes, f"{name}, {ms_text(_ends(part))}{note}")
+        else:
+            steps = int((part["stage"] == "decode_step").sum())
+            tail = f", {count_text(steps, 'decode step')}" if steps else ""
+            title_axes(axes, f"The whole run, {ms_text(_ends(part))}{tail}")
     return figure
 
 

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ocr_phases.analyse.summary import stage_table, vision_share
@@ -116,10 +117,8 @@ def plot_prefill_stages(
     else:
         time_axis(axes.xaxis, "time", ", of each record's typical repeat")
     title_axes(axes, "Prefill, stage by stage")
-    keys = [
-        Line2D([], [], color=STAGE_COLOURS[stage], linewidth=7, label=stage_name(stage)) for stage in drawn
-    ]
-    keys.append(Line2D([], [], color=FAINT, linewidth=7, label="between stages"))
+    keys = [Patch(color=STAGE_COLOURS[stage], label=stage_name(stage)) for stage in drawn]
+    keys.append(Patch(color=FAINT, label="between stages"))
     legend_below(figure, keys, min(8, len(keys)), ax)
     return figure
 

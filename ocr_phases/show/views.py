@@ -19,14 +19,12 @@ def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
     )
     canvas = Image.fromarray(joined)
     draw = ImageDraw.Draw(canvas)
-    width = max(2, side // 80)
-    font = page_font(side // 8, bold=True)
+    size = side // 14
+    font = page_font(size, bold=True)
     for number in range(columns * rows):
         left, top = number % columns * side, number // columns * side
-        draw.rectangle((left, top, left + side, top + side), outline=_LINE, width=width)
-        pad = side // 40
-        words = f" {number + 1} "
-        box = draw.textbbox((left + pad, top + pad), words, font=font)
-        draw.rectangle(box, fill=_LINE)
-        draw.text((left + pad, top + pad), words, font=font, fill=(255, 255, 255))
+        draw.rectangle((left, top, left + side, top + side), outline=_LINE, width=max(2, side // 160))
+        text = str(number + 1)
+        draw.rectangle((left, top, left + font.getlength(text) + size, top + 1.5 * size), fill=_LINE)
+        draw.text((left + size / 2, top + 0.75 * size), text, font=font, fill=(255, 255, 255), anchor="lm")
     return canvas

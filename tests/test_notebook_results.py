@@ -1,0 +1,173 @@
+"""What a cell shows: every result as HTML and as text, its tables and plots; needs no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import GPU_RECORD, RECORD
+from elements import Elements
+from example_run import ATTACK, SHAPES, make_run
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ocr_phases import PhaseRun, SweepResult, compare
+from ocr_phases.cli import main
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import RunPlots
+from ocr_phases.report.chrome_trace import chrome_trace
+from ocr_phases.words import ms_text
+
+PLOTS = [name for name in vars(RunPlots) if not name.startswith("_")]
+TABLES = ("stages", "tokens", "regions", "floors", "checks")
+GPU_RECORDS = [GPU_RECORD.with_name(f"h200-dummy-{preset}.json") for preset in ("base", "gundam")]
+ON_AXES = ("latency", "vision", "page", "regions")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("error")
+def test_every_record_shows_itself_its_tables_and_its_plots(shape: str) -> None:
+    run = make_run(**SHAPES[shape])
+    shown = run._repr_mimebundle_()
+    elements = Elements(shown["text/html"])
+    assert not elements.open
+    assert not elements.stray
+    assert "nan" not in elements.said
+    prefill = "" if run["prefill_ms"] is None else ms_text(run["prefill_ms"])
+    assert prefill in elements.said.replace("\N{NO-BREAK SPACE}", " ")
+    assert shown["text/plain"].startswith(run.page["file"])
+    assert all(attributes.get("alt") for tag, attributes in elements.found if tag == "img")
+    assert [len(getattr(run, table).columns) > 1 for table in TABLES] == [True] * len(TABLES)
+    assert [name for name in PLOTS if not getattr(run.plot, name)().alt] == []
+
+
+def test_a_figure_is_drawn_in_the_notebook_s_colours_and_has_a_still() -> None:
+    data, metadata = make_run().plot.vision()._repr_mimebundle_()
+    elements = Elements(data["text/html"])
+    (still,) = (attributes for tag, attributes in elements.found if tag == "img")
+    assert still["alt"] == metadata["image/png"]["alt"] == data["text/plain"]
+    assert {"svg", "style"} <= elements.tags()
+    assert "var(--op-plot-ink" in data["text/html"]
+
+
+def test_a_batch_shows_a_line_a_row() -> None:
+    run = make_run(rows=3)
+    shown = run._repr_mimebundle_()
+    assert [f"row {row}: {run.pages[row]['file']}" in shown["text/plain"] for row in range(3)] == [True] * 3
+    assert sum(tag == "tr" for tag, _ in Elements(shown["text/html"]).found) == 4
+
+
+@pytest.mark.parametrize("name", ON_AXES)
+def test_a_plot_draws_on_the_caller_s_axes(name: str) -> None:
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert getattr(make_run().plot, name)(ax=left) is figure
+    assert drawn(left)
+    assert not drawn(right)
+
+
+def drawn(axes: Axes) -> bool:
+    return bool(axes.get_title("left") or axes.texts)
+
+
+def test_a_plot_names_the_colours_that_it_knows() -> None:
+    with pytest.raises(OcrPhasesError, match="type or time"):
+        make_run().plot.page(color="label")
+
+
+def test_what_a_model_wrote_stays_text() -> None:
+    name = "<b onclick=alert(1)>$x$</b>.png"
+    run = make_run(text=ATTACK, page_name=name)
+    other = make_run(text=ATTACK.replace("2", "3"), page_name=name)
+    for result in (run, make_run(rows=2, page_name=name), compare(run, other)):
+        elements = Elements(result._repr_mimebundle_()["text/html"])
+        assert elements.tags().isdisjoint({"script", "b", "iframe"})
+        assert not any(name.startswith("on") for _, attributes in elements.found for name in attributes)
+
+
+# -- two records and many -----------------------------------------------------------------------------
+
+
+def test_two_records_are_compared_with_their_labels_given_once() -> None:
+    base, gundam = (
+        PhaseRun.load(GPU_RECORD.with_name(f"h200-dummy-{name}.json")) for name in ("base", "gundam")
+    )
+    change = compare(base, gundam, labels=["base", "gundam"])
+    ratio = change.table.set_index("metric").loc["prefill_ms", "ratio"]
+    assert ratio == pytest.approx(gundam["prefill_ms"] / base["prefill_ms"], rel=0.05)
+    assert change.verdict.startswith("gundam against base")
+    shown = change._repr_mimebundle_()
+    assert change.verdict in shown["text/plain"]
+    assert set(change.differs["name"]) >= {"preset", "grid"}
+    for name in ("stages", "decode", "ratios"):
+        assert getattr(change.plot, name)().alt
+        figure = Figure()
+        assert getattr(change.plot, name)(ax=figure.subplots()) is figure
+
+
+def test_labels_say_what_differs() -> None:
+    base, gundam = (
+        PhaseRun.load(GPU_RECORD.with_name(f"h200-dummy-{name}.json")) for name in ("base", "gundam")
+    )
+    assert compare(base, gundam).labels == ["base", "gundam"]
+    assert len(set(compare(base, base).labels)) == 2
+
+
+@pytest.mark.parametrize("labels", [["a"], ["a", "a"], ["a", "b", "c"]])
+def test_labels_are_one_a_record(labels: list[str]) -> None:
+    with pytest.raises(OcrPhasesError, match="one a record"):
+        compare(make_run(), make_run(), labels=labels)
+
+
+def test_texts_are_compared_line_by_line() -> None:
+    change = compare(make_run(text="one\ntwo"), make_run(text="one\nthree"), labels=["a", "b"])
+    assert {"-two", "+three"} <= set(change.text_diff.splitlines())
+    assert compare(make_run(), make_run(), labels=["a", "b"]).text_diff == ""
+
+
+def test_a_folder_of_records_shows_itself(tmp_path: Path) -> None:
+    for rows in (1, 2):
+        make_run(rows=rows).save(tmp_path / f"small-eager-b{rows}-n8.json")
+    sweep = SweepResult.load(tmp_path)
+    assert list(sweep.table["batch"]) == [1, 2]
+    shown = sweep._repr_mimebundle_()
+    assert sweep.verdict in shown["text/plain"]
+    assert not Elements(shown["text/html"]).stray
+    for name in ("prefill", "vision", "decode", "throughput", "floors"):
+        assert getattr(sweep.plot, name)().alt
+
+
+# -- elsewhere ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [RECORD, GPU_RECORD], ids=["cpu", "cuda"])
+def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path) -> None:
+    run = PhaseRun.load(path)
+    events = json.loads(json.dumps(chrome_trace(run), allow_nan=False))["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    complete = [event for event in events if event["ph"] == "X"]
+    clocks = 2 if run.device["kind"] == "cuda" else 1
+    assert len(complete) == clocks * len(run.spans)
+    host = [event["dur"] for event in complete if event["tid"] == 1]
+    assert sum(host) == pytest.approx(1e3 * run.spans["host_ms"].sum())
+    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in complete:
+        assert {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} == set(event)
+        lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"]))
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert named == set(lanes)
+    for lane in lanes.values():
+        # Within a lane a span lies in the one before it or behind it, as a viewer draws them.
+        open_until: list[float] = []
+        for start, length in sorted(lane):
+            while open_until and open_until[-1] <= start:
+                open_until.pop()
+            assert not open_until or start - length <= open_until[-1]
+            open_until.append(start - length)
+
+
+def test_the_verb_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["artifacts", "--chrome-trace", str(RECORD), "--out", str(tmp_path)]) == 0
+    assert str(tmp_path / "trace.json") in capsys.readouterr().out
+    assert json.loads((tmp_path / "trace.json").read_text()) == chrome_trace(PhaseRun.load(RECORD))
