@@ -94,19 +94,20 @@ def presets() -> list[tuple[str, ...]]:
         read = table["weight_bytes"].sum() + table["kv_bytes"].sum()
         shown = f"{name} {grid[0]}x{grid[1]}" if grid != (1, 1) else name
         work = [f"{flops[stage] / 1e9:,.0f}" for stage in ("sam", "clip", "language_model")]
-        rows.append((shown, str(prompt), *work, f"{flops['lm_head'] / 1e9:.2f}", _gb(read)))
+        rows.append((shown, str(prompt), *work, _gb(read)))
     return rows
 
 
 def step_parts() -> list[tuple[str, ...]]:
-    """A decode step by part, at full size in bfloat16, at a cache of 1,000 tokens, batch 1 and 16."""
+    """A decode step by part that reads 2 MB or more: full size, bfloat16, 1,000 cached tokens."""
     one, many = (decode_cost(PUBLISHED, cache_len=1000, batch=batch) for batch in (1, 16))
     rows = []
     for (_, row), (_, other) in zip(one.iterrows(), many.iterrows(), strict=True):
         part = "lm_head" if row["stage"] == "lm_head" else row["part"]
         own = [f"{row[name] / 1e6:,.1f}" for name in ("parameters", "flops")]
-        read = [f"{(each['weight_bytes'] + each['kv_bytes']) / 1e6:,.1f}" for each in (row, other)]
-        rows.append((part.replace("_", " "), *own, *read))
+        read = [(each["weight_bytes"] + each["kv_bytes"]) / 1e6 for each in (row, other)]
+        if read[0] >= 2:
+            rows.append((part.replace("_", " "), *own, *(f"{size:,.1f}" for size in read)))
     totals = [f"{one['parameters'].sum() / 1e6:,.1f}", f"{one['flops'].sum() / 1e6:,.1f}"]
     return [*rows, ("**all**", *totals, *(f"{_read(table) / 1e6:,.1f}" for table in (one, many)))]
 
@@ -121,7 +122,6 @@ def tables() -> dict[str, str]:
                 "SAM, GFLOP",
                 "CLIP, GFLOP",
                 "language model, GFLOP",
-                "head, GFLOP",
                 "read",
             ),
             presets(),

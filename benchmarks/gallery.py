@@ -192,11 +192,11 @@ def main(records: str | None = None) -> None:
 
 HEAD = """# Gallery
 
-Drawn by `python -m benchmarks.gallery` from runs of the built-in model and from the records in `data/runs`.
+Drawn by `python -m benchmarks.gallery`.
 
 ## A report
 
-The first screen of a page report: light, dark, and on a phone. The file makes no request and prints well.
+The first screen of a page report: light, dark, and on a phone.
 
 ![First screen of a report](report.png)
 

@@ -56,12 +56,13 @@ class Watch:
 
         if self.bar is None:
             self.bar = tqdm(total=total * self.tokens_a_run, unit="token", disable=None, leave=False)
-        if self.bar.disable and done > self.done:
-            took = time.monotonic() - self.began
-            print(f"{self._name(done, total)} done in {took:.1f} s", file=sys.stderr, flush=True)
-        if done > self.done:
-            self.began = time.monotonic()
+        finished = self._name(done, total) if done > self.done else None
+        # Before it is said: who reads the line may press Ctrl-C at once.
         self.done, self.tokens = done, tokens
+        if finished is not None:
+            took, self.began = time.monotonic() - self.began, time.monotonic()
+            if self.bar.disable:
+                print(f"{finished} done in {took:.1f} s", file=sys.stderr, flush=True)
         self.bar.n = done * self.tokens_a_run + tokens
         self.bar.set_postfix_str(f"{done} of {total} runs done")
 
