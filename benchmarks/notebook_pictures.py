@@ -26,9 +26,9 @@ COLUMNS = (
         "from ocr_phases import OCRSession, compare\n\nsession = OCRSession.load('tiny')\nsession",
         "inputs = session.prepare('pages/paper.png', preset='gundam')\ninputs",
         "run = session.run_inference('pages/receipt.png', max_new_tokens=256)\nrun",
+        "run.plot.latency()",
     ),
     (
-        "run.plot.latency()",
         "run.plot.page(color='time')",
         "other = session.run_inference('pages/receipt.png', preset='base', max_new_tokens=256)\n"
         "compare(run, other)",
@@ -64,7 +64,7 @@ def take(page: Any, theme: str) -> bytes:
             top += shot.height
     buffer = io.BytesIO()
     small = picture.resize((picture.width * 2 // 3, picture.height * 2 // 3), Image.Resampling.LANCZOS)
-    small.quantize(128).save(buffer, "PNG", optimize=True)
+    small.quantize(256).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
@@ -76,7 +76,9 @@ def main() -> None:
         lab.jupyter_lab(Path(folder)) as address,
         lab.chromium() as browser,
     ):
-        nbformat.write(nbformat.v4.new_notebook(cells=cells), Path(folder, "root", "own.ipynb"))
+        kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+        notebook = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
+        nbformat.write(notebook, Path(folder, "root", "own.ipynb"))
         page = browser.new_page(viewport=VIEWPORT)
         page.set_default_timeout(120_000)
         lab.open_notebook(page, address, "own.ipynb")
