@@ -20,6 +20,7 @@ _WHERE = {
     "Timeline": "ocr_phases.measure.steps.timeline",
     "PhaseRun": "ocr_phases.record",
     "compare": "ocr_phases.show.comparison",
+    "sweep": "ocr_phases.measure.sweep_models",
     "SweepResult": "ocr_phases.show.sweep_result",
     "Settings": "ocr_phases.settings",
     "OcrPhasesError": "ocr_phases.errors",
@@ -40,6 +41,7 @@ __all__ = [
     "decode_step",
     "generate",
     "prefill",
+    "sweep",
 ]
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from ocr_phases.measure.session import DeepSeekOCRSession, OCRSession
     from ocr_phases.measure.steps.phases import DecodeState, decode, decode_step, generate, prefill
     from ocr_phases.measure.steps.timeline import Timeline
+    from ocr_phases.measure.sweep_models import sweep
     from ocr_phases.record import PhaseRun
     from ocr_phases.settings import Settings
     from ocr_phases.show.comparison import compare

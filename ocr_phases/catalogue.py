@@ -166,6 +166,11 @@ def get_preset(name: str, family: str | None = None) -> Preset:
     return facts_of(family).preset(name)
 
 
+def preset_job(name: str) -> str:
+    """The preset of Unlimited-OCR for the same job, by which families are compared; else the name itself."""
+    return FAMILIES[UNLIMITED_OCR].stands_for.get(name, name)
+
+
 def check_preset(name: str) -> None:
     """Raise OcrPhasesError for a name that is no preset of any family."""
     if name not in PRESET_NAMES:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import PAGES, TINY_CONFIG
+from conftest import GOLDEN, PAGES, TINY_CONFIG
 from elements import Elements
 from example_run import failed_cells, make_run
 from wording import says
 
+from ocr_phases.analyse.strategy_text import models_sentence
 from ocr_phases.analyse.sweep import (
     CURVE_COLUMNS,
     SWEEP_COLUMNS,
@@ -23,13 +24,17 @@ from ocr_phases.analyse.sweep import (
     sweep_table,
     sweep_verdict,
 )
+from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.cli import main
+from ocr_phases.cli.sweep import model_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
+from ocr_phases.measure.sweep_models import sweep
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
 from ocr_phases.show.figures import figure_png
+from ocr_phases.show.sweep_result import SweepResult
 from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"
@@ -239,6 +244,73 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
     assert list(Sweep.load(tmp_path).failures["cell"]) == ["tiny-eager-b1-n99999"]
 
 
+# -- several models ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sweep over the three families' small checkpoints, by the verb."""
+    folder = tmp_path_factory.mktemp("models")
+    models = [named_like_its_family(family, folder) for family in FAMILIES]
+    lists = ["--models", ",".join(models), "--presets", "small,large", "--batch", "1"]
+    command = ["sweep", str(PAGE), *lists, "--max-new-tokens", "3", "--device", "cpu"]
+    assert main([*command, "--repeats", "1", "--warmup", "0", "--out", str(folder / "out")]) == 0
+    return folder / "out"
+
+
+def named_like_its_family(family: str, folder: Path) -> str:
+    """A golden checkpoint under its family's name: the model's name in a table."""
+    place = GOLDEN if family == DEEPSEEK_OCR else GOLDEN / family
+    (folder / family).symlink_to(place / "checkpoint")
+    return str(folder / family)
+
+
+def test_models_stand_side_by_side(swept: Path) -> None:
+    found = SweepResult.load(swept)
+    models = list(FAMILIES)
+    assert sorted(set(found.table["model"])) == models
+    # A preset of another family stands for its own; what none stands for is a failed cell with its reason.
+    assert sorted(found.runs) == [
+        "deepseek-ocr-2/small768-eager-b1-n3",
+        "deepseek-ocr/large-eager-b1-n3",
+        "deepseek-ocr/small-eager-b1-n3",
+        "unlimited-ocr/small-eager-b1-n3",
+    ]
+    assert sorted(found.failures["cell"]) == [f"{model}/large-eager-b1-n3" for model in models[1:]]
+    assert all("There is no preset" in reason for reason in found.failures["reason"])
+    # The job that all of them have is compared, not the longest prompt of each.
+    compared = models_sentence(found.table)
+    assert found.verdict.startswith(compared)
+    assert all(name in compared for name in (*models, "small768"))
+    assert "large" not in compared
+    assert list(decode_curves(found.runs).drop_duplicates("model")["model"].sort_values()) == models
+    document = Elements((swept / "sweep.html").read_text(encoding="utf-8"))
+    assert all(model in document.said for model in models)
+    # Records of one model are not put beside those of several, and the other way round.
+    with pytest.raises(OcrPhasesError, match="choose another folder"):
+        (swept / "runs").mkdir()
+        sweep(PAGE, ["tiny", "dummy"], folder=swept)
+    (swept / "runs").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("models", "says"),
+    [
+        ("tiny", "Give a list of models"),
+        ([], "Give a list of models"),
+        (["dummy", "dummy"], "Two of the models are called dummy"),
+    ],
+)
+def test_models_are_a_list_of_different_names(models: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(OcrPhasesError, match=says):
+        sweep(PAGE, models, folder=tmp_path)
+
+
+def test_one_model_of_the_list_keeps_its_numbers() -> None:
+    asked = "dummy:layers=2,experts=8,tiny, dummy:unlimited-ocr,window=16"
+    assert model_list(asked) == ["dummy:layers=2,experts=8", "tiny", "dummy:unlimited-ocr,window=16"]
+
+
 # -- tables and pictures ------------------------------------------------------------------------------
 
 
@@ -378,6 +450,7 @@ def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
         ([str(PAGE), "--records", str(tmp_path)], "Name either"),
         ([str(tmp_path / "none.png")], "There is no file"),
         ([str(PAGE), "--strategies", "fast"], "Unknown strategy"),
+        ([str(PAGE), "--model", "tiny", "--models", "tiny,dummy"], "--model or --models"),
         (["--records", str(tmp_path)], "holds no records"),
     ):
         assert main(["sweep", *arguments, *out]) == 2

@@ -1,4 +1,4 @@
-"""One sentence that compares the measured strategies of decode or vision."""
+"""One sentence that compares the measured models, or strategies of decode or vision."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from ocr_phases.catalogue import preset_job
 from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.words import ms_text
 
@@ -52,6 +53,35 @@ def ways_sentence(table: pd.DataFrame, way: str) -> str:
     return f"{subject} takes {', '.join(parts)}{least}."
 
 
+def models_sentence(table: pd.DataFrame) -> str:
+    """Compare prefill and decode step by model, from `sweep_table`; empty for one model.
+
+    Told are the cells that most models have: strategies, batch size, output length and the preset's job
+    alike, the smallest batch, eager, the longest output and the longest prompt first.
+    """
+    cells = table.dropna(subset=["prefill_ms", "inter_token_ms"])
+    if cells["model"].nunique() < 2:
+        return ""
+    jobs = cells["preset"].map(preset_job)
+    groups = [
+        rows for _, rows in cells.groupby([jobs, "strategy", "vision", "batch", "max_new_tokens"], sort=False)
+    ]
+
+    def rank(rows: pd.DataFrame) -> tuple[int, int, bool, bool, int, int]:
+        cell = rows.iloc[0]
+        ways = cell["strategy"] != "eager", cell["vision"] != "eager"
+        longest = -int(cell["max_new_tokens"]), -int(rows["prefill_len"].max())
+        return -rows["model"].nunique(), int(cell["batch"]), *ways, *longest
+
+    told = min(groups, key=rank).sort_values("prefill_len").drop_duplicates("model", keep="last")
+    each = [
+        f"{row['model']} {ms_text(row['prefill_ms'])} and {ms_text(row['inter_token_ms'])} "
+        f"({row['preset']}, {row['prefill_len']:,} prompt tokens)"
+        for _, row in told.sort_values("prefill_ms").iterrows()
+    ]
+    return f"Prefill and {told['strategy'].iloc[0]} decode step by model: {'; '.join(each)}."
+
+
 def _widest_group(cells: pd.DataFrame, way: str, known: Sequence[str]) -> pd.DataFrame:
     """The largest group of cells that differ in ``way`` alone; empty if there is no pair."""
     groups = cells[cells[way].isin(known)].groupby([name for name in _CELL if name != way], sort=False)
@@ -70,7 +100,7 @@ def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
 
     ``but`` is a column to leave out. Empty if nothing varies.
     """
-    parts = []
+    parts = [str(row["model"])] if table["model"].nunique() > 1 else []
     if len(table[["preset", "prefill_len", "batch"]].drop_duplicates()) > 1:
         parts += [str(row["preset"]), f"batch {row['batch']}"]
     for column, text in (

@@ -14,7 +14,7 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.noise import noisy_findings
-from ocr_phases.analyse.strategy_text import cell_name, ways_sentence
+from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
 from ocr_phases.analyse.summary import end_to_end_ms, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -55,6 +55,7 @@ SWEEP_COLUMNS = (
 FAILURE_COLUMNS = ("cell", "preset", "strategy", "vision", "batch", "max_new_tokens", "reason")
 CURVE_COLUMNS = (
     "cell",
+    "model",
     "preset",
     "strategy",
     "batch",
@@ -64,6 +65,7 @@ CURVE_COLUMNS = (
     "device_ms_p90",
 )
 
+_FAILED = ".failed"
 _POINTS = 24  # of a curve: single steps are noise here
 
 
@@ -76,15 +78,21 @@ class Sweep:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """The records in ``folder`` or its ``runs``; `OcrPhasesError` where none is or one is damaged."""
+        """The records in ``folder`` or its ``runs``, or in the ``runs`` of each model's folder in it.
+
+        Raises `OcrPhasesError` where none is or one is damaged.
+        """
         path = Path(folder)
         path = path / "runs" if (path / "runs").is_dir() else path
-        files = sorted(path.glob("*.json"))
-        failed = [file for file in files if file.name.endswith(".failed.json")]
-        runs = {file.stem: PhaseRun.load(file) for file in files if file not in failed}
+        files = {file.stem: file for file in sorted(path.glob("*.json"))}
+        files = files or {
+            f"{file.parts[-3]}/{file.stem}": file for file in sorted(path.glob("*/runs/*.json"))
+        }
         if not files:
             raise OcrPhasesError(f"{path} holds no records: name the folder that a sweep wrote.")
-        rows = [_failure(file) for file in failed]
+        failed = {cell: file for cell, file in files.items() if cell.endswith(_FAILED)}
+        runs = {cell: PhaseRun.load(file) for cell, file in files.items() if cell not in failed}
+        rows = [_failure(cell.removesuffix(_FAILED), file) for cell, file in failed.items()]
         return cls(runs, pd.DataFrame(rows, columns=list(FAILURE_COLUMNS)))
 
     @cached_property
@@ -174,7 +182,7 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     longest: dict[tuple[Any, ...], tuple[str, PhaseRun]] = {}
     eager_first = sorted(records.items(), key=lambda item: item[1].request["vision"] != "eager")
     for cell, run in eager_first:
-        key = (run.page["preset"], run.model["strategy"], len(run.results))
+        key = (run.model["name"], run.page["preset"], run.model["strategy"], len(run.results))
         if key not in longest or run.token_count > longest[key][1].token_count:
             longest[key] = (cell, run)
     pieces = []
@@ -185,7 +193,7 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
         piece = np.arange(len(steps)) * min(_POINTS, len(steps)) // len(steps)
         columns = ["cache_len", "device_ms", "device_ms_p10", "device_ms_p90"]
         curve = steps[columns].astype("float64").groupby(piece).median()
-        for name, value in zip(("batch", "strategy", "preset", "cell"), (*reversed(key), cell), strict=True):
+        for name, value in zip(CURVE_COLUMNS[4::-1], (*reversed(key), cell), strict=True):
             curve.insert(0, name, value)
         pieces.append(curve)
     if not pieces:
@@ -194,14 +202,15 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 
 def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
-    """A sweep's result as a short paragraph of plain text, strategies first."""
-    sentences = list(filter(None, [ways_sentence(table, "strategy")]))
+    """A sweep's result as a short paragraph of plain text, models and strategies first."""
+    by_model = models_sentence(table)
+    sentences = list(filter(None, [by_model, ways_sentence(table, "strategy")]))
     prefills = table.dropna(subset=["prefill_ms"])
-    if len(prefills):
+    if len(prefills) and not by_model:
         rows = _one_way(prefills).sort_values("prefill_ms")
         ends = [f"{ms_text(row['prefill_ms'])} ({_prompt(row, table)})" for _, row in rows.iterrows()]
         sentences.append(f"The prefill takes {' to '.join(dict.fromkeys((ends[0], ends[-1])))}.")
-        sentences += filter(None, [ways_sentence(table, "vision")])
+    sentences += filter(None, [ways_sentence(table, "vision")])
     for _, fast in table.dropna(subset=["inter_token_ms"]).nsmallest(1, "inter_token_ms").iterrows():
         took = ms_text(fast["inter_token_ms"])
         sentences.append(f"The fastest decode step is {took} ({_cell(fast, table)}).")
@@ -240,10 +249,10 @@ def _cell(row: pd.Series, table: pd.DataFrame) -> str:
     return cell_name(row, table) or str(row["preset"])
 
 
-def _failure(path: Path) -> tuple[Any, ...]:
+def _failure(cell: str, path: Path) -> tuple[Any, ...]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         entries = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
-        return (path.name.removesuffix(".failed.json"), *(entries[name] for name in FAILURE_COLUMNS[1:]))
+        return (cell, *(entries[name] for name in FAILURE_COLUMNS[1:]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OcrPhasesError(f"{path} is damaged ({error}): remove it and sweep again.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from ocr_phases.settings import Settings
 
 SUMMARY = "measure one page over presets, strategies, batch sizes and lengths"
 USAGE = "[options] PAGE | --records DIR"
+#: A further number of a ``dummy``.
+_CHANGE = re.compile(r"[a-z]+=\d+")
 #: Settings that all cells share; the lists give the others.
 SHARED = ("model", "device", "dtype", "revision", *VENDOR, "prompt", "repeats", "warmup", "seed")
 
@@ -67,21 +70,23 @@ def _measure(arguments: argparse.Namespace) -> None:
 
     # A wrong page, setting or list is refused before anything slow starts.
     settings = Settings.among({name: getattr(arguments, name) for name in SHARED})
+    if arguments.models and "model" in arguments.asked:
+        raise OcrPhasesError("Give --model or --models, not both.")
     load_page(arguments.page)
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
-    from ocr_phases.measure.session import OCRSession
-    from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
+    from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells
+    from ocr_phases.measure.sweep_models import sweep
 
-    cells = make_cells(
-        arguments.presets,
-        arguments.strategies,
-        arguments.batch,
-        arguments.max_new_tokens,
-        arguments.visions,
-    )
-    session = OCRSession.load(**settings.of_model())
-    with tqdm(total=len(cells), unit="cell", disable=None, leave=False) as bar:
+    axes = {
+        "presets": arguments.presets,
+        "strategies": arguments.strategies,
+        "batches": arguments.batch,
+        "lengths": arguments.max_new_tokens,
+        "visions": arguments.visions,
+    }
+    count = len(make_cells(**axes)) * max(1, len(arguments.models))
+    with tqdm(total=count, unit="cell", disable=None, leave=False) as bar:
 
         def on_run(cell: Cell, runs_done: int, runs: int) -> None:
             bar.set_postfix_str(f"{cell.name}: {runs_done} of {runs} runs done")
@@ -90,19 +95,24 @@ def _measure(arguments: argparse.Namespace) -> None:
             bar.update()
             bar.write(f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}")
 
-        run_sweep(
-            session,
-            arguments.page,
-            cells,
-            arguments.out,
-            prompt=arguments.prompt,
-            repeats=arguments.repeats,
-            warmup=arguments.warmup,
-            seed=arguments.seed,
-            retry_failed=arguments.retry_failed,
-            progress=done,
-            on_run=on_run,
-        )
+        options = {name: getattr(arguments, name) for name in ("prompt", "repeats", "warmup", "seed")}
+        options |= {**axes, "folder": arguments.out, "retry_failed": arguments.retry_failed}
+        options |= {"progress": done, "on_run": on_run}
+        load = settings.of_model()
+        models = arguments.models or [load["model"]]
+        del load["model"]
+        sweep(arguments.page, models, load=load, loading=bar.set_description_str, **options)
+
+
+def model_list(text: str) -> list[str]:
+    """Models from a comma-separated list, of which ``dummy:layers=2,experts=8`` is one."""
+    models: list[str] = []
+    for part in name_list(text):
+        if models and _CHANGE.fullmatch(part):
+            models[-1] += f",{part}"
+        else:
+            models.append(part)
+    return models
 
 
 def name_list(text: str) -> list[str]:
@@ -127,6 +137,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--records", metavar="DIR", help="show the records of this folder instead of measuring"
     )
     add_out(command, "ocr_phases_sweep")
+    command.add_argument(
+        "--models",
+        type=model_list,
+        default=[],
+        metavar="LIST",
+        help="several in place of --model",
+    )
     lists: list[tuple[str, Any, str, str]] = [
         ("--presets", name_list, "tiny,base", f"of {', '.join(PRESET_NAMES)}"),
         ("--strategies", name_list, "eager", "how a decode step runs: eager, cuda_graph, compiled"),

@@ -75,25 +75,27 @@ HEADINGS: dict[str, tuple[str, str]] = {
 }
 
 
-def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None) -> Html:
+def header_html(
+    run: PhaseRun, title: str | None = None, lead: str | None = None, about: str | None = None
+) -> Html:
     """The head of a report: the page's thumbnail (if the record has it), headline, findings and checks.
 
-    ``lead`` replaces headline, findings and checks.
+    ``lead`` replaces headline, findings and checks, ``about`` the line that says of what it is.
     """
     page = run.page_image()
     picture = ""
     if page is not None:
         page.thumbnail((480, 480))
         picture = image_html(page, "The page", width=180)
-    about = [subject(run)]
+    told = [about or subject(run)]
     name = title or run_title(run)
     if lead is not None:
         first, stop, rest = lead.partition(". ")
-        return title_block(name, about, rest, headline=first + stop.strip(), picture=picture)
+        return title_block(name, told, rest, headline=first + stop.strip(), picture=picture)
     checks = run_checks(run)
     status = status_line(worst_verdict(checks), checks_verdict(checks))
     below = _phase_bar(run) + status
-    return title_block(name, about, account(run), headline=headline(run), picture=picture, below=below)
+    return title_block(name, told, account(run), headline=headline(run), picture=picture, below=below)
 
 
 def run_title(run: PhaseRun) -> str:

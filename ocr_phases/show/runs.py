@@ -44,6 +44,7 @@ RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 
 _Line = Literal["-", "--", ":", "-."]
 _LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
+_NAMES_APART = 0.08  # of the axis, at least, between two presets' names
 _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
 
 
@@ -51,7 +52,7 @@ _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axi
 def plot_decode_curves(
     curves: pd.DataFrame, coloured: str, styled: str = "", *, ax: Axes | None = None
 ) -> Figure:
-    """Time of a decode step in ms against the length of the KV cache, a line a ``cell``, with p10 to p90.
+    """Time of a decode step in ms against the length of the sequence, a line a ``cell``, with p10 to p90.
 
     ``curves`` has the columns of a step's time (`ocr_phases.analyse.summary.step_table`), ``cell``, and those
     whose values tell the lines apart by colour and by line style. The scale follows the bulk of the steps.
@@ -72,10 +73,10 @@ def plot_decode_curves(
     if "preset" in curves:
         name_presets(axes, curves, "cache_len")
     from_zero(axes, pd.Series(bulk))
-    axes.set_xlabel("KV cache length of a row (tokens)")
+    axes.set_xlabel("sequence of a row: prompt and generated (tokens)")
     time_axis(axes.yaxis, "decode step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title_axes(axes, "Decode step over the length of the cache: medians, band p10 to p90")
+    title_axes(axes, "Decode step over the length of the sequence: medians, band p10 to p90")
     looks.legend(figure, ax=ax)
     return figure
 
@@ -93,7 +94,7 @@ def plot_prefill_stages(
     if not shown:
         return sentence_figure("None of these records has a prefill of its own.", ax)
     figure, axes = new_figure(1.7 + 0.36 * len(shown), ax=ax)
-    drawn: dict[str, None] = {}
+    drawn = set()
     for place, (run, _) in enumerate(shown):
         table = stage_table(run)
         sums = table[table["phase"] == "prefill"].groupby("stage")["device_ms"].sum()
@@ -103,7 +104,7 @@ def plot_prefill_stages(
             length = scale * float(sums[stage])
             axes.barh(place, length, left=left, height=0.62, color=STAGE_COLOURS[stage])
             left += length
-            drawn[stage] = None
+            drawn.add(stage)
         axes.barh(place, max(0.0, scale * whole - left), left=left, height=0.62, color=FAINT)
         behind = f"vision {percent_text(vision_share(run))}" if share else ms_text(whole)
         label_bar(axes, max(scale * whole, left), place, behind)
@@ -117,7 +118,10 @@ def plot_prefill_stages(
     else:
         time_axis(axes.xaxis, "time", ", of each record's typical repeat")
     title_axes(axes, "Prefill, stage by stage")
-    keys = [Patch(color=STAGE_COLOURS[stage], label=stage_name(stage)) for stage in drawn]
+    named: dict[str, list[str]] = {}
+    for stage in (name for name in PREFILL_STAGES if name in drawn):
+        named.setdefault(STAGE_COLOURS[stage], []).append(stage_name(stage))
+    keys = [Patch(color=colour, label=" or ".join(names)) for colour, names in named.items()]
     keys.append(Patch(color=FAINT, label="between stages"))
     legend_below(figure, keys, min(8, len(keys)), ax)
     return figure
@@ -148,12 +152,15 @@ def plain_log(axis: Axis) -> None:
 
 
 def name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:
-    """Each preset's name above where it begins on the horizontal axis."""
+    """Each preset's name above where it begins on the horizontal axis; neighbours share a place."""
     starts = table.groupby("preset")[column].min().sort_values()
-    for preset, start in starts.items():
-        axes.axvline(start, color=FAINT, linewidth=0.9, zorder=0)
+    near = (starts.diff() > _NAMES_APART * table[column].max()).cumsum()
+    for _, group in starts.groupby(near):
+        start, preset = group.iloc[0], ", ".join(map(str, group.index))
+        for place in group:
+            axes.axvline(place, color=FAINT, linewidth=0.9, zorder=0)
         axes.annotate(
-            str(preset),
+            preset,
             (start, 1.0),
             (3, -4),
             xycoords=("data", "axes fraction"),
@@ -168,7 +175,7 @@ class Looks:
     """How lines are told apart: colours for the values of one column, line styles for those of another.
 
     Where the first column has a single value, the second gets the colours and every line is solid. A strategy
-    has the same colour in every plot, whichever others are there.
+    has the same colour in every plot, whichever others are there; so has a model in all plots of a sweep.
     """
 
     def __init__(self, table: pd.DataFrame, coloured: str, styled: str = "") -> None:
@@ -208,8 +215,8 @@ class Looks:
 
     @staticmethod
     def _numbered(values: pd.Series) -> dict[Any, int]:
-        """A number for each value: a strategy's own, else by first appearance."""
-        found = list(dict.fromkeys(values))
+        """A number for each value: a strategy's own, a model's by its name, else by first appearance."""
+        found = sorted(set(values)) if values.name == "model" else list(dict.fromkeys(values))
         if set(found) <= set(STRATEGIES):
             return {name: number for number, name in enumerate(STRATEGIES) if name in found}
         return {value: number for number, value in enumerate(found)}

@@ -37,15 +37,18 @@ from ocr_phases.show.runs import (
     plot_prefill_stages,
 )
 
+#: What tells cells apart besides their batch size and length.
+_WAYS = ["model", "preset", "strategy", "vision"]
+
 
 def sweep_html(table: pd.DataFrame) -> Html:
     """The columns of `ocr_phases.analyse.sweep.sweep_table` that fit a page, as a sortable table."""
     if table.empty:
         return note_html("No cell of this sweep could be measured.")
-    columns = ["preset", "strategy", "vision", "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]
+    columns = [*_WAYS, "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]
     shown = table[[*columns, "inter_token_ms", "tokens_per_s"]].copy()
     shown.insert(len(columns) + 1, "times_floor", table["inter_token_ms"] / table["step_floor_ms"])
-    shown = shown.drop(columns=[name for name in ("strategy", "vision") if table[name].nunique() == 1])
+    shown = _without_constants(shown)
     shown = shown.dropna(axis="columns", how="all")
     headings = {
         "times_floor": ("times floor", ""),
@@ -58,21 +61,28 @@ def sweep_html(table: pd.DataFrame) -> Html:
 
 
 def end_to_end_html(table: pd.DataFrame) -> Html:
-    """Time per page from its file to its last token, and pages per minute, of each cell."""
+    """Time per page from its file to its last token, pages per minute and memory, of each cell."""
     if table.empty:
         return fragment()
-    columns = ["preset", "strategy", "vision", "batch", "tokens"]
-    shown = table[[*columns, "page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]]
-    shown = shown.drop(columns=[name for name in ("strategy", "vision") if table[name].nunique() == 1])
+    times = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
+    shown = _without_constants(table[[*_WAYS, "batch", "tokens", *times, "kv_cache_bytes", "peak_bytes"]])
     headings = {
         "tokens": ("output", ""),
         "page_ms": ("page, p50", "ms"),
         "page_ms_p90": ("p90", "ms"),
         "page_ms_p99": ("p99", "ms"),
         "pages_per_min": ("pages/min", ""),
+        "kv_cache_bytes": ("KV cache", "MB"),
+        "peak_bytes": ("peak memory", "MB"),
     }
-    caption = "Each page end to end, quantiles over the repeats; the rows of a batch end together"
+    caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
     return table_html(shown, caption=caption, headings=headings)
+
+
+def _without_constants(cells: pd.DataFrame) -> pd.DataFrame:
+    """The same without the ways of which there is one only; a preset is always named."""
+    alike = [name for name in _WAYS if name != "preset" and cells[name].nunique() == 1]
+    return cells.drop(columns=alike)
 
 
 def failures_html(failures: pd.DataFrame) -> Html:
@@ -84,7 +94,7 @@ def failures_html(failures: pd.DataFrame) -> Html:
 
 @takes_axes
 def plot_prefill(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None = None) -> Figure:
-    """Prefill in ms against the prompt's tokens: a line a batch size and way of vision, through medians.
+    """Prefill in ms against the prompt's tokens: a line a model, batch size and way of vision, of medians.
 
     ``width`` is in inches, ``ax`` are axes to draw on.
     """
@@ -92,8 +102,9 @@ def plot_prefill(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None =
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.", ax)
     figure, axes = new_figure(3.9, width, ax)
-    looks = Looks(table.sort_values("batch"), "vision", "batch")
-    for _, rows in table.groupby(["vision", "batch"], sort=False):
+    table = table.sort_values("batch")
+    looks = _looks(table, "vision", "batch")
+    for _, rows in table.groupby(["model", "vision", "batch"], sort=False):
         colour, style = looks.of(rows.iloc[0])
         axes.plot(rows["prefill_len"], rows["prefill_ms"], "o", color=colour, alpha=0.35, markersize=5, mew=0)
         middle = rows.groupby("prefill_len")["prefill_ms"].median()
@@ -111,23 +122,29 @@ def plot_prefill(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None =
 
 
 def plot_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Time of a decode step in ms against the cache: colours are strategies, line styles batch sizes."""
+    """Time of a decode step in ms against the cache: colours are strategies, line styles batch sizes.
+
+    Of several models colours are models, line styles strategies, and the smallest batch is drawn.
+    """
+    if curves["model"].nunique() > 1:
+        smallest = curves[curves["batch"] == curves["batch"].min()]
+        return plot_decode_curves(smallest, "model", "strategy", ax=ax)
     return plot_decode_curves(curves, "strategy", "batch", ax=ax)
 
 
 @takes_axes
 def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Tokens/s of all rows against the batch size, a line a preset and strategy; faint: linear growth."""
+    """Tokens/s of all rows over the batch size, a line a model, preset and strategy; faint: linear growth."""
     table = table.dropna(subset=["tokens_per_s"])
     if table.empty:
         return sentence_figure("No cell has decode steps, so there is no throughput to draw.", ax)
     if table["batch"].nunique() == 1:
         return sentence_figure("A single batch size was measured, so there is no scaling to draw.", ax)
     # Decode is the same whatever vision does, and eager vision comes first.
-    table = _longest(table).drop_duplicates(["preset", "strategy", "batch"])
+    table = _longest(table).drop_duplicates(["model", "preset", "strategy", "batch"])
     figure, axes = new_figure(4.2, ax=ax)
-    looks = Looks(table, "strategy", "preset")
-    for _, rows in table.groupby(["preset", "strategy"], sort=False):
+    looks = _looks(table, "strategy", "preset")
+    for _, rows in table.groupby(["model", "preset", "strategy"], sort=False):
         rows = rows.sort_values("batch")
         colour, style = looks.of(rows.iloc[0])
         ideal = rows["tokens_per_s"].iloc[0] / rows["batch"].iloc[0] * rows["batch"]
@@ -164,8 +181,8 @@ def plot_floors(table: pd.DataFrame) -> Figure:
     panels[0].set_yticks(
         table.index,
         [
-            _cell_name(row) + vision
-            for (_, row), vision in zip(table.iterrows(), _visions(table), strict=True)
+            f"{model}{row['preset']}, {row['strategy']}, batch {row['batch']}{vision}"
+            for (_, row), model, vision in zip(table.iterrows(), _models(table), _visions(table), strict=True)
         ],
     )
     panels[0].set_ylim(len(table) - 0.5, -0.5)
@@ -190,28 +207,48 @@ def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> 
 def plot_vision_share(
     table: pd.DataFrame, records: Mapping[str, PhaseRun], *, ax: Axes | None = None
 ) -> Figure:
-    """The stages of the prefill as parts of it, a bar a preset, batch size and way of vision.
+    """The stages of each prefill, a bar a model, preset, batch size and way of vision.
+
+    They are parts of their prefill, or in ms where there are several models.
 
     Of cells that differ in strategy or output length alone, which a prefill does not depend on, the first
     strategy's longest is drawn.
     """
     table = table.dropna(subset=["vision_share"])
-    shares = _longest(table).drop_duplicates(["prefill_len", "preset", "batch", "vision"])
+    shares = _longest(table).drop_duplicates(["model", "prefill_len", "preset", "batch", "vision"])
     names = [
-        f"{row['preset']} ({row['prefill_len']:,} tokens), batch {row['batch']}{vision}"
-        for (_, row), vision in zip(shares.iterrows(), _visions(shares), strict=True)
+        f"{model}{row['preset']} ({row['prefill_len']:,} tokens){batch}{vision}"
+        for (_, row), model, batch, vision in zip(
+            shares.iterrows(), _models(shares), _batches(shares), _visions(shares), strict=True
+        )
     ]
-    return plot_prefill_stages([records[cell] for cell in shares["cell"]], names, share=True, ax=ax)
+    one = shares["model"].nunique() == 1
+    return plot_prefill_stages([records[cell] for cell in shares["cell"]], names, share=one, ax=ax)
 
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:
     """Of cells that differ in their output length alone the longest: it says most about a rate."""
-    longest = table.groupby(["preset", "strategy", "vision", "batch"])["tokens"].transform("max")
+    longest = table.groupby([*_WAYS, "batch"])["tokens"].transform("max")
     return table[table["tokens"] == longest]
 
 
-def _cell_name(row: pd.Series) -> str:
-    return f"{row['preset']}, {row['strategy']}, batch {row['batch']}"
+def _looks(table: pd.DataFrame, coloured: str, styled: str) -> Looks:
+    """Colours and line styles by these columns; where there are several models, those have the colours."""
+    if table["model"].nunique() == 1:
+        return Looks(table, coloured, styled)
+    return Looks(table, "model", styled if table[coloured].nunique() == 1 else coloured)
+
+
+def _models(table: pd.DataFrame) -> list[str]:
+    """What a row's name says of its model: nothing where the table has one only."""
+    several = table["model"].nunique() > 1
+    return [f"{model}, " if several else "" for model in table["model"]]
+
+
+def _batches(table: pd.DataFrame) -> list[str]:
+    """What a row's name says of its batch: nothing where the table has one size only."""
+    several = table["batch"].nunique() > 1
+    return [f", batch {batch}" if several else "" for batch in table["batch"]]
 
 
 def _visions(table: pd.DataFrame) -> list[str]:

@@ -33,7 +33,9 @@ class SweepResult(Sweep):
         """The page, and the verdict as its lead."""
         if not self.runs:
             return html.note_html(self.verdict)
-        return html.header_html(self.first, f"Sweep over {self.first.page['file']}", lead=self.verdict)
+        what = [", ".join(dict.fromkeys(self.table[name])) for name in ("model", "device", "dtype")]
+        title = f"Sweep over {self.first.page['file']}"
+        return html.header_html(self.first, title, lead=self.verdict, about=" · ".join(what))
 
     def _repr_mimebundle_(self, **_: Any) -> Bundle:
         shown = self.head_html() + drawing.sweep_html(self.table) + drawing.failures_html(self.failures)
@@ -53,7 +55,7 @@ class SweepPlots:
         return drawing.plot_prefill(self._sweep.table, ax=ax)
 
     def vision(self, *, ax: Axes | None = None) -> Figure:
-        """The stages of each prefill as parts of it: `ocr_phases.show.sweep.plot_vision_share`."""
+        """The stages of each prefill: `ocr_phases.show.sweep.plot_vision_share`."""
         return drawing.plot_vision_share(self._sweep.table, self._sweep.runs, ax=ax)
 
     def decode(self, *, ax: Axes | None = None) -> Figure:
