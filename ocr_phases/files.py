@@ -26,6 +26,9 @@ TRACE_NAME = "trace.json.gz"
 PAGED_SUFFIXES = (".pdf", ".tif", ".tiff")
 """The suffixes of files that may have several pages, in small letters."""
 
+MOST_FILE_PAGES = 10_000
+"""Most pages that are taken of one file."""
+
 LARGEST_FILE = 2**30
 """Largest file that is read whole, in bytes."""
 
@@ -34,6 +37,7 @@ _NO_FILE = (errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODEV)
 _PAGE_OF_FILE = re.compile(
     rf"(?P<file>.+({'|'.join(map(re.escape, PAGED_SUFFIXES))}))(?P<page>#[^/\\]*)", re.IGNORECASE | re.DOTALL
 )
+_RANGE = re.compile(r"#(?P<first>[0-9]{1,9})-(?P<last>[0-9]{1,9})")
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
 
 
@@ -41,6 +45,24 @@ def split_page(page: str) -> tuple[str, str]:
     """``file.pdf#3`` to ``file.pdf`` and ``#3``, and so for `PAGED_SUFFIXES`; any other name stays whole."""
     match = _PAGE_OF_FILE.fullmatch(page)
     return (match["file"], match["page"]) if match else (page, "")
+
+
+def each_page(page: str) -> list[str]:
+    """``file.pdf#2-4`` as ``file.pdf#2``, ``#3`` and ``#4``; any other name is one page.
+
+    Raises `OcrPhasesError` for pages in falling order and for more than `MOST_FILE_PAGES`.
+    """
+    file, numbers = split_page(page)
+    found = _RANGE.fullmatch(numbers)
+    if found is None or Path(page).exists():
+        return [page]
+    first, last = int(found["first"]), int(found["last"])
+    if not first <= last < first + MOST_FILE_PAGES:
+        raise OcrPhasesError(
+            f"{page} names no pages: write the lower number first, as in file.pdf#2-4, and at most "
+            f"{MOST_FILE_PAGES:,} pages."
+        )
+    return [f"{file}#{number}" for number in range(first, last + 1)]
 
 
 def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:

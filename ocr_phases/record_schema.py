@@ -141,7 +141,7 @@ class _Request(TypedDict):
     prefill_len: _Positions
     batch: NotRequired[AtLeastOne]
     infer: NotRequired[_Infer | None]
-    grounding: NotRequired[bool]
+    grounding: NotRequired[bool | None]
     return_text: NotRequired[bool]
     ignore_eos: NotRequired[bool]
     eos_check_every: NotRequired[AtLeastOne]

@@ -17,14 +17,13 @@ from typing import Any
 
 from ocr_phases.batch.child import Child
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import LARGEST_FILE, PAGED_SUFFIXES, split_page
+from ocr_phases.files import LARGEST_FILE, MOST_FILE_PAGES, PAGED_SUFFIXES, split_page
 from ocr_phases.page_formats import PAGE_SUFFIXES
 from ocr_phases.settings import setting_from_text
 
 LIST_SUFFIXES = (".csv", ".jsonl")
 
-#: Pages of a file, and folders in one another: what is beyond is a page that failed.
-MOST_FILE_PAGES = 10_000
+#: Folders in one another: what is beyond is a page that failed, as in a file of too many pages.
 DEEPEST = 100
 
 _COUNT_SECONDS = 60.0  # for the pages of one file

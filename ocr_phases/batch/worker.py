@@ -25,7 +25,7 @@ from ocr_phases.batch.job import Job, code_versions
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
-from ocr_phases.files import TemporaryFolder, split_page
+from ocr_phases.files import TemporaryFolder, each_page, split_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.jupyter_kernels import KernelLost, ReusedKernel
 from ocr_phases.settings import Settings
@@ -224,7 +224,8 @@ def _refused(job: Job, error: OcrPhasesError) -> Refused:
     from ocr_phases.measure.inputs.images import load_page
 
     try:
-        load_page(job.source)
+        for page in each_page(job.source):
+            load_page(page)
     except OcrPhasesError as unreadable:
         return Refused("page", str(unreadable))
     return Refused("request", str(error))

@@ -95,4 +95,4 @@ def add_out(command: argparse.ArgumentParser, default: str = "ocr_phases_out") -
     )
 
 
-_PAGE = "image, file.pdf#3 or file.tif#3"
+_PAGE = "image, file.pdf#3, or several as file.pdf#1-8; the same of a TIFF"

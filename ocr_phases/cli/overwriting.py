@@ -6,12 +6,13 @@ import argparse
 import itertools
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.options import settings_of
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import split_page
+from ocr_phases.files import each_page, split_page
 from ocr_phases.presets import AUTO
 from ocr_phases.settings import REQUEST_SETTINGS, resolve_infer
 
@@ -63,8 +64,8 @@ def _differs_from_asked(there: PhaseRun, arguments: argparse.Namespace) -> str:
     from ocr_phases.measure.models.checkpoint import resolve_device
     from ocr_phases.record import describe_page
 
-    page = describe_page(*load_page(arguments.page), embed=False)
-    if page["sha256"] != there.page["sha256"] or _number(page["file"]) != _number(there.page["file"]):
+    pages = [describe_page(*load_page(page), embed=False) for page in each_page(arguments.page)]
+    if [_identity(page) for page in pages] != [_identity(page) for page in there.pages]:
         return "page"
     if there.model["name"] not in (arguments.model, Path(arguments.model).resolve().name):
         return "model"
@@ -90,5 +91,6 @@ def _differs(there: PhaseRun, then: PhaseRun) -> str:
     return next((name for name in _SETTINGS if known.get(name) != wanted.get(name, known.get(name))), "")
 
 
-def _number(file: str) -> str:
-    return split_page(file)[1]
+def _identity(page: Mapping[str, Any]) -> tuple[str, str]:
+    """The file's content, and which page of it."""
+    return page["sha256"], split_page(page["file"])[1]

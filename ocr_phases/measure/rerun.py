@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import split_page
+from ocr_phases.files import each_page, split_page
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.request import Page
 from ocr_phases.measure.session import OCRSession
@@ -48,18 +48,17 @@ def repeat_run(
 
 
 def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Page]:
-    """The record's pages as they were measured, or ``file`` for its only one, proved by their hash."""
+    """The record's pages as they were measured, or as ``file`` has them, proved by their hash."""
     if file is not None:
-        if len(record.pages) > 1:
-            raise OcrPhasesError(
-                f"The record has {len(record.pages):,} pages, so no one file stands for them."
-            )
-        image, data, name = load_page(file)
-        found = describe_page(image, data, name, embed=False)
-        numbers = {split_page(page["file"])[1] for page in (found, record.page)} - {""}
-        if found["sha256"] != record.page["sha256"] or len(numbers) > 1:
-            raise OcrPhasesError(f"{file} is not the page of the record, {record.page['file']}.")
-        return [str(file)]
+        files = each_page(str(file))
+        if len(files) != len(record.pages):
+            raise OcrPhasesError(f"{file} does not stand for the {len(record.pages):,} pages of the record.")
+        for one, recorded in zip(files, record.pages, strict=True):
+            found = describe_page(*load_page(one), embed=False)
+            numbers = {split_page(page["file"])[1] for page in (found, recorded)} - {""}
+            if found["sha256"] != recorded["sha256"] or len(numbers) > 1:
+                raise OcrPhasesError(f"{one} is not the page of the record, {recorded['file']}.")
+        return list(files)
     pages: list[Page] = []
     for number, page in enumerate(record.pages):
         kept = record.page_data(number)

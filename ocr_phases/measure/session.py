@@ -264,12 +264,14 @@ class OCRSession:
         several = any(len(row) > 1 for row in rows)
         infer, autocast = resolve_infer(asked.infer, asked.autocast, facts.name, several_pages=several)
         every, ignore_eos, grounding = asked.eos_check_every, asked.ignore_eos, asked.grounding
+        if grounding is None and facts.leads[1]:
+            grounding = any(GROUNDING_TAG in text for text in prompts)
         resolved = {
             **vars(asked),
             "prompt": asked.prompt if isinstance(asked.prompt, str) else prompts[0],
             "infer": infer,
             "autocast": autocast,
-            "grounding": any(GROUNDING_TAG in text for text in prompts) if grounding is None else grounding,
+            "grounding": grounding,
             "ignore_eos": self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
             "eos_check_every": eos_interval(asked.strategy) if every is None else every,
             **self._choose_preset(asked.preset, rows),

@@ -269,7 +269,8 @@ def unnamed_pages(page: str | Path) -> str:
     if not path.lower().endswith(PAGED_SUFFIXES) or (count := page_count(page)) == 1:
         return ""
     name = Path(page).name
-    return f"{name} has {count:,} pages and page 1 is taken: name another one as {name}#2."
+    others = f"name another one as {name}#2, or several as {name}#1-2"
+    return f"{name} has {count:,} pages and page 1 is taken: {others}."
 
 
 def _is_pdf(data: bytes, suffix: str) -> bool:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES, FamilyFacts
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
+from ocr_phases.files import each_page
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.type_size import type_height
 from ocr_phases.presets import AUTO
@@ -37,7 +38,7 @@ class Request(RunSettings):
     preset_choice: str
     type_px: tuple[float | None, ...] = ()
     infer: SamplingSettings
-    grounding: bool
+    grounding: bool | None
     ignore_eos: bool
     eos_check_every: int
     autocast: bool
@@ -62,10 +63,13 @@ def make_rows(
 ) -> tuple[list[list[Page]], list[str]]:
     """One list of pages a row, and one resolved prompt a row, as the ``family`` has prompts.
 
-    A list of pages is a batch of one page a row; with a single prompt that names several ``<image>``, or the
-    family's prompt for many pages, it is one row of several pages.
+    A list of pages, or ``file.pdf#2-4``, is a batch of one page a row; with a single prompt that names
+    several ``<image>``, or the family's prompt for many pages, it is one row of several pages.
     """
-    pages = [page] if isinstance(page, str | Path | bytes | Image.Image) else list(page)
+    given = [page] if isinstance(page, str | Path | bytes | Image.Image) else list(page)
+    pages: list[Page] = []
+    for item in given:
+        pages += each_page(str(item)) if isinstance(item, str | Path) else [item]
     prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
     for text in prompts:
         check_text("prompt", text)

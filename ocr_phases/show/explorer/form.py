@@ -12,6 +12,7 @@ import ipywidgets as widgets
 from ocr_phases.assets import asset
 from ocr_phases.catalogue import FAMILIES, PRESET_NAMES
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import each_page
 from ocr_phases.page_formats import PAGE_SUFFIXES
 from ocr_phases.presets import PROMPTS
 from ocr_phases.settings import Settings, help_text, kind
@@ -158,7 +159,8 @@ class PageChooser(widgets.VBox):
             from ocr_phases.measure.inputs.images import load_page  # of the measuring half: only now
 
             page, name = self.page()
-            self.image = image = load_page(page, name or "image")[0]
+            first = each_page(page)[0] if isinstance(page, str) else page
+            self.image = image = load_page(first, name or "image")[0]
             alt = f"The chosen page, {image.width} × {image.height} pixels"
             self.thumbnail.value = (
                 f"{image_html(image, alt, width=104)}<p>{image.width:,} × {image.height:,} pixels</p>"
