@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -22,9 +23,11 @@ from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.static_step import (
     CACHE_LEN_MULTIPLE,
     KEPT_STEPS,
+    LEAST_READ,
     StaticStep,
     kept_step,
     max_cache_len_for,
+    read_lengths,
 )
 from ocr_phases.settings import SamplingSettings
 
@@ -152,6 +155,31 @@ def test_slots_have_room_and_little_more(prompt_len, new):
     max_cache_len = max_cache_len_for(prompt_len, new)
     assert 0 <= max_cache_len - prompt_len - new < CACHE_LEN_MULTIPLE
     assert max_cache_len % CACHE_LEN_MULTIPLE == 0
+
+
+@given(st.integers(1, 40_000))
+def test_a_step_reads_little_more_than_it_must(max_cache_len):
+    lengths = read_lengths(max_cache_len)
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == max_cache_len
+    assert all(after < 8 / 3 * before for before, after in pairwise(lengths))
+    assert lengths[0] <= 4 / 3 * LEAST_READ
+
+
+def test_every_length_that_is_read_gives_the_same_tokens(golden_session, golden_forward, monkeypatch):
+    model, inputs = golden_session.model, golden_inputs(golden_forward, "small")
+    rows, prompt = inputs.input_ids.shape
+    monkeypatch.setattr("ocr_phases.measure.steps.static_step.LEAST_READ", prompt // 4)
+    step = StaticStep(model, rows, max_cache_len_for(prompt, 300), "eager")
+    read: list[int] = []
+    for length, run in step._runs.items():
+        step._runs[length] = lambda length=length, run=run: (read.append(length), run())[1]
+    eager, mine = generate(model, inputs, 300), generate(model, inputs, 300, step=step)
+    assert mine.ids == eager.ids
+    torch.testing.assert_close(mine.logits, eager.logits, atol=1e-4, rtol=0)
+    assert len(set(read)) >= 3
+    assert read == sorted(read)
+    assert all(length > prompt + number for number, length in enumerate(read))
 
 
 def test_the_last_used_steps_are_kept(golden_session):

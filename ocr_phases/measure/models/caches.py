@@ -55,30 +55,35 @@ def cache_window(cache: Any) -> int | None:
 
 
 def static_cache(config: Any, max_cache_len: int, window: int | None, slot: Tensor) -> Any:
-    """An empty static cache; with a ``window`` one whose decode steps write at ``slot``, int64 [1].
+    """An empty static cache whose decode steps write at ``slot``, int64 [1], and read up to ``read``.
 
-    The caller moves ``slot`` on, on the device, and back to the prompt's end where the window is full.
+    The caller moves ``slot`` on, on the device, and back to the prompt's end where a ``window`` is full.
     transformers' own static layer for a window shifts all of its entries a step, and chooses its way by a
-    count on the host.
+    count on the host; its others read all that there is room for.
     """
     from transformers import StaticCache
 
     cache = StaticCache(config=config, max_cache_len=max_cache_len)
-    if window is not None:
-        cache.layers = [_ring_layer()(max_cache_len, window, slot) for _ in cache.layers]
+    cache.layers = [_slot_layer()(max_cache_len, window, slot) for _ in cache.layers]
     return cache
 
 
+def read_up_to(cache: Any, read: int) -> None:
+    """How many entries of a `static_cache` its decode steps read from here on."""
+    for layer in cache.layers:
+        layer.read = read
+
+
 @lru_cache(maxsize=1)
-def _ring_layer() -> type:
+def _slot_layer() -> type:
     from transformers.cache_utils import StaticLayer
 
-    class RingLayer(StaticLayer):
-        """Entries of the prompt where they were written, those of decode around a ring behind them."""
+    class SlotLayer(StaticLayer):
+        """Entries of the prompt where they were written, those of decode where the caller's slot is."""
 
-        def __init__(self, max_cache_len: int, window: int, slot: Tensor) -> None:
+        def __init__(self, max_cache_len: int, window: int | None, slot: Tensor) -> None:
             super().__init__(max_cache_len)
-            self.window, self.slot = window, slot
+            self.window, self.slot, self.read = window, slot, max_cache_len
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
             if key_states.shape[-2] > 1:
@@ -86,9 +91,9 @@ def _ring_layer() -> type:
             self.cumulative_length.add_(1)
             self.keys.index_copy_(2, self.slot, key_states)
             self.values.index_copy_(2, self.slot, value_states)
-            return self.keys, self.values
+            return self.keys[:, :, : self.read], self.values[:, :, : self.read]
 
-    return RingLayer
+    return SlotLayer
 
 
 def _parts(layer: Any) -> list[tuple[Tensor, Tensor]]:

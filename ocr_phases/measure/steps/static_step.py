@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +20,15 @@ from torch import Tensor
 
 from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.models.caches import cache_bytes_per_token, static_cache
+from ocr_phases.measure.models.caches import cache_bytes_per_token, read_up_to, static_cache
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.execution import compiled_apart, current_device, decode_execution, first_call_ms
 from ocr_phases.measure.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
 CACHE_LEN_MULTIPLE = 64
+#: The fewest entries that a captured step reads; another graph for fewer would save too little.
+LEAST_READ = 512
 #: The compiler tunes its kernels; what it makes is captured here, not by the compiler.
 CUDA_MODE = "max-autotune-no-cudagraphs"
 KEPT_STEPS = 4
@@ -44,6 +47,19 @@ class StepSetup:
     allocated_bytes: int
     compile_ms: float | None
     capture_ms: float | None
+
+
+def read_lengths(max_cache_len: int) -> list[int]:
+    """How many entries captured steps read: lengths that double, and all.
+
+    Attention reads masked entries like others, so that each step would cost what the last one does. Each
+    length is a graph of its own.
+    """
+    lengths, length = [], LEAST_READ
+    while length < 0.75 * max_cache_len:
+        lengths.append(length)
+        length *= 2
+    return [*lengths, max_cache_len]
 
 
 def max_cache_len_for(prompt_len: int, max_new_tokens: int, window: int | None = None) -> int:
@@ -71,6 +87,7 @@ class StaticStep:
         config = model.config.get_text_config()
         self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
         self.cache = static_cache(config, max_cache_len, self.window, self._slot)
+        self._read = max_cache_len
         self.cache.early_initialization(
             batch, config.num_key_value_heads, _head_dim(config), parameter.dtype, self.device
         )
@@ -90,7 +107,7 @@ class StaticStep:
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._given: Tensor | None = None  # the token that the step itself fed back
         with current_device(self.device), self.execution():
-            self._run, compile_ms, capture_ms = self._made()
+            self._runs, compile_ms, capture_ms = self._made()
         allocated = cache_bytes_per_token(self.cache) * max_cache_len
         self.setup = StepSetup(max_cache_len, allocated, compile_ms, capture_ms)
 
@@ -121,7 +138,8 @@ class StaticStep:
             self._load(state)
         elif state.token is not self._given:
             self._token.copy_(state.token[:, None])
-        logits = self._run()
+        read = next(read for read in self._runs if read >= needed)
+        logits = self._runs[read]()
         self._length = state.length + 1
         state.attention_mask = self._seen[:, : state.length + 1]
         if state.position_ids is not None:
@@ -167,24 +185,37 @@ class StaticStep:
     def _arguments(self) -> dict[str, Any]:
         return {
             "input_ids": self._token,
-            "attention_mask": self.family.ready_mask(self._mask),
+            "attention_mask": self.family.ready_mask(self._mask[..., : self._read]),
             "position_ids": self._position,
             "past_key_values": self.cache,
         }
 
-    def _made(self) -> tuple[Callable[[], Tensor], float | None, float | None]:
-        """The step as ``strategy`` runs it, and the ms that compiling and capturing took."""
+    def _made(self) -> tuple[dict[int, Callable[[], Tensor]], float | None, float | None]:
+        """The step as ``strategy`` runs it, by how many entries it reads; ms of compiling and capturing."""
         check_step(self.family, self._arguments())
         cuda = self.device.type == "cuda"
-        run: Callable[[], Tensor] = self._body
-        compile_ms = capture_ms = None
         if self.strategy == "compiled":
             run = compiled_apart(self._body, **({"mode": CUDA_MODE} if cuda else {}))
             _, compile_ms = first_call_ms(self.device, run)
-        if self.strategy != "eager" and cuda:
+            if not cuda:
+                return {self.max_cache_len: run}, compile_ms, None
             self._start_over()
-            run, capture_ms = first_call_ms(self.device, _captured, run)
-        return run, compile_ms, capture_ms
+            captured, capture_ms = first_call_ms(self.device, _captured, run)
+            return {self.max_cache_len: captured}, compile_ms, capture_ms
+        runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
+        if self.strategy == "eager" or not cuda:
+            return dict(runs), None, None
+        made, capture_ms = {}, 0.0
+        for read, run in runs.items():
+            self._start_over()
+            made[read], took = first_call_ms(self.device, _captured, run)
+            capture_ms += took
+        return made, None, capture_ms
+
+    def _reading(self, read: int) -> Tensor:
+        self._read = read
+        read_up_to(self.cache, read)
+        return self._body()
 
     def _start_over(self) -> None:
         """Back to the first slot, which trial runs move on from."""
