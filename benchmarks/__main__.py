@@ -15,7 +15,7 @@ from ocr_phases import OCRSession
 from ocr_phases.assets import asset
 from ocr_phases.cli.sweep import name_list, number_list
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_file
+from ocr_phases.files import each_page, output_file
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.strategies import STRATEGIES
 
@@ -33,12 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def bench(arguments: argparse.Namespace) -> None:
     """Measure what measuring costs and how fast each strategy is; print figures and save the raw times."""
     page = arguments.page or asset("data", "pages", "receipt.png")
-    load_page(page)
+    load_page(each_page(str(page))[0])
     asked = {
         "parts": tuple(arguments.parts or PARTS),
         "batches": tuple(arguments.batch),
         "pairs": arguments.pairs,
         "max_new_tokens": arguments.max_new_tokens,
+        "prompt": arguments.prompt,
     }
     # What does not depend on the model is told before it is loaded.
     BenchSettings(
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--pairs", type=int, default=15, metavar="N", help="alternating pairs (default: %(default)s)"
     )
+    command.add_argument("--prompt", default="markdown", help="default: %(default)s")
     command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     return command
 

@@ -23,7 +23,7 @@ from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
 from ocr_phases.catalogue import check_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import write_atomic
+from ocr_phases.files import each_page, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs
@@ -52,6 +52,7 @@ class BenchSettings:
     batches: tuple[int, ...] = (1, 4, 16)
     pairs: int = 15
     max_new_tokens: int = 128
+    prompt: str = "markdown"
 
     def __post_init__(self) -> None:
         for preset in self.presets:
@@ -84,7 +85,12 @@ class _Bench:
         """A measurement of the page with every asked token made; ``options`` as in `run_inference`."""
         options = {"max_new_tokens": self.settings.max_new_tokens, "repeats": 1, "warmup": 0, **options}
         return self.session.run_inference(
-            [self.page] * batch, preset=self.preset, ignore_eos=True, embed_page=False, **options
+            [self.page] * batch,
+            self.settings.prompt,
+            preset=self.preset,
+            ignore_eos=True,
+            embed_page=False,
+            **options,
         )
 
 
@@ -99,7 +105,7 @@ def run_bench(
 
     ``progress`` is given each part's result. Raises `OcrPhasesError` for a page or file that cannot be had.
     """
-    image, data, name = load_page(page)
+    image, data, name = load_page(each_page(str(page))[0])
     bench: dict[str, Any] = {
         "schema": BENCH_SCHEMA,
         "kind": KIND,
@@ -213,7 +219,8 @@ def _collectors(bench: _Bench) -> dict[str, Any]:
     more than a mark costs in `_marks`, is in ``docs/bench.md``.
     """
     session, tokens = bench.session, bench.settings.max_new_tokens
-    inputs = session.prepare(bench.page, preset=bench.preset).to(session.device, session.dtype)
+    packed = session.prepare(bench.page, preset=bench.preset, prompt=bench.settings.prompt)
+    inputs = packed.to(session.device, session.dtype)
     stops = [*range(1, tokens, _BLOCK), tokens]
     times: dict[str, list[float]] = {"on_ms": [], "off_ms": []}
     for number in range(-1, bench.settings.pairs):
