@@ -28,6 +28,7 @@ from ocr_phases.report.render import report_page
 from ocr_phases.show import compare, kernels, plots, regions, sweep
 from ocr_phases.show.overlay import draw_decode_time
 from ocr_phases.show.roofline import plot_roofline
+from ocr_phases.show.runs import plot_prefill_stages
 
 DOCS = Path(__file__).parents[1] / "docs"
 GPU_RECORD, OTHER_RECORD = "h200-dummy-gundam", "h200-dummy-base"
@@ -120,11 +121,48 @@ def measured() -> dict[str, PhaseRun]:
     }
 
 
+def families() -> dict[str, tuple[str, str, Image.Image]]:
+    """The three families on an H200: a long decode with and without a window, and the prefill's stages."""
+    long = {"deepseek-ocr": "DeepSeek-OCR", "unlimited-ocr": "Unlimited-OCR (window 128)"}
+    curves = decode_curves(
+        {title: recorded(f"families/h200-{name}-8000-cuda-graph.json.gz") for name, title in long.items()}
+    )
+    curves["model"] = curves["cell"]
+    at_base = {
+        "DeepSeek-OCR, base": OTHER_RECORD,
+        "DeepSeek-OCR-2, base1024": "families/h200-deepseek-ocr-2-base1024",
+        "Unlimited-OCR, base": "families/h200-unlimited-ocr-base",
+        "DeepSeek-OCR, gundam": GPU_RECORD,
+        "DeepSeek-OCR-2, crop": "families/h200-deepseek-ocr-2-crop",
+        "Unlimited-OCR, gundam": "families/h200-unlimited-ocr-gundam",
+    }
+    runs = [recorded(f"{name}.json") for name in at_base.values()]
+    return {
+        "window": (
+            "8,000 tokens: growing cache against window",
+            "NVIDIA H200, full size, random weights, bfloat16, batch 1, decode captured in CUDA graphs. "
+            "DeepSeek-OCR's cache grows; a captured step reads its first 512, 1,024, ... entries. "
+            "Unlimited-OCR keeps the prompt and the last 128 tokens.",
+            drawn(sweep.plot_decode(curves)),
+        ),
+        "families": (
+            "Prefill of three families",
+            "NVIDIA H200, one A4 page, eager, batch 1: one global view, and with crops. DeepSeek-OCR was "
+            "measured on a quieter host; in all of them launches set most of the time.",
+            drawn(plot_prefill_stages(runs, list(at_base))),
+        ),
+    }
+
+
+def recorded(name: str) -> PhaseRun:
+    """A record of ``data/runs``."""
+    return PhaseRun.load(asset("data", "runs", name))
+
+
 def main(records: str | None = None) -> None:
     """Draw everything and write gallery.md; ``records`` is a folder of records to reuse."""
     runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
-    gpu = PhaseRun.load(asset("data", "runs", f"{GPU_RECORD}.json"))
-    other = PhaseRun.load(asset("data", "runs", f"{OTHER_RECORD}.json"))
+    gpu, other = recorded(f"{GPU_RECORD}.json"), recorded(f"{OTHER_RECORD}.json")
     ratios = headline_metrics(compare_runs([other, gpu], run_labels([other, gpu])))
     receipt = runs["receipt"]
     save("receipt", overview(receipt), flat=False)
@@ -173,6 +211,7 @@ def main(records: str | None = None) -> None:
             drawn(sweep.plot_decode(decode_curves({"base": other, "gundam": gpu}))),
         ),
         "memory": ("Memory", f"{there}: peaks and KV cache.", drawn(plots.plot_memory(gpu))),
+        **families(),
     }
     for name, (_, _, picture) in pictures.items():
         save(f"gallery/{name}", picture, flat=name != "pages")

@@ -1,8 +1,8 @@
-"""Writes the README's speed table from the benchmarks in data/runs: ``python -m benchmarks.speed_table``.
+"""Writes the speed tables from the benchmarks in data/runs: ``python -m benchmarks.speed_table``.
 
 Every ``*.json`` there that ``python -m benchmarks`` wrote gives a row a preset; benchmarks of other parts
-on the same device and model fill the same row. The table stands between two markers in README.md; without a
-benchmark there is nothing between them.
+on the same device and model fill the same row. A table stands between two markers in its document; without
+a benchmark there is nothing between them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from ocr_phases.strategies import STRATEGIES
 from ocr_phases.words import ms_text
 
 ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "data" / "runs"
+#: A document with a table, and the folder of its benchmarks.
+TABLES = {ROOT / "README.md": RUNS, ROOT / "docs" / "families.md": RUNS / "families"}
 BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
 COLUMNS = (
     "device, model",
@@ -53,7 +56,7 @@ def speed_rows(bench: Mapping[str, Any]) -> list[list[str]]:
     """The cells of one benchmark's rows, a preset each, in the order of `COLUMNS`."""
     prefill, decode = prefill_table(bench), strategy_table(bench)
     ratios, coverage = ratio_table(bench), stage_coverage_table(bench)
-    rows = []
+    rows, prompt = [], bench["settings"].get("prompt", "markdown")
     for preset in bench["settings"]["presets"]:
         here = decode[decode["preset"] == preset].set_index("strategy")
         eager = prefill[(prefill["preset"] == preset) & (prefill["vision"] == "eager")]
@@ -61,7 +64,7 @@ def speed_rows(bench: Mapping[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 f"{bench['device']['name']}, `{bench['model']['name']}` {bench['model']['dtype']}",
-                preset,
+                preset if prompt == "markdown" else f"{preset}, {prompt}",
                 ms_text(_first(eager["wall_ms"])),
                 *(
                     ms_text(_first(here.loc[here.index == strategy, "ms_per_token"]))
@@ -93,7 +96,7 @@ def with_table(text: str, table: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md has no {BEGIN} and {END} to write between.")
+        raise SystemExit(f"The document has no {BEGIN} and {END} to write between.")
     middle = f"\n\n{table}\n\n" if table else "\n"
     return f"{before}{BEGIN}{middle}{END}{after}"
 
@@ -111,6 +114,6 @@ def _ratio(rows: pd.DataFrame, begins: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    table = speed_table(find_benches(ROOT / "data" / "runs"))
-    write_atomic(readme, with_table(readme.read_text(encoding="utf-8"), table).encode())
+    for document, folder in TABLES.items():
+        table = speed_table(find_benches(folder))
+        write_atomic(document, with_table(document.read_text(encoding="utf-8"), table).encode())

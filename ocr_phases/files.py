@@ -10,6 +10,7 @@ import shutil
 import stat
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -178,6 +179,22 @@ def only_writer(folder: Path) -> Iterator[None]:
     finally:
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
+
+
+def unpacked(data: bytes, limit: int) -> bytes:
+    """``data``, or what gzip packed into it; `OcrPhasesError` where that is damaged or too large."""
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    reader = zlib.decompressobj(wbits=31)
+    try:
+        content = reader.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise OcrPhasesError(f"The gzip data is damaged ({error}): get the file again.") from error
+    if len(content) > limit:
+        raise OcrPhasesError(f"The gzip data holds more than {limit:,} bytes: give a smaller file.")
+    if not reader.eof:
+        raise OcrPhasesError("The gzip data ends too early: get the file again.")
+    return content
 
 
 def write_atomic(path: str | Path, data: bytes) -> Path:

@@ -7,6 +7,7 @@ The record stands between the half that measures (torch, a model) and the half t
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import importlib
 import io
@@ -22,7 +23,7 @@ import pandas as pd
 
 from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import read_regular, split_page, write_atomic
+from ocr_phases.files import read_regular, split_page, unpacked, write_atomic
 from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
@@ -402,10 +403,14 @@ class PhaseRun:
         return cls.from_dict(record)
 
     def save(self, path: str | Path) -> Path:
-        """Write the record as JSON, atomically; `OcrPhasesError` where the file cannot be written."""
+        """Write the record as JSON, atomically; with a name that ends in ``.gz`` compressed by gzip.
+
+        Raises `OcrPhasesError` where the file cannot be written.
+        """
         text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         # A file name need not be UTF-8, and what was measured is not lost for it.
-        return write_atomic(path, text.encode("utf-8", "replace") + b"\n")
+        data = text.encode("utf-8", "replace") + b"\n"
+        return write_atomic(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
     @classmethod
     def load(cls, path: str | Path) -> PhaseRun:
@@ -415,7 +420,7 @@ class PhaseRun:
         except OSError as error:
             raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
         try:
-            return cls.from_json(data)
+            return cls.from_json(unpacked(data, MOST_BYTES))
         except OcrPhasesError as error:
             raise OcrPhasesError(f"{path}: {error}") from error
 

@@ -283,9 +283,10 @@ def test_bad_benchmarks_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureF
 # -- the README's table -------------------------------------------------------------------------------
 
 
-def test_the_readme_has_the_table_of_data_runs() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = speed_table.speed_table(speed_table.find_benches(ROOT / "data" / "runs"))
+@pytest.mark.parametrize("document", speed_table.TABLES, ids=lambda document: document.stem)
+def test_documents_have_the_table_of_data_runs(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    table = speed_table.speed_table(speed_table.find_benches(speed_table.TABLES[document]))
     assert speed_table.with_table(text, table) == text, "run: python -m benchmarks.speed_table"
 
 

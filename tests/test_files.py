@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 from example_run import make_run
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.errors import CannotWrite, OcrPhasesError
 from ocr_phases.files import (
     TemporaryFolder,
+    each_page,
     output_file,
     output_folder,
     read_regular,
@@ -67,6 +70,25 @@ def test_a_file_without_an_end_is_refused() -> None:
         pytest.skip("needs Linux's /proc")
     with pytest.raises(OcrPhasesError, match="grows while it is read"):
         read_regular(endless)
+
+
+@given(st.integers(1, 999), st.integers(0, 50))
+def test_a_range_names_each_of_its_pages(first: int, more: int) -> None:
+    pages = each_page(f"a b.PDF#{first}-{first + more}")
+    assert pages == [f"a b.PDF#{number}" for number in range(first, first + more + 1)]
+
+
+@pytest.mark.parametrize(
+    "page", ["a.png", "a.png#1-2", "a.pdf", "a.pdf#3", "a.pdf#x-2", "a.pdf#-2", "a.pdf#1-"]
+)
+def test_any_other_name_is_one_page(page: str) -> None:
+    assert each_page(page) == [page]
+
+
+@pytest.mark.parametrize("numbers", ["3-2", "1-999999999"])
+def test_a_range_of_no_pages_is_refused(numbers: str) -> None:
+    with pytest.raises(OcrPhasesError, match="names no pages"):
+        each_page(f"a.pdf#{numbers}")
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import math
@@ -17,6 +18,7 @@ from example_run import make_run
 from PIL import Image
 
 from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.files import unpacked
 from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS, describe_page
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -35,6 +37,25 @@ def test_the_committed_example_loads_and_stays_itself(run, tmp_path):
     pd.testing.assert_frame_equal(again.spans, run.spans, check_exact=True)
     assert run.schema == SCHEMA
     assert tuple(run.spans.columns) == SPAN_COLUMNS
+
+
+def test_a_record_may_be_packed(run, tmp_path):
+    packed = run.save(tmp_path / "run.json.gz")
+    assert json.loads(gzip.decompress(packed.read_bytes())) == run.to_dict()
+    assert PhaseRun.load(packed).to_dict() == run.to_dict()
+    assert packed.stat().st_size < EXAMPLE.stat().st_size / 2
+    whole = packed.read_bytes()
+    for damaged in (whole[:-20], whole[:30] + bytes(8) + whole[38:], b"\x1f\x8b"):
+        packed.write_bytes(damaged)
+        with pytest.raises(OcrPhasesError, match="gzip data"):
+            PhaseRun.load(packed)
+
+
+def test_packed_data_is_not_unpacked_beyond_the_limit():
+    packed = gzip.compress(bytes(10**6))
+    assert unpacked(packed, 10**6) == bytes(10**6)
+    with pytest.raises(OcrPhasesError, match="more than 999,999 bytes"):
+        unpacked(packed, 10**6 - 1)
 
 
 @pytest.mark.parametrize("path", [EXAMPLE_OF_SCHEMA_1, *PUBLISHED], ids=lambda path: path.stem)

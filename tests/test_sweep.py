@@ -374,7 +374,7 @@ def test_curves_are_the_longest_outputs_in_few_points() -> None:
     assert all(cell.endswith("-60") for cell in curves["cell"])
     sizes = curves.groupby("cell").size()
     assert len(sizes) == 8
-    assert (sizes == 24).all()
+    assert sizes.between(2, 60).all()
     for cell, curve in curves.groupby("cell"):
         assert curve["cache_len"].is_monotonic_increasing
         steps = runs[str(cell)].stage_ms("decode_step")

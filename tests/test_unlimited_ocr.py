@@ -601,6 +601,44 @@ def test_it_is_compared_swept_and_explored(several_pages, golden_session, unlimi
         assert getattr(several_pages.plot, picture)().axes
 
 
+@pytest.fixture(scope="module")
+def document(tmp_path_factory) -> str:
+    """Three pages of one file."""
+    pages = [Image.open(PAGES / f"{name}.png").convert("RGB") for name in ("receipt", "slide", "form")]
+    file = tmp_path_factory.mktemp("document") / "three.tif"
+    pages[0].save(file, save_all=True, append_images=pages[1:])
+    return str(file)
+
+
+def test_pages_of_a_file_are_one_prompt_on_the_command_line(document, tmp_path, capsys):
+    folder, record = str(GOLDEN_UNLIMITED / "checkpoint"), tmp_path / "run.json"
+    asked = f"--model {folder} --device cpu --prompt multipage --preset small --max-new-tokens 3 --repeats 1"
+    command = ["profile", f"{document}#2-3", *asked.split(), "--warmup", "0", "--no-ceilings"]
+    assert main([*command, "--save", str(record)]) == 0
+    run = PhaseRun.load(record)
+    assert [page["file"] for page in run.pages] == ["three.tif#2", "three.tif#3"]
+    assert len(run.results) == 1
+    # The same file takes its own record's place, and repeats it; other pages do neither.
+    assert main([*command, "--save", str(record)]) == 0
+    again = ["profile", "--from", str(record), "--save", str(tmp_path / "again.json"), "--no-ceilings"]
+    assert main([*again, f"{document}#2-3"]) == 0
+    capsys.readouterr()
+    for page, says in ((f"{document}#1-2", "is not the page of the record"), (document, "2 pages")):
+        assert main([*again, page]) == 2
+        assert says in capsys.readouterr().err.splitlines()[-1]
+    command[1] = f"{document}#1-2"
+    assert main([*command, "--save", str(record)]) == 2
+    assert "is a record of another page" in capsys.readouterr().err
+
+
+def test_pages_of_a_file_are_a_job_of_a_batch(document, tmp_path):
+    asked = f"--model {GOLDEN_UNLIMITED / 'checkpoint'} --device cpu --prompt multipage --preset small"
+    asked += " --max-new-tokens 3 --repeats 1 --warmup 0 --render none --out"
+    assert main(["batch", f"{document}#1-2", *asked.split(), str(tmp_path / "out")]) == 0
+    (record,) = (tmp_path / "out").rglob("run.json")
+    assert [page["file"] for page in PhaseRun.load(record).pages] == ["three.tif#1", "three.tif#2"]
+
+
 def test_the_artifacts_of_a_record_are_its_pages(several_pages, tmp_path):
     record, out = several_pages.save(tmp_path / "run.json"), tmp_path / "out"
     assert main(["artifacts", str(record), "--out", str(out)]) == 0

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
 from ocr_phases.analyse.summary import end_to_end_ms, step_table
@@ -63,10 +63,11 @@ CURVE_COLUMNS = (
     "device_ms",
     "device_ms_p10",
     "device_ms_p90",
+    "floor_ms",
 )
 
 _FAILED = ".failed"
-_POINTS = 24  # of a curve: single steps are noise here
+_POINTS = 60  # of a curve: single steps are noise here
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _floors(run: PhaseRun) -> dict[str, Any]:
 
 
 def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
-    """Decode over the cache, columns `CURVE_COLUMNS`: up to 24 points a record, each a median over its steps.
+    """Decode over the cache, columns `CURVE_COLUMNS`: up to 60 points a record, each a median over its steps.
 
     Of records that differ in their output length alone the longest stands for all: the others are its start.
     One with eager vision comes before others, which decode alike.
@@ -191,7 +192,8 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
         if steps.empty:
             continue
         piece = np.arange(len(steps)) * min(_POINTS, len(steps)) // len(steps)
-        columns = ["cache_len", "device_ms", "device_ms_p10", "device_ms_p90"]
+        steps["floor_ms"] = decode_floor(run).set_index("step")["floor_ms"].reindex(steps["step"]).to_numpy()
+        columns = ["cache_len", "device_ms", "device_ms_p10", "device_ms_p90", "floor_ms"]
         curve = steps[columns].astype("float64").groupby(piece).median()
         for name, value in zip(CURVE_COLUMNS[4::-1], (*reversed(key), cell), strict=True):
             curve.insert(0, name, value)

@@ -44,6 +44,7 @@ RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 
 _Line = Literal["-", "--", ":", "-."]
 _LINES: tuple[_Line, ...] = ("-", "--", ":", "-.")
+_FLOOR = (0, (1, 2))  # dotted
 _NAMES_APART = 0.08  # of the axis, at least, between two presets' names
 _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
 
@@ -55,7 +56,8 @@ def plot_decode_curves(
     """Time of a decode step in ms against the length of the sequence, a line a ``cell``, with p10 to p90.
 
     ``curves`` has the columns of a step's time (`ocr_phases.analyse.summary.step_table`), ``cell``, and those
-    whose values tell the lines apart by colour and by line style. The scale follows the bulk of the steps.
+    whose values tell the lines apart by colour and by line style; ``floor_ms``, where it is there, is dotted
+    below. The scale follows the bulk of the steps.
     ``ax`` are axes to draw on.
     """
     if curves.empty:
@@ -69,6 +71,8 @@ def plot_decode_curves(
         axes.fill_between(lengths, *ends, color=colour, alpha=0.16, linewidth=0)
         marker = "o" if len(curve) == 1 else ""
         axes.plot(lengths, curve["device_ms"], color=colour, linestyle=style, linewidth=1.4, marker=marker)
+        if "floor_ms" in curve:
+            axes.plot(lengths, curve["floor_ms"], color=colour, linestyle=_FLOOR, linewidth=1.4)
         bulk += curve["device_ms"].quantile([0.0, 0.98]).tolist()
     if "preset" in curves:
         name_presets(axes, curves, "cache_len")
@@ -77,7 +81,8 @@ def plot_decode_curves(
     time_axis(axes.yaxis, "decode step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     title_axes(axes, "Decode step over the length of the sequence: medians, band p10 to p90")
-    looks.legend(figure, ax=ax)
+    floors = "floor_ms" in curves and curves["floor_ms"].notna().any()
+    looks.legend(figure, floors="floor" if floors else "", ax=ax)
     return figure
 
 
@@ -123,7 +128,7 @@ def plot_prefill_stages(
         named.setdefault(STAGE_COLOURS[stage], []).append(stage_name(stage))
     keys = [Patch(color=colour, label=" or ".join(names)) for colour, names in named.items()]
     keys.append(Patch(color=FAINT, label="between stages"))
-    legend_below(figure, keys, min(8, len(keys)), ax)
+    legend_below(figure, keys, 4, ax)
     return figure
 
 
@@ -187,11 +192,11 @@ class Looks:
 
     def of(self, row: pd.Series) -> tuple[str, _Line]:
         """Colour and style of the line that ``row`` belongs to."""
-        style = self.styles[row[self.styled]] if self.styled else 0
+        style = self.styles[row[self.styled]] if len(self.styles) > 1 else 0
         return colour_of(self.colours[row[self.coloured]]), _LINES[style % len(_LINES)]
 
-    def legend(self, figure: Figure, faint: str = "", ax: Axes | None = None) -> None:
-        """The keys under a figure, or the caller's ``ax``; ``faint`` says what its light grey lines are."""
+    def legend(self, figure: Figure, faint: str = "", floors: str = "", ax: Axes | None = None) -> None:
+        """The keys under a figure, or the caller's ``ax``; ``faint`` names grey lines, ``floors`` dotted."""
         keys = [
             Line2D([], [], color=colour_of(number), linewidth=3, label=self._name(self.coloured, value))
             for value, number in self.colours.items()
@@ -210,6 +215,8 @@ class Looks:
         ]
         if faint:
             keys.append(Line2D([], [], color=FAINT, linewidth=1.4, label=faint))
+        if floors:
+            keys.append(Line2D([], [], color=INK, linewidth=1.4, linestyle=_FLOOR, label=floors))
         columns = 6 if figure.get_figwidth() >= WIDTH and self.coloured != "name" else 2
         legend_below(figure, keys, columns, ax)
 

@@ -160,7 +160,7 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     axes.set_xlabel("batch size (rows)")
     axes.set_ylabel("decode, all rows (tokens/s)")
     title_axes(axes, "Throughput over the batch size")
-    looks.legend(figure, "as fast for each row as the smallest batch", ax)
+    looks.legend(figure, "as fast for each row as the smallest batch", ax=ax)
     return figure
 
 
