@@ -20,7 +20,7 @@ from ocr_phases.show.explorer.form import Asked, Form
 from ocr_phases.show.explorer.live import REFRESH_S, Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.messages import Messages
-from ocr_phases.show.explorer.page_tab import PagePane
+from ocr_phases.show.explorer.page_tab import PagePane, TextPane
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.record_tab import RecordPane
 from ocr_phases.show.overlay import printable
@@ -62,7 +62,7 @@ class Explorer(widgets.VBox):
             "Vision": Pane("vision", sections.vision, sections.stages),
             "Timeline": Pane("timeline", sections.timeline, sections.memory, sections.kernels),
             "Page": self.page_pane,
-            "Text": Pane("text", sections.text),
+            "Text": TextPane(self.page_pane),
             "Checks": Pane("checks", sections.checks_summary, sections.checks),
             "Compare": self.compare_pane,
             "Record": self.record_pane,

@@ -1,0 +1,837 @@
+/* One row of a record as one linked view: page, latency curve, tokens and lists share the token shown.
+   What the model wrote enters the document as text nodes only. `view.py` says what the traits hold. */
+
+const SVG = "http://www.w3.org/2000/svg";
+const SAVE_MS = 100; // a moving scrubber tells the kernel at most this often
+const SPEEDS = [1, 4, 16];
+const PLOT = { width: 640, height: 200, left: 46, right: 10, top: 10, bottom: 32 };
+const KEYS = [
+  ["← →", "previous, next token; with Shift ten tokens"],
+  ["Home, End", "first, last token"],
+  ["P, N", "previous, next region"],
+  ["S", "slowest token"],
+  ["K", "play and pause"],
+  ["F", "play faster: 1, 4, 16 times"],
+  ["+ − 0", "zoom in, zoom out, fit the drawing that has the focus, else the latency curve"],
+  ["Ctrl or Alt with an arrow", "move that drawing"],
+  ["/", "search the tokens; Enter and Shift+Enter go to the next and previous match"],
+  ["Esc", "pause, and leave the search"],
+];
+
+const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
+const digits = (value) => (Math.abs(value) >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
+const duration = (ms) =>
+  ms == null ? "n/a" : Math.abs(ms) >= 999.5 ? `${digits(ms / 1000)} s` : `${digits(ms)} ms`;
+const visible = (text) => (text === "" ? "no text" : text.replaceAll("\n", "↵").replaceAll("\t", "⇥"));
+
+/** An HTML element; `on` holds its listeners. The notebook must not take the keys of what can have the focus. */
+function make(tag, { on = {}, ...attributes } = {}, ...children) {
+  return fill(document.createElement(tag), attributes, on, children);
+}
+
+function draw(tag, { on = {}, ...attributes } = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), attributes, on, children);
+}
+
+function fill(element, attributes, on, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  if (/^(button|input|select|summary)$/.test(element.tagName.toLowerCase()) || "tabindex" in attributes)
+    element.setAttribute("data-lm-suppress-shortcuts", "true");
+  for (const [name, listener] of Object.entries(on)) element.addEventListener(name, listener);
+  element.append(...children);
+  return element;
+}
+
+const button = (text, label, click) =>
+  make("button", { type: "button", "aria-label": label, title: label, on: { click } }, text);
+
+function choice(label, options, change) {
+  const names = options.map(([value, text]) => make("option", { value }, text));
+  const select = make("select", { on: { change: () => change(select.value) } }, ...names);
+  return [make("label", {}, `${label} `, select), select];
+}
+
+function tick(label, checked, change, style = null) {
+  const box = make("input", { type: "checkbox", checked, on: { change: () => change(box.checked) } });
+  return make("label", { class: "opv-tick", style }, box, label);
+}
+
+/** Rounded values from 0 to `top`, about `count` of them; whole ones if asked. */
+function ticks(from, to, count, whole = false) {
+  const raw = (to - from) / count || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  let step = [1, 2, 5, 10].map((unit) => unit * power).find((unit) => unit >= raw);
+  if (whole) step = Math.max(1, Math.round(step));
+  const found = [];
+  for (let value = Math.ceil(from / step) * step; value <= to + step * 1e-9; value += step) found.push(value);
+  return found.map((value) => Number(value.toPrecision(12)));
+}
+
+/** The part of `0..size` in sight. */
+class Window {
+  constructor(size, least) {
+    [this.size, this.least] = [size, Math.min(least, size)];
+    this.reset();
+  }
+  reset() {
+    [this.from, this.width] = [0, this.size];
+  }
+  at(share) {
+    return this.from + share * this.width;
+  }
+  zoom(factor, share = 0.5) {
+    const [spot, width] = [this.at(share), clamp(this.width / factor, this.least, this.size)];
+    this.place(spot - share * width, width);
+  }
+  place(from, width = this.width) {
+    [this.from, this.width] = [clamp(from, 0, this.size - width), width];
+  }
+  show(from, to) {
+    if (from < this.from || to > this.from + this.width) this.place((from + to - this.width) / 2);
+  }
+}
+
+/** Wheel, drag, double click, keys and buttons of a drawing whose `windows` (x, or x and y) move.
+    `locate` gives an event's share of each window. */
+class Zoom {
+  constructor(svg, windows, locate, redraw, click) {
+    Object.assign(this, { svg, windows, redraw });
+    let start = null;
+    svg.addEventListener("wheel", (event) => {
+      // Without Ctrl the notebook scrolls, until the drawing was clicked.
+      if (!event.ctrlKey && !event.metaKey && document.activeElement !== svg) return;
+      event.preventDefault();
+      this.zoom(event.deltaY < 0 ? 1.25 : 0.8, locate(event));
+    }, { passive: false });
+    svg.addEventListener("pointerdown", (event) => {
+      start = { at: locate(event), x: event.clientX, y: event.clientY, target: event.target, dragged: false };
+    });
+    svg.addEventListener("pointermove", (event) => {
+      if (!start || !event.buttons) return;
+      start.dragged ||= Math.hypot(event.clientX - start.x, event.clientY - start.y) > 4;
+      if (!start.dragged) return;
+      svg.setPointerCapture(event.pointerId);
+      const now = locate(event);
+      this.pan(...now.map((share, axis) => start.at[axis] - share));
+      start.at = now;
+    });
+    svg.addEventListener("pointerup", (event) => {
+      if (start && !start.dragged) click(event, start.target);
+      start = null;
+    });
+    svg.addEventListener("dblclick", () => this.reset());
+  }
+  zoom(factor, spot = []) {
+    this.windows().forEach((window, axis) => window.zoom(factor, spot[axis]));
+    this.redraw();
+  }
+  pan(...shares) {
+    this.windows().forEach((window, axis) => window.place(window.from + shares[axis] * window.width));
+    this.redraw();
+  }
+  reset() {
+    this.windows().forEach((window) => window.reset());
+    this.redraw();
+  }
+  key(event) {
+    const arrows = { ArrowLeft: [-0.2, 0], ArrowRight: [0.2, 0], ArrowUp: [0, -0.2], ArrowDown: [0, 0.2] };
+    if ((event.ctrlKey || event.altKey) && arrows[event.key]) this.pan(...arrows[event.key]);
+    else if (event.key === "+" || event.key === "=") this.zoom(1.5);
+    else if (event.key === "-") this.zoom(1 / 1.5);
+    else if (event.key === "0") this.reset();
+    else return false;
+    return true;
+  }
+  buttons(what) {
+    return make("span", { class: "opv-zoom", role: "group", "aria-label": `Zoom of the ${what}` },
+      button("+", `Zoom in on the ${what}`, () => this.zoom(1.5)),
+      button("−", `Zoom out of the ${what}`, () => this.zoom(1 / 1.5)),
+      button("Fit", `Show the whole ${what}`, () => this.reset()));
+  }
+}
+
+const share = (svg, event) => {
+  const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  return [point.x, point.y];
+};
+
+/** The latency of each token: `lines` of ms a token, the last one strong. */
+class Curve {
+  constructor(view) {
+    this.view = view;
+    this.inside = draw("g");
+    this.band = draw("rect", { class: "opv-band", y: PLOT.top, height: PLOT.height - PLOT.top - PLOT.bottom });
+    this.cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: PLOT.height - PLOT.bottom });
+    this.dot = draw("circle", { class: "opv-dot", r: 4 });
+    this.svg = draw("svg", { class: "opv-curve", viewBox: `0 0 ${PLOT.width} ${PLOT.height}`, tabindex: 0, role: "group" },
+      this.band, this.inside, this.cursor, this.dot);
+    const locate = (event) => [clamp((share(this.svg, event)[0] - PLOT.left) / this.across, 0, 1)];
+    const token = (event) => clamp(Math.floor(this.window.at(locate(event)[0])), 0, this.lines.at(-1).length - 1);
+    this.across = PLOT.width - PLOT.left - PLOT.right;
+    this.zoom = new Zoom(this.svg, () => [this.window], locate, () => this.redraw(), (event) => view.go?.(token(event)));
+    if (!view.go) return;
+    this.svg.addEventListener("pointermove", (event) => event.buttons || view.peek(token(event), event));
+    this.svg.addEventListener("pointerleave", () => view.peek(null));
+  }
+  show(lines, count, top) {
+    Object.assign(this, { lines, top, window: new Window(Math.max(count, 1), 8) });
+    const label = `Latency of each of ${lines.at(-1)?.length ?? 0} tokens, 0 to ${duration(top)}; higher ones are cut off`;
+    this.svg.setAttribute("aria-label", label);
+    this.redraw();
+  }
+  x(token) {
+    return PLOT.left + ((token + 0.5 - this.window.from) / this.window.width) * this.across;
+  }
+  y(ms) {
+    const height = PLOT.height - PLOT.top - PLOT.bottom;
+    return PLOT.height - PLOT.bottom - Math.min(ms / this.top, 1) * height;
+  }
+  redraw() {
+    const { from, width } = this.window;
+    const [right, floor] = [PLOT.width - PLOT.right, PLOT.height - PLOT.bottom];
+    const parts = [];
+    for (const ms of ticks(0, this.top, 4)) {
+      parts.push(draw("line", { class: "opv-grid", x1: PLOT.left, x2: right, y1: this.y(ms), y2: this.y(ms) }));
+      parts.push(draw("text", { x: PLOT.left - 6, y: this.y(ms) + 4, "text-anchor": "end" }, String(ms)));
+    }
+    for (const number of ticks(from + 1, from + width, 6, true)) // people count tokens from one
+      parts.push(draw("text", { x: this.x(number - 1), y: floor + 14, "text-anchor": "middle" }, String(number)));
+    parts.push(draw("text", { x: right, y: PLOT.height - 4, "text-anchor": "end" }, "token"));
+    parts.push(draw("text", { x: PLOT.left - 40, y: PLOT.height - 4 }, "ms per token"));
+    this.lines.forEach((line, place) => {
+      const strong = place === this.lines.length - 1 ? "" : " opv-faint";
+      parts.push(draw("polyline", { class: `opv-line${strong}`, points: this.points(line) }));
+    });
+    this.inside.replaceChildren(...parts);
+    if (this.marked) this.mark(...this.marked);
+    else this.cursor.style.display = this.dot.style.display = this.band.style.display = "none";
+  }
+  /** Of many values the slowest of each few: no slow step goes missing. */
+  points(line) {
+    const [first, end] = [Math.max(0, Math.floor(this.window.from) - 1), Math.ceil(this.window.from + this.window.width) + 1];
+    const bunch = Math.max(1, Math.ceil((end - first) / 600));
+    const points = [];
+    for (let start = first; start < Math.min(end, line.length); start += bunch) {
+      let slowest = null;
+      for (let token = start; token < Math.min(start + bunch, line.length); token++)
+        if (line[token] != null && (slowest === null || line[token] > line[slowest])) slowest = token;
+      const inside = slowest !== null && this.x(slowest) >= PLOT.left && this.x(slowest) <= PLOT.width - PLOT.right;
+      if (inside) points.push(`${this.x(slowest).toFixed(1)},${this.y(line[slowest]).toFixed(1)}`);
+    }
+    return points.join(" ");
+  }
+  /** The cursor on a token, the band over the tokens of its region. */
+  mark(token, first, end) {
+    this.marked = [token, first, end];
+    const ms = this.lines.at(-1)[token];
+    const at = this.x(token);
+    const outside = at < PLOT.left || at > PLOT.width - PLOT.right;
+    this.cursor.style.display = outside ? "none" : "";
+    this.cursor.style.transform = `translateX(${at}px)`;
+    this.dot.style.display = outside || ms == null ? "none" : "";
+    if (ms != null) this.dot.style.transform = `translate(${at}px, ${this.y(ms)}px)`;
+    const [left, right] = [first - 0.5, end - 0.5].map((edge) => clamp(this.x(edge), PLOT.left, PLOT.width - PLOT.right));
+    this.band.style.display = "";
+    this.band.setAttribute("x", left);
+    this.band.setAttribute("width", Math.max(right - left, 1));
+  }
+}
+
+/** A page under its boxes. */
+class Page {
+  constructor(view) {
+    this.view = view;
+    this.svg = draw("svg", { class: "opv-page", tabindex: 0, role: "group" });
+    const locate = (event) => {
+      const [x, y] = share(this.svg, event);
+      return [clamp((x - this.across.from) / this.across.width, 0, 1), clamp((y - this.down.from) / this.down.width, 0, 1)];
+    };
+    const region = (target) => target.closest?.(".opv-region")?.dataset.region;
+    this.zoom = new Zoom(this.svg, () => [this.across, this.down], locate, () => this.redraw(), (_, target) => {
+      if (view.go && region(target) !== undefined) view.goRegion(Number(region(target)));
+    });
+    if (!view.go) return;
+    this.svg.addEventListener("pointermove", (event) => {
+      const found = region(event.target);
+      if (!event.buttons) view.peek(found === undefined ? null : view.firstToken(Number(found)), event, Number(found));
+    });
+    this.svg.addEventListener("pointerleave", () => view.peek(null));
+  }
+  /** `page` holds size, boxes and grid; `address` is the picture's, or null for an empty sheet. */
+  show(page, address, label) {
+    const { width, height } = page;
+    [this.page, this.across, this.down] = [page, new Window(width, width / 16), new Window(height, height / 16)];
+    this.svg.setAttribute("aria-label", label);
+    this.svg.style.aspectRatio = `${width} / ${height}`;
+    const parts = [draw("rect", { class: "opv-sheet", width, height })];
+    if (address) parts.push(draw("image", { href: address, width, height, preserveAspectRatio: "none" }));
+    const [columns, rows] = page.grid;
+    if (columns * rows > 1) {
+      const path = [];
+      for (let at = 0; at <= columns; at++) path.push(`M${(at * width) / columns},0V${height}`);
+      for (let at = 0; at <= rows; at++) path.push(`M0,${(at * height) / rows}H${width}`);
+      parts.push(draw("path", { class: "opv-crops", d: path.join("") }));
+    }
+    this.boxes = draw("g");
+    this.svg.replaceChildren(...parts, this.boxes);
+    this.showBoxes(page.boxes);
+    this.redraw();
+  }
+  showBoxes(boxes) {
+    // Small boxes last, so that a large one does not keep the pointer from them.
+    const drawn = [...boxes].sort((one, other) => other.width * other.height - one.width * one.height);
+    this.boxes.replaceChildren(...drawn.map((box) => {
+      const group = draw("g", { class: "opv-region", "data-region": box.region, "data-kind": box.kind });
+      group.style.setProperty("--opv-kind", box.colour);
+      group.append(draw("rect", { class: "opv-box", x: box.x, y: box.y, width: box.width, height: box.height }));
+      if (box.tag)
+        group.append(draw("text", { class: "opv-tag", x: box.tag.x, y: box.tag.y, "font-size": box.tag.size }, box.tag.text));
+      return group;
+    }));
+  }
+  redraw() {
+    this.svg.setAttribute("viewBox", `${this.across.from} ${this.down.from} ${this.across.width} ${this.down.width}`);
+  }
+  mark(region) {
+    let box = null;
+    for (const group of this.boxes.children) {
+      const own = Number(group.dataset.region) === region;
+      group.classList.toggle("opv-now", own);
+      if (own) box ??= this.page.boxes.find((each) => each.region === region);
+    }
+    if (!box || this.across.width === this.across.size) return;
+    this.across.show(box.x, Math.min(box.x + box.width, box.x + this.across.width));
+    this.down.show(box.y, Math.min(box.y + box.height, box.y + this.down.width));
+    this.redraw();
+  }
+  restyle({ opacity, labels, crops, hidden, colours }) {
+    this.svg.style.setProperty("--opv-fill", opacity);
+    this.svg.classList.toggle("opv-unlabelled", !labels);
+    this.svg.classList.toggle("opv-uncropped", !crops);
+    for (const group of this.boxes.children) {
+      group.style.display = hidden.has(Number(group.dataset.kind)) ? "none" : "";
+      const colour = colours?.[group.dataset.region];
+      if (colour) group.style.setProperty("--opv-time", colour);
+      else group.style.removeProperty("--opv-time");
+    }
+  }
+}
+
+/** All tokens as text, one span each, in one span a stretch of a region. */
+class Tokens {
+  constructor(view) {
+    this.view = view;
+    const number = (event) => event.target.closest?.(".opv-token")?.dataset.token;
+    this.element = make("pre", { class: "opv-tokens", tabindex: 0, role: "group", "aria-label": "The tokens as written", on: {
+      click: (event) => number(event) !== undefined && view.go(Number(number(event))),
+      pointermove: (event) => view.peek(number(event) === undefined ? null : Number(number(event)), event),
+      pointerleave: () => view.peek(null),
+    } });
+    this.hits = [];
+  }
+  show(data) {
+    this.spans = data.texts.map((text, token) =>
+      make("span", { class: "opv-token", "data-token": token }, text.replaceAll("\n", "↵\n")));
+    const stretches = [];
+    data.region.forEach((region, token) => {
+      if (!token || region !== data.region[token - 1])
+        stretches.push(make("span", { class: "opv-stretch", "data-region": region }));
+      stretches.at(-1).append(this.spans[token]);
+    });
+    [this.stretches, this.hits, this.now] = [stretches, [], null];
+    this.element.replaceChildren(...stretches);
+  }
+  colour(colours) {
+    this.spans.forEach((span, token) => {
+      span.style.background = colours?.[token]?.[0] ?? "";
+      span.style.color = colours?.[token]?.[1] ?? "";
+    });
+  }
+  mark(token) {
+    this.now?.classList.remove("opv-now");
+    this.now?.parentElement.classList.remove("opv-now");
+    this.now = this.spans[token];
+    this.now?.classList.add("opv-now");
+    this.now?.parentElement.classList.add("opv-now");
+    if (this.now && !this.element.matches(":hover")) scrollTo(this.element, this.now);
+  }
+  /** Tokens that hold a match, as pairs of the first and the last one. */
+  find(words, texts) {
+    for (const [first, last] of this.hits)
+      for (let token = first; token <= last; token++) this.spans[token].classList.remove("opv-hit");
+    this.hits = [];
+    if (!words) return;
+    const ends = [];
+    texts.reduce((end, text) => (ends.push(end + text.length), ends.at(-1)), 0);
+    const pattern = new RegExp(words.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "gi");
+    let token = 0;
+    for (const match of texts.join("").matchAll(pattern)) {
+      while (ends[token] <= match.index) token++;
+      let last = token;
+      while (ends[last] < match.index + match[0].length) last++;
+      this.hits.push([token, last]);
+      for (let each = token; each <= last; each++) this.spans[each].classList.add("opv-hit");
+    }
+  }
+}
+
+function scrollTo(box, child) {
+  const top = child.offsetTop - box.offsetTop;
+  if (top < box.scrollTop || top + child.offsetHeight > box.scrollTop + box.clientHeight)
+    box.scrollTop = top - box.clientHeight / 2;
+}
+
+/** A list that is one stop of the Tab key; arrows choose. Options are `[key, text, token]`. */
+class List {
+  constructor(view, name, label) {
+    this.view = view;
+    this.name = `${name}-${Math.random().toString(36).slice(2)}`; // ids are the whole document's
+    const option = (event) => this.options[event.target.closest?.("[role=option]")?.dataset.place];
+    this.element = make("div", { class: `opv-list opv-${name}`, role: "listbox", tabindex: 0, "aria-label": label, on: {
+      click: (event) => option(event) && view.go(option(event)[2]),
+      pointermove: (event) => view.peek(option(event)?.[2] ?? null, event),
+      pointerleave: () => view.peek(null),
+      keydown: (event) => this.key(event),
+    } });
+  }
+  show(options) {
+    this.options = options;
+    this.element.replaceChildren(...options.map(([, text], place) =>
+      make("div", { role: "option", id: `${this.name}-${place}`, "data-place": place }, text)));
+    this.at = -1;
+  }
+  key(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || event.ctrlKey || event.altKey || !this.options.length) return;
+    this.view.go(this.options[clamp(this.at + step, 0, this.options.length - 1)][2]);
+    event.preventDefault();
+  }
+  mark(key) {
+    this.at = this.options.findIndex((option) => option[0] === key);
+    [...this.element.children].forEach((child, place) => child.setAttribute("aria-selected", place === this.at));
+    const child = this.element.children[this.at];
+    if (child) this.element.setAttribute("aria-activedescendant", child.id);
+    else this.element.removeAttribute("aria-activedescendant");
+    if (child && !this.element.matches(":hover")) scrollTo(this.element, child);
+  }
+}
+
+/** `[name, attributes, ...children]` from `rendered.py` as elements; strings are text. */
+function build(node) {
+  if (typeof node === "string") return document.createTextNode(node);
+  const [tag, attributes, ...children] = node;
+  return make(tag, attributes, ...children.map(build));
+}
+
+/** A bar from 0 to `top` ms in the colours of `palette`. */
+function legend(palette, top, what) {
+  const bar = make("span", { class: "opv-bar" });
+  bar.style.background = `linear-gradient(to right, ${palette.map(([colour]) => colour).join(", ")})`;
+  return make("div", { class: "opv-legend", role: "img", "aria-label": `${what}: light is 0 ms, dark is ${duration(top)}` },
+    what, make("span", {}, "0"), bar, make("span", {}, duration(top)));
+}
+
+class View {
+  constructor(model, el) {
+    Object.assign(this, { model, el, peeked: null, addresses: [], speed: SPEEDS[0], saving: null, playing: null, style:
+      { opacity: 0.12, labels: true, crops: true, hidden: new Set(), byTime: model.get("mode") === "text" } });
+    this.curve = new Curve(this);
+    this.page = new Page(this);
+    this.tokens = new Tokens(this);
+    this.regions = new List(this, "regions", "Regions");
+    this.slowest = new List(this, "slowest", "Slowest tokens");
+    this.rendered = make("div", { class: "opv-rendered", tabindex: 0, role: "group", "aria-label": "The text as Markdown" });
+    this.rendered.addEventListener("click", (event) => {
+      const section = event.target.closest("[data-region]");
+      if (section) this.goRegion(Number(section.dataset.region));
+    });
+    this.tip = make("div", { class: "opv-tip", role: "tooltip", hidden: true });
+    this.root = make("div", { class: `opv opv-${model.get("mode")}`, on: { keydown: (event) => this.key(event) } });
+    this.build();
+    el.append(this.root);
+    this.changes = { "change:token": () => this.mark(), "change:data": () => this.load() };
+    for (const [name, call] of Object.entries(this.changes)) model.on(name, call);
+    this.load();
+  }
+
+  build() {
+    this.scrubber = make("input", { type: "range", class: "opv-scrubber", min: 0, "aria-label": "Token",
+      on: { input: () => this.go(Number(this.scrubber.value)) } });
+    this.play = button("▶ Play", "Play at recorded speed", () => this.toggle());
+    const [speed, select] = choice("Speed", SPEEDS.map((each) => [each, `${each}×`]), (value) => (this.speed = Number(value)));
+    this.speeds = select;
+    const [rows, row] = choice("Row", [], (value) => {
+      this.model.set("row", Number(value));
+      this.model.save_changes();
+    });
+    [this.rows, this.row] = [rows, row];
+    const controls = make("div", { class: "opv-controls" }, this.play, speed,
+      button("⏮ Region", "Previous region", () => this.step(-1)), button("Region ⏭", "Next region", () => this.step(1)),
+      button("Slowest token", "Go to the slowest token", () => this.slow()), rows);
+    this.readout = make("p", { class: "opv-readout" });
+    const keys = make("dl", {}, ...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
+    this.keys = make("details", { class: "opv-keys" }, make("summary", {}, "Keys"), keys);
+    this.note = make("p", { class: "opv-note" });
+    this.search = make("input", { type: "search", placeholder: "Search the tokens", "aria-label": "Search the tokens",
+      on: { input: () => this.seek(), keydown: (event) => {
+        if (event.key === "Enter") this.nextHit(event.shiftKey ? -1 : 1);
+      } } });
+    this.count = make("span", { class: "opv-count", role: "status" });
+    this.copy = button("Copy text", "Copy the text as the model wrote it", () => this.copyText());
+    this.finding = make("div", { class: "opv-controls opv-find" }, this.search, this.count,
+      button("↑", "Previous match", () => this.nextHit(-1)), button("↓", "Next match", () => this.nextHit(1)), this.copy);
+    const [colour, colours] = choice("Colour by", [["type", "region type"], ["time", "decode time"]], (value) => {
+      this.style.byTime = value === "time";
+      this.restyle();
+    });
+    colours.value = this.style.byTime ? "time" : "type";
+    this.legends = make("div", { class: "opv-legends" });
+    const head = [this.scrubber, this.readout, controls];
+    if (this.model.get("mode") === "text") {
+      const sides = make("div", { class: "opv-sides" }, this.rendered, this.tokens.element);
+      this.root.append(...head, this.finding, this.note, make("div", { class: "opv-controls" }, colour, this.legends), sides, this.keys, this.tip);
+      return;
+    }
+    this.pager = make("span", { class: "opv-pager" });
+    const opacity = make("input", { type: "range", min: 0, max: 0.8, step: 0.04, value: this.style.opacity, "aria-label": "Opacity of the boxes",
+      on: { input: () => this.restyle({ opacity: opacity.value }) } });
+    this.crops = tick("Crops", true, (crops) => this.restyle({ crops }));
+    this.types = make("div", { class: "opv-controls" });
+    const left = make("div", { class: "opv-left" },
+      make("div", { class: "opv-controls" }, this.page.zoom.buttons("page"), this.pager), this.page.svg,
+      make("div", { class: "opv-controls" }, colour, make("label", {}, "Opacity ", opacity),
+        tick("Labels", true, (labels) => this.restyle({ labels })), this.crops),
+      this.legends, this.types);
+    const right = make("div", { class: "opv-right" },
+      make("div", { class: "opv-controls" }, this.curve.zoom.buttons("latency curve")), this.curve.svg,
+      this.finding, this.tokens.element,
+      make("div", { class: "opv-lists" }, make("div", {}, make("h4", {}, "Regions"), this.regions.element),
+        make("div", {}, make("h4", {}, "Slowest tokens"), this.slowest.element)));
+    this.root.append(...head, this.note, make("div", { class: "opv-columns" }, left, right), this.keys, this.tip);
+  }
+
+  /** Show the row in `data`. */
+  load() {
+    this.pause();
+    const data = this.model.get("data");
+    this.data = data;
+    this.root.hidden = !data.texts?.length;
+    if (this.root.hidden) return;
+    this.peeked = null;
+    this.style.hidden = new Set();
+    this.byRegion = new Map(data.regions.map((region) => [region.region, region]));
+    this.scrubber.max = data.texts.length - 1;
+    this.note.textContent = data.note;
+    this.row.replaceChildren(...Array.from({ length: data.rows }, (_, row) => make("option", { value: row }, `${row}`)));
+    this.row.value = this.model.get("row");
+    this.rows.hidden = data.rows < 2;
+    this.tokens.show(data);
+    if (this.model.get("mode") === "text") {
+      this.rendered.replaceChildren(...data.rendered.map(([region, ...nodes]) =>
+        make("section", { "data-region": region }, ...nodes.map(build))));
+    } else {
+      this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
+      this.addresses = this.model.get("pages").map((bytes) =>
+        bytes.byteLength ? URL.createObjectURL(new Blob([bytes], { type: "image/jpeg" })) : null);
+      this.curve.marked = null;
+      this.curve.show([data.ms], data.texts.length, data.top);
+      this.regions.show(data.regions.map((region) => [region.region, region.line, region.first]));
+      this.slowest.show(data.slowest.map((token) => [token, this.describe(token, false), token]));
+      this.crops.hidden = !data.pages.some(({ grid }) => grid[0] * grid[1] > 1);
+      this.types.replaceChildren(...data.kinds.map(({ label, count, colour }, kind) =>
+        tick(`${label} (${count})`, true, (on) => {
+          this.style.hidden[on ? "delete" : "add"](kind);
+          this.restyle();
+        }, `--opv-kind: ${colour}`)));
+      this.showPage(0);
+    }
+    this.seek();
+    this.restyle();
+    this.mark();
+  }
+
+  showPage(number) {
+    const { pages } = this.data;
+    this.shownPage = number;
+    const several = pages.length > 1 ? ` ${number + 1} of ${pages.length}` : "";
+    const what = `The page${several} with ${pages[number].boxes.length} boxes, ${pages[number].width} by ${pages[number].height} pixels`;
+    this.page.show(pages[number], this.addresses[number], what);
+    this.pager.replaceChildren();
+    if (!several) return;
+    this.pager.append(button("‹", "Previous page", () => this.turn(-1)), ` Page${several} `, button("›", "Next page", () => this.turn(1)));
+  }
+
+  turn(step) {
+    this.showPage(clamp(this.shownPage + step, 0, this.data.pages.length - 1));
+    this.restyle();
+    this.page.mark(this.data.region[this.token]);
+  }
+
+  restyle(changed = {}) {
+    Object.assign(this.style, changed);
+    const { data, style } = this;
+    const { palette } = data;
+    const pick = (ms, top) => palette[clamp(Math.round((ms / top) * (palette.length - 1)), 0, palette.length - 1)];
+    this.tokens.colour(style.byTime ? data.ms.map((ms) => (ms == null ? null : pick(ms, data.scale))) : null);
+    const legends = style.byTime ? [legend(palette, data.scale, "Decode time of a token, at most")] : [];
+    if (this.model.get("mode") !== "text") {
+      const slowest = Math.max(...data.regions.map(({ region, ms }) => (region < 0 ? 0 : ms)), 0) || 1;
+      const colours = Object.fromEntries(data.regions.map(({ region, ms }) => [region, pick(ms, slowest)[0]]));
+      this.page.restyle({ ...style, colours: style.byTime ? colours : null });
+      if (style.byTime) legends.unshift(legend(palette, slowest, "Decode time of a region"));
+    }
+    this.legends.replaceChildren(...legends);
+  }
+
+  // -- the token shown --------------------------------------------------------------------------------
+
+  get token() {
+    return this.peeked ?? clamp(this.model.get("token"), 0, this.data.texts.length - 1);
+  }
+
+  /** Move the scrubber: at once here, a little later in the kernel. */
+  go(token) {
+    this.peeked = null;
+    const next = clamp(token, 0, this.data.texts.length - 1);
+    if (next === this.model.get("token")) return this.mark();
+    this.model.set("token", next); // which calls `mark`, in every view of this model
+    this.saving ??= setTimeout(() => this.save(), SAVE_MS);
+  }
+
+  save() {
+    clearTimeout(this.saving);
+    this.saving = null;
+    this.model.save_changes();
+  }
+
+  /** Show a token while the pointer is over something of it, with its values beside the pointer. */
+  peek(token, event = null, region = null) {
+    this.tip.hidden = token === null;
+    if (token !== null) {
+      this.tip.textContent = region === null ? this.describe(token) : this.byRegion.get(region).hint;
+      const box = this.root.getBoundingClientRect();
+      const left = clamp(event.clientX - box.left + 14, 0, box.width - this.tip.offsetWidth - 4);
+      this.tip.style.transform = `translate(${left}px, ${event.clientY - box.top + 18}px)`;
+    }
+    if (this.peeked === token || this.playing) return;
+    this.peeked = token;
+    this.mark();
+  }
+
+  firstToken(region) {
+    return this.byRegion.get(region)?.first ?? 0;
+  }
+
+  /** To a region's first token, unless the scrubber stands in it. */
+  goRegion(region) {
+    const at = this.model.get("token");
+    this.go(this.data.region[at] === region ? at : this.firstToken(region));
+  }
+
+  step(way) {
+    const starts = this.data.regions.map(({ first }) => first).sort((one, other) => one - other);
+    const next = way > 0 ? starts.find((start) => start > this.token) : starts.findLast((start) => start < this.token);
+    if (next !== undefined) this.go(next);
+  }
+
+  slow() {
+    if (this.data.slowest.length) this.go(this.data.slowest[0]);
+  }
+
+  describe(token, whole = true) {
+    const { data } = this;
+    const step = data.steps[token] == null ? "from the prefill" : `decode step ${data.steps[token]}`;
+    const parts = [`Token ${token + 1}${whole ? ` of ${data.texts.length}` : ""}`, step, duration(data.ms[token]), visible(data.texts[token])];
+    if (whole && data.cache[token] != null) parts.push(`cache length ${data.cache[token]}`);
+    if (whole) parts.push(this.byRegion.get(data.region[token])?.name ?? "preamble");
+    return parts.join(" · ");
+  }
+
+  mark() {
+    if (this.root.hidden) return;
+    const { data, token } = this;
+    const region = data.region[token];
+    this.scrubber.value = token;
+    this.scrubber.setAttribute("aria-valuetext", this.describe(token));
+    this.readout.replaceChildren(make("strong", {}, this.describe(token)), make("br"), this.byRegion.get(region)?.facts ?? "");
+    this.tokens.mark(token);
+    if (this.model.get("mode") === "text") {
+      for (const section of this.rendered.children) {
+        const own = Number(section.dataset.region) === region;
+        if (own && !section.classList.contains("opv-now") && !this.rendered.matches(":hover")) scrollTo(this.rendered, section);
+        section.classList.toggle("opv-now", own);
+      }
+      return;
+    }
+    const home = clamp(this.byRegion.get(region)?.page ?? this.shownPage, 0, data.pages.length - 1);
+    if (home !== this.shownPage && region !== this.markedRegion) {
+      this.showPage(home);
+      this.restyle();
+    }
+    this.markedRegion = region;
+    let [first, end] = [token, token + 1];
+    while (first > 0 && data.region[first - 1] === region) first--;
+    while (end < data.texts.length && data.region[end] === region) end++;
+    if (this.peeked === null && this.curve.window.width < this.curve.window.size) {
+      this.curve.window.show(token, token + 1);
+      this.curve.redraw();
+    }
+    this.curve.mark(token, first, end);
+    this.page.mark(region);
+    this.regions.mark(region);
+    this.slowest.mark(token);
+  }
+
+  // -- playing ----------------------------------------------------------------------------------------
+
+  toggle() {
+    if (this.playing) return this.pause();
+    if (this.token === this.data.texts.length - 1) this.go(0);
+    let [last, owed] = [performance.now(), 0];
+    const frame = (now) => {
+      owed += (now - last) * this.speed;
+      last = now;
+      let { token } = this;
+      while (token < this.data.texts.length - 1 && owed >= (this.data.ms[token + 1] ?? 0)) {
+        owed -= this.data.ms[token + 1] ?? 0;
+        token++;
+      }
+      if (token !== this.token) this.go(token);
+      if (token === this.data.texts.length - 1) this.pause();
+      else this.playing = requestAnimationFrame(frame);
+    };
+    this.peeked = null;
+    this.play.textContent = "⏸ Pause";
+    this.playing = requestAnimationFrame(frame);
+  }
+
+  pause() {
+    cancelAnimationFrame(this.playing);
+    this.playing = null;
+    this.play.textContent = "▶ Play";
+  }
+
+  faster() {
+    this.speed = SPEEDS[(SPEEDS.indexOf(this.speed) + 1) % SPEEDS.length];
+    this.speeds.value = this.speed;
+  }
+
+  // -- text -------------------------------------------------------------------------------------------
+
+  seek() {
+    this.tokens.find(this.search.value, this.data.texts);
+    this.hit = -1;
+    const { length } = this.tokens.hits;
+    this.count.textContent = this.search.value ? (length === 1 ? "1 match" : `${length || "no"} matches`) : "";
+  }
+
+  nextHit(way) {
+    const { hits } = this.tokens;
+    if (!hits.length) return;
+    this.hit = this.hit < 0 && way < 0 ? hits.length - 1 : (this.hit + way + hits.length) % hits.length;
+    this.count.textContent = `${this.hit + 1} of ${hits.length}`;
+    this.go(hits[this.hit][0]);
+    scrollTo(this.tokens.element, this.tokens.spans[hits[this.hit][0]]);
+  }
+
+  async copyText() {
+    const text = this.data.texts.join("");
+    try {
+      await navigator.clipboard.writeText(text); // not there on a plain http address
+      this.copy.textContent = "Copied";
+    } catch {
+      const range = document.createRange();
+      range.selectNodeContents(this.tokens.element);
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      this.copy.textContent = "Selected: press Ctrl+C";
+    }
+    setTimeout(() => (this.copy.textContent = "Copy text"), 2000);
+  }
+
+  // -- keys -------------------------------------------------------------------------------------------
+
+  key(event) {
+    event.stopPropagation();
+    if (event.key === "Escape") {
+      this.pause();
+      if (event.target === this.search) this.scrubber.focus();
+      return;
+    }
+    if (event.defaultPrevented || event.metaKey || event.target.matches("input[type=search], select")) return;
+    const drawing = [this.page, this.curve].find(({ svg }) => svg === event.target) ?? this.curve;
+    const zoomed = this.model.get("mode") === "page" && drawing.zoom.key(event);
+    if (!zoomed && (event.ctrlKey || event.altKey || !this.moves(event))) return;
+    event.preventDefault();
+  }
+
+  /** Whether a key was one of the view's own. A slider of its own keeps the arrows. */
+  moves(event) {
+    const [at, many] = [this.token, event.shiftKey ? 10 : 1];
+    const own = event.target.matches("input[type=range]:not(.opv-scrubber)");
+    const keys = {
+      ArrowLeft: () => this.go(at - many), ArrowRight: () => this.go(at + many),
+      Home: () => this.go(0), End: () => this.go(this.data.texts.length - 1),
+      p: () => this.step(-1), n: () => this.step(1), s: () => this.slow(), k: () => this.toggle(), f: () => this.faster(),
+      "/": () => this.search.focus(),
+    };
+    const call = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!call || (own && event.key.length > 1)) return false;
+    call();
+    return true;
+  }
+
+  close() {
+    this.pause();
+    if (this.saving) this.save();
+    for (const [name, call] of Object.entries(this.changes)) this.model.off(name, call);
+    this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
+  }
+}
+
+/** A running measurement: the page with the boxes so far, the newest text and the latency curves. */
+class Live {
+  constructor(model, el) {
+    this.page = new Page(this);
+    this.curve = new Curve(this);
+    this.text = make("pre", { tabindex: 0, "aria-label": "The text so far" });
+    const scroll = make("div", { class: "opv-stream" }, this.text);
+    const root = make("div", { class: "opv opv-live" }, this.page.svg, make("div", {}, this.curve.svg, scroll));
+    root.addEventListener("keydown", (event) => event.stopPropagation());
+    el.append(root);
+    const loaded = () => {
+      const [bytes] = model.get("pages");
+      if (this.address) URL.revokeObjectURL(this.address);
+      this.address = bytes?.byteLength ? URL.createObjectURL(new Blob([bytes], { type: "image/jpeg" })) : null;
+      this.size = model.get("data");
+      this.page.svg.style.display = this.address ? "" : "none";
+      if (this.address) this.page.show({ ...this.size, grid: [1, 1], boxes: [] }, this.address, "The page being read");
+    };
+    const news = () => {
+      const { text = "", lines = [[[], 0]], count = 1, top = 1, boxes = [] } = model.get("live");
+      this.text.textContent = text;
+      const whole = lines.map(([points, length]) => points.reduce((line, [token, ms]) => ((line[token] = ms), line), Array(length)));
+      this.curve.show(whole, count, top);
+      if (this.address) this.page.showBoxes(boxes);
+    };
+    this.changes = { "change:pages": loaded, "change:live": news };
+    for (const [name, call] of Object.entries(this.changes)) model.on(name, call);
+    this.model = model;
+    loaded();
+    news();
+  }
+  close() {
+    for (const [name, call] of Object.entries(this.changes)) this.model.off(name, call);
+    if (this.address) URL.revokeObjectURL(this.address);
+  }
+}
+
+export default {
+  render({ model, el }) {
+    const view = model.get("mode") === "live" ? new Live(model, el) : new View(model, el);
+    return () => view.close();
+  },
+};
