@@ -2,7 +2,6 @@
    What the model wrote enters the document as text nodes only. `view.py` says what the traits hold. */
 
 const SVG = "http://www.w3.org/2000/svg";
-const SAVE_MS = 100; // a moving scrubber tells the kernel at most this often
 const SPEEDS = [1, 4, 16];
 const PLOT = { width: 640, height: 200, left: 46, right: 10, top: 10, bottom: 32 };
 const KEYS = [
@@ -436,7 +435,7 @@ function legend(palette, top, what) {
 
 class View {
   constructor(model, el) {
-    Object.assign(this, { model, el, peeked: null, addresses: [], speed: SPEEDS[0], saving: null, playing: null, style:
+    Object.assign(this, { model, el, peeked: null, addresses: [], speed: SPEEDS[0], playing: null, style:
       { opacity: 0.12, labels: true, crops: true, hidden: new Set(), byTime: model.get("mode") === "text" } });
     this.curve = new Curve(this);
     this.page = new Page(this);
@@ -449,7 +448,7 @@ class View {
       if (section) this.goRegion(Number(section.dataset.region));
     });
     this.tip = make("div", { class: "opv-tip", role: "tooltip", hidden: true });
-    this.root = make("div", { class: `opv opv-${model.get("mode")}`, on: { keydown: (event) => this.key(event) } });
+    this.root = make("div", { class: `opv opv-mode-${model.get("mode")}`, on: { keydown: (event) => this.key(event) } });
     this.build();
     el.append(this.root);
     this.changes = { "change:token": () => this.mark(), "change:data": () => this.load() };
@@ -460,7 +459,7 @@ class View {
   build() {
     this.scrubber = make("input", { type: "range", class: "opv-scrubber", min: 0, "aria-label": "Token",
       on: { input: () => this.go(Number(this.scrubber.value)) } });
-    this.play = button("▶ Play", "Play at recorded speed", () => this.toggle());
+    this.play = button("Play", "Play at recorded speed", () => this.toggle());
     const [speed, select] = choice("Speed", SPEEDS.map((each) => [each, `${each}×`]), (value) => (this.speed = Number(value)));
     this.speeds = select;
     const [rows, row] = choice("Row", [], (value) => {
@@ -469,7 +468,7 @@ class View {
     });
     [this.rows, this.row] = [rows, row];
     const controls = make("div", { class: "opv-controls" }, this.play, speed,
-      button("⏮ Region", "Previous region", () => this.step(-1)), button("Region ⏭", "Next region", () => this.step(1)),
+      button("Previous region", "Previous region", () => this.step(-1)), button("Next region", "Next region", () => this.step(1)),
       button("Slowest token", "Go to the slowest token", () => this.slow()), rows);
     this.readout = make("p", { class: "opv-readout" });
     const keys = make("dl", {}, ...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
@@ -515,7 +514,7 @@ class View {
 
   /** Show the row in `data`. */
   load() {
-    this.pause();
+    this.pause(false);
     const data = this.model.get("data");
     this.data = data;
     this.root.hidden = !data.texts?.length;
@@ -539,7 +538,8 @@ class View {
       this.curve.marked = null;
       this.curve.show([data.ms], data.texts.length, data.top);
       this.regions.show(data.regions.map((region) => [region.region, region.line, region.first]));
-      this.slowest.show(data.slowest.map((token) => [token, this.describe(token, false), token]));
+      this.slowest.show(data.slowest.map((token) =>
+        [token, `${duration(data.ms[token])} · token ${token + 1} · ${visible(data.texts[token])}`, token]));
       this.crops.hidden = !data.pages.some(({ grid }) => grid[0] * grid[1] > 1);
       this.types.replaceChildren(...data.kinds.map(({ label, count, colour }, kind) =>
         tick(`${label} (${count})`, true, (on) => {
@@ -592,18 +592,13 @@ class View {
     return this.peeked ?? clamp(this.model.get("token"), 0, this.data.texts.length - 1);
   }
 
-  /** Move the scrubber: at once here, a little later in the kernel. */
+  /** Move the scrubber: drawn at once, and told to the kernel. */
   go(token) {
+    if (this.playing) this.pause(false);
     this.peeked = null;
     const next = clamp(token, 0, this.data.texts.length - 1);
     if (next === this.model.get("token")) return this.mark();
     this.model.set("token", next); // which calls `mark`, in every view of this model
-    this.saving ??= setTimeout(() => this.save(), SAVE_MS);
-  }
-
-  save() {
-    clearTimeout(this.saving);
-    this.saving = null;
     this.model.save_changes();
   }
 
@@ -641,13 +636,12 @@ class View {
     if (this.data.slowest.length) this.go(this.data.slowest[0]);
   }
 
-  describe(token, whole = true) {
+  describe(token) {
     const { data } = this;
     const step = data.steps[token] == null ? "from the prefill" : `decode step ${data.steps[token]}`;
-    const parts = [`Token ${token + 1}${whole ? ` of ${data.texts.length}` : ""}`, step, duration(data.ms[token]), visible(data.texts[token])];
-    if (whole && data.cache[token] != null) parts.push(`cache length ${data.cache[token]}`);
-    if (whole) parts.push(this.byRegion.get(data.region[token])?.name ?? "preamble");
-    return parts.join(" · ");
+    const parts = [`Token ${token + 1} of ${data.texts.length}`, visible(data.texts[token]), duration(data.ms[token]), step];
+    if (data.cache[token] != null) parts.push(`cache length ${data.cache[token]}`);
+    return [...parts, this.byRegion.get(data.region[token])?.name ?? "preamble"].join(" · ");
   }
 
   mark() {
@@ -690,28 +684,29 @@ class View {
   toggle() {
     if (this.playing) return this.pause();
     if (this.token === this.data.texts.length - 1) this.go(0);
-    let [last, owed] = [performance.now(), 0];
+    let [last, owed, token] = [performance.now(), 0, this.token];
     const frame = (now) => {
-      owed += (now - last) * this.speed;
+      owed += Math.max(now - last, 0) * this.speed;
       last = now;
-      let { token } = this;
-      while (token < this.data.texts.length - 1 && owed >= (this.data.ms[token + 1] ?? 0)) {
-        owed -= this.data.ms[token + 1] ?? 0;
-        token++;
+      while (token < this.data.texts.length - 1 && owed >= (this.data.ms[token + 1] ?? 0))
+        owed -= this.data.ms[++token] ?? 0;
+      if (token !== this.peeked) {
+        this.peeked = token; // the kernel hears of the last one only
+        this.mark();
       }
-      if (token !== this.token) this.go(token);
+      this.playing = requestAnimationFrame(frame);
       if (token === this.data.texts.length - 1) this.pause();
-      else this.playing = requestAnimationFrame(frame);
     };
-    this.peeked = null;
-    this.play.textContent = "⏸ Pause";
+    this.play.textContent = "Pause";
     this.playing = requestAnimationFrame(frame);
   }
 
-  pause() {
+  pause(stay = true) {
+    if (!this.playing) return;
     cancelAnimationFrame(this.playing);
     this.playing = null;
-    this.play.textContent = "▶ Play";
+    this.play.textContent = "Play";
+    if (stay) this.go(this.token);
   }
 
   faster() {
@@ -785,8 +780,7 @@ class View {
   }
 
   close() {
-    this.pause();
-    if (this.saving) this.save();
+    this.pause(false);
     for (const [name, call] of Object.entries(this.changes)) this.model.off(name, call);
     this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
   }

@@ -47,7 +47,7 @@ class View(_Drawing):
     row = traitlets.Int(0).tag(sync=True)
 
     def __init__(self, mode: str = "page") -> None:
-        super().__init__(mode=mode)
+        super().__init__(mode=mode, layout={"flex": "0 0 auto", "overflow": "visible"})
         self._run: PhaseRun | None = None
         self.observe(lambda _: self._load(), "row")
 
