@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ipywidgets as widgets
-
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import sections
 from ocr_phases.show.blocks import fragment

@@ -133,7 +133,7 @@ class Explorer(widgets.VBox):
     async def _watched(self, asked: Asked) -> PhaseRun:
         """Measure, drawing what comes in between; raises what the measurement raises."""
         settings = asked.settings
-        self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup)
+        self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup, self.form.page.image)
         future = asyncio.wrap_future(self._measurer.start(asked, self.live))
         while not future.done():
             await asyncio.wait({future}, timeout=REFRESH_S)

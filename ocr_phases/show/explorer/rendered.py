@@ -1,8 +1,8 @@
 """What the model wrote as Markdown, read into a tree of plain values that a browser builds elements from.
 
-No HTML string is made: a node is ``[name, attributes, *children]``, text is a string, and names come from this
-module alone. Links and pictures stay text, so nothing is fetched. Tables come as the models write them (HTML)
-or as Markdown.
+No HTML string is made: a node is ``[name, attributes, *children]``, text is a string, and names come from
+this module alone. Links and pictures stay text, so nothing is fetched. Tables come as the models write them
+(HTML) or as Markdown.
 """
 
 from __future__ import annotations

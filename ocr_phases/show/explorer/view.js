@@ -21,7 +21,7 @@ const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
 const digits = (value) => (Math.abs(value) >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
 const duration = (ms) =>
   ms == null ? "n/a" : Math.abs(ms) >= 999.5 ? `${digits(ms / 1000)} s` : `${digits(ms)} ms`;
-const visible = (text) => (text === "" ? "no text" : text.replaceAll("\n", "↵").replaceAll("\t", "⇥"));
+const visible = (text) => (text === "" ? "no text" : `“${text.replaceAll("\n", "↵").replaceAll("\t", "⇥")}”`);
 
 /** An HTML element; `on` holds its listeners. The notebook must not take the keys of what can have the focus. */
 function make(tag, { on = {}, ...attributes } = {}, ...children) {
@@ -239,6 +239,9 @@ class Curve {
   }
 }
 
+/** The address of a JPEG's bytes; null for none. */
+const picture = (bytes) => (bytes?.byteLength ? URL.createObjectURL(new Blob([bytes], { type: "image/jpeg" })) : null);
+
 /** A page under its boxes. */
 class Page {
   constructor(view) {
@@ -425,12 +428,12 @@ function build(node) {
   return make(tag, attributes, ...children.map(build));
 }
 
-/** A bar from 0 to `top` ms in the colours of `palette`. */
-function legend(palette, top, what) {
+/** A bar of times in the colours of `palette`. */
+function legend(palette, [low, high], what) {
   const bar = make("span", { class: "opv-bar" });
   bar.style.background = `linear-gradient(to right, ${palette.map(([colour]) => colour).join(", ")})`;
-  return make("div", { class: "opv-legend", role: "img", "aria-label": `${what}: light is 0 ms, dark is ${duration(top)}` },
-    what, make("span", {}, "0"), bar, make("span", {}, duration(top)));
+  return make("div", { class: "opv-legend", role: "img", "aria-label": `${what}: light is ${duration(low)}, dark ${duration(high)}` },
+    what, make("span", {}, duration(low)), bar, make("span", {}, duration(high)));
 }
 
 class View {
@@ -533,8 +536,7 @@ class View {
         make("section", { "data-region": region }, ...nodes.map(build))));
     } else {
       this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
-      this.addresses = this.model.get("pages").map((bytes) =>
-        bytes.byteLength ? URL.createObjectURL(new Blob([bytes], { type: "image/jpeg" })) : null);
+      this.addresses = this.model.get("pages").map(picture);
       this.curve.marked = null;
       this.curve.show([data.ms], data.texts.length, data.top);
       this.regions.show(data.regions.map((region) => [region.region, region.line, region.first]));
@@ -574,11 +576,12 @@ class View {
     Object.assign(this.style, changed);
     const { data, style } = this;
     const { palette } = data;
-    const pick = (ms, top) => palette[clamp(Math.round((ms / top) * (palette.length - 1)), 0, palette.length - 1)];
+    const last = palette.length - 1;
+    const pick = (ms, [low, high]) => palette[clamp(Math.round(((ms - low) / (high - low || 1)) * last), 0, last)];
     this.tokens.colour(style.byTime ? data.ms.map((ms) => (ms == null ? null : pick(ms, data.scale))) : null);
-    const legends = style.byTime ? [legend(palette, data.scale, "Decode time of a token, at most")] : [];
+    const legends = style.byTime ? [legend(palette, data.scale, "Decode time of a token")] : [];
     if (this.model.get("mode") !== "text") {
-      const slowest = Math.max(...data.regions.map(({ region, ms }) => (region < 0 ? 0 : ms)), 0) || 1;
+      const slowest = [0, Math.max(...data.regions.map(({ region, ms }) => (region < 0 ? 0 : ms)), 0) || 1];
       const colours = Object.fromEntries(data.regions.map(({ region, ms }) => [region, pick(ms, slowest)[0]]));
       this.page.restyle({ ...style, colours: style.byTime ? colours : null });
       if (style.byTime) legends.unshift(legend(palette, slowest, "Decode time of a region"));
@@ -786,36 +789,27 @@ class View {
   }
 }
 
-/** A running measurement: the page with the boxes so far, the newest text and the latency curves. */
+/** A running measurement: the page with the boxes so far, and the latency curves. */
 class Live {
   constructor(model, el) {
-    this.page = new Page(this);
-    this.curve = new Curve(this);
-    this.text = make("pre", { tabindex: 0, "aria-label": "The text so far" });
-    const scroll = make("div", { class: "opv-stream" }, this.text);
-    const root = make("div", { class: "opv opv-live" }, this.page.svg, make("div", {}, this.curve.svg, scroll));
-    root.addEventListener("keydown", (event) => event.stopPropagation());
-    el.append(root);
-    const loaded = () => {
-      const [bytes] = model.get("pages");
-      if (this.address) URL.revokeObjectURL(this.address);
-      this.address = bytes?.byteLength ? URL.createObjectURL(new Blob([bytes], { type: "image/jpeg" })) : null;
-      this.size = model.get("data");
-      this.page.svg.style.display = this.address ? "" : "none";
-      if (this.address) this.page.show({ ...this.size, grid: [1, 1], boxes: [] }, this.address, "The page being read");
-    };
-    const news = () => {
-      const { text = "", lines = [[[], 0]], count = 1, top = 1, boxes = [] } = model.get("live");
-      this.text.textContent = text;
-      const whole = lines.map(([points, length]) => points.reduce((line, [token, ms]) => ((line[token] = ms), line), Array(length)));
-      this.curve.show(whole, count, top);
-      if (this.address) this.page.showBoxes(boxes);
-    };
-    this.changes = { "change:pages": loaded, "change:live": news };
+    Object.assign(this, { model, page: new Page(this), curve: new Curve(this) });
+    el.append(make("div", { class: "opv opv-mode-live", on: { keydown: (event) => event.stopPropagation() } }, this.curve.svg, this.page.svg));
+    this.changes = { "change:pages": () => this.load(), "change:live": () => this.news() };
     for (const [name, call] of Object.entries(this.changes)) model.on(name, call);
-    this.model = model;
-    loaded();
-    news();
+    this.load();
+  }
+  load() {
+    if (this.address) URL.revokeObjectURL(this.address);
+    this.address = picture(this.model.get("pages")[0]);
+    this.page.svg.style.display = this.address ? "" : "none";
+    if (this.address) this.page.show({ ...this.model.get("data"), grid: [1, 1], boxes: [] }, this.address, "The page being read");
+    this.news();
+  }
+  news() {
+    const { lines = [[0, []]], count = 1, top = 1, boxes = [] } = this.model.get("live");
+    const whole = lines.map(([length, points]) => points.reduce((line, [token, ms]) => ((line[token] = ms), line), Array(length)));
+    this.curve.show(whole, count, top);
+    if (this.address) this.page.showBoxes(boxes);
   }
   close() {
     for (const [name, call] of Object.entries(this.changes)) this.model.off(name, call);

@@ -13,6 +13,7 @@ import anywidget
 import traitlets
 
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.catalogue import FAMILIES
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import jpeg_file
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 _LIVE_SIDE = 1_000  # pixels of the page under a running measurement
-_LIVE_TEXT = 6_000  # characters
 _LIVE_POINTS = 400
 _LIVE_LINES = 3
+#: A family whose way to mark regions takes in the others'.
+_ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 
 
 class _Drawing(anywidget.AnyWidget):
@@ -82,45 +84,41 @@ class View(_Drawing):
 
 
 class LiveView(_Drawing):
-    """A running measurement: its page with the boxes written so far, the newest text, the latency curves.
+    """A running measurement: its page with the boxes written so far, over the latency of each token.
 
-    Call `begin` once and `update` at each refresh: an update is one message of at most some 20 kB.
+    Call `begin` once and `update` at each refresh: an update is one message of at most some 30 kB.
     """
 
     live = traitlets.Dict().tag(sync=True)
 
     def __init__(self) -> None:
         super().__init__(mode="live")
-        self._family: str | None = None
 
-    def begin(self, page: Image | None, family: str | None = None) -> None:
-        """Show a page (or none) without boxes; ``family`` is the model's, which says how it marks regions."""
-        self._family = family
+    def begin(self, page: Image | None) -> None:
+        """Show a page (or none) without boxes."""
         with self.hold_sync():
             self.live = {}
             self.data = {} if page is None else {"width": page.width, "height": page.height}
             self.pages = [] if page is None else [jpeg_file(page, _LIVE_SIDE, _LIVE_SIDE)[1]]
 
     def update(self, texts: Sequence[str], times: Sequence[Sequence[float]], most: int) -> None:
-        """Draw the tokens of the current run so far and the ms a token of all runs, NaN for none.
+        """Draw the token texts of this run so far, and ms a token of it and the runs before it (NaN for none).
 
         ``most`` is how many tokens the curve has room for.
         """
-        text = plain("".join(texts))
         shown = [numbers(run) for run in times[-_LIVE_LINES:]]
         found = [time for run in shown for time in run if time is not None]
         self.live = {
-            "text": text[-_LIVE_TEXT:],
-            "lines": [[_thinned(run, most), len(run)] for run in shown],
+            "lines": [[len(run), _thinned(run, most)] for run in shown],
             "count": most,
             "top": 1.3 * scale_of(found),
-            "boxes": self._boxes(text),
+            "boxes": self._boxes(plain("".join(texts))),
         }
 
     def _boxes(self, text: str) -> list[dict[str, Any]]:
         if not self.data:
             return []
-        regions = parse_grounding(text, self._family).on_page(0).regions
+        regions = parse_grounding(text, _ANY_MARKS).on_page(0).regions
         labels = list(dict.fromkeys(region.label for region in regions))
         return boxes(regions, (self.data["width"], self.data["height"]), labels)
 
@@ -130,7 +128,9 @@ def _thinned(times: list[float | None], most: int) -> list[list[float]]:
     bunch = -(-most // _LIVE_POINTS)
     points = []
     for start in range(0, len(times), bunch):
-        known = [(ms, start + place) for place, ms in enumerate(times[start : start + bunch]) if ms is not None]
+        known = [
+            (ms, start + place) for place, ms in enumerate(times[start : start + bunch]) if ms is not None
+        ]
         if known:
             ms, token = max(known)
             points.append([token, ms])

@@ -45,7 +45,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
         "region": tokens["region"].tolist(),
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
         "top": 1.3 * scale_of(found),
-        "scale": scale_of(found),
+        "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
         "palette": [_ground(time_colour(step / (_COLOURS - 1))) for step in range(_COLOURS)],
         "regions": _regions(run, row, grounding),
         "rendered": rendered(plain(text), parse_grounding(plain(text), family), family),
@@ -79,9 +79,7 @@ def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
     return [b"" if image is None else jpeg_file(image, _PAGE_SIDE, _PAGE_SIDE)[1] for image in images]
 
 
-def boxes(
-    regions: Sequence[Region], size: tuple[int, int], labels: Sequence[str]
-) -> list[dict[str, Any]]:
+def boxes(regions: Sequence[Region], size: tuple[int, int], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Every box of the regions in pixels of a page of ``size``; ``kind`` is a label's place in ``labels``."""
     kinds = {region.index: labels.index(region.label) for region in regions}
     return [
@@ -109,9 +107,9 @@ def whole(values: Iterable[Any]) -> list[int | None]:
     return [None if pd.isna(value) else int(value) for value in values]
 
 
-def scale_of(times: Sequence[float]) -> float:
-    """What the bulk of some times (ms) stays below; 1 for none."""
-    return float(np.quantile(times, _USUAL)) if times else 1.0
+def scale_of(times: Sequence[float], part: float = _USUAL) -> float:
+    """What this part of some times (ms) stays below, the bulk by default; 1 for no times."""
+    return float(np.quantile(times, part)) if times else 1.0
 
 
 def _ground(colour: Colour) -> tuple[str, str]:
