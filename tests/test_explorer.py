@@ -294,18 +294,10 @@ def test_markdown_has_its_tables_and_nothing_of_html():
     ]
 
 
-_PIECES = (
-    "<table>",
-    "</table>",
-    "<tr>",
-    "<td>",
-    "<td onclick=x colspan=3>",
-    "<script>",
-    "# ",
-    "| a |\n|--|\n",
-    "[x](y)",
-)
-_PIECES += ("`", "**", "- ", "> ", "\n", "![", "$x_1$", "\\(", "<!--", "&lt;")
+_PIECES = ("<table>", "</table>", "<tr>", "<td>", "<td onclick=x colspan=3>", "<script>", "<!--", "&lt;")
+_PIECES += ("# ", "| a |\n|--|\n", "[x](y)", "`", "**", "- ", "> ", "\n", "![", "$x_1$", "\\(")
+_TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_size=900)
+_MARKED = "<|ref|>title<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>x"
 
 
 @given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=8))))
@@ -326,11 +318,7 @@ def test_any_text_becomes_nodes_of_few_names(pieces: list[str]):
         check(node)
 
 
-@given(
-    st.lists(
-        st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_size=900), min_size=1, max_size=4
-    )
-)
+@given(st.lists(_TIMES, min_size=1, max_size=4))
 def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[list[float]]):
     view = LiveView()
     view.begin(None)
@@ -344,10 +332,7 @@ def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[list[flo
     assert len(json.dumps(view.live, allow_nan=False)) < 40_000
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["<|ref|>title<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>x", "<|det|>title [1, 2, 300, 400]<|/det|>"],
-)
+@pytest.mark.parametrize("text", [_MARKED, "<|det|>title [1, 2, 300, 400]<|/det|>"])
 def test_boxes_appear_while_the_text_is_written(text: str):
     view = LiveView()
     view.begin(page_image(60, 80))

@@ -1,7 +1,7 @@
 """The view of a running measurement: progress, text and latency.
 
-The measuring thread only notes what happened and when. A few times a second the panel tells it to the browser,
-which draws it, so that watching costs the measurement as little as can be.
+The measuring thread only notes what happened and when. A few times a second the panel tells it to the
+browser, which draws it, so that watching costs the measurement as little as can be.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class _Drawing(anywidget.AnyWidget):
 class View(_Drawing):
     """A row of a record. ``mode`` is ``page`` (page, latency curve, tokens, lists) or ``text``.
 
-    `token` is the index of the token shown, from 0, and `row` that of the row: both may be set, and change when
-    a person moves the scrubber or chooses a row.
+    `token` is the index of the token shown, from 0, and `row` that of the row: both may be set, and change
+    when a person moves the scrubber or chooses a row.
     """
 
     token = traitlets.Int(0).tag(sync=True)
@@ -102,9 +102,9 @@ class LiveView(_Drawing):
             self.pages = [] if page is None else [jpeg_file(page, _LIVE_SIDE, _LIVE_SIDE)[1]]
 
     def update(self, texts: Sequence[str], times: Sequence[Sequence[float]], most: int) -> None:
-        """Draw the token texts of this run so far, and ms a token of it and the runs before it (NaN for none).
+        """Draw the token texts of this run so far, and the ms of each token of it and of the runs before it.
 
-        ``most`` is how many tokens the curve has room for.
+        A time may be NaN. ``most`` is how many tokens the curve has room for.
         """
         shown = [numbers(run) for run in times[-_LIVE_LINES:]]
         found = [time for run in shown for time in run if time is not None]
@@ -128,10 +128,8 @@ def _thinned(times: list[float | None], most: int) -> list[list[float]]:
     bunch = -(-most // _LIVE_POINTS)
     points = []
     for start in range(0, len(times), bunch):
-        known = [
-            (ms, start + place) for place, ms in enumerate(times[start : start + bunch]) if ms is not None
-        ]
-        if known:
-            ms, token = max(known)
-            points.append([token, ms])
+        known = (
+            (ms, token) for token, ms in enumerate(times[start : start + bunch], start) if ms is not None
+        )
+        points += [[token, ms] for ms, token in sorted(known)[-1:]]
     return points

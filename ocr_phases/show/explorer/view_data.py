@@ -123,7 +123,8 @@ def _regions(run: PhaseRun, row: int, grounding: Grounding) -> list[dict[str, An
     first = run.tokens_of(row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
     items = []
-    for item in table.itertuples():
+    rows: list[Any] = list(table.itertuples())
+    for item in rows:
         kind = printable(str(item.label))
         name = "preamble" if item.region == PREAMBLE else f"region {item.region} {kind}"
         tokens, begins = count_text(item.tokens, "token"), printable(str(item.text), 36)
