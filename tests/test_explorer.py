@@ -29,6 +29,7 @@ from wording import says
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import step_table
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
@@ -442,24 +443,41 @@ def test_a_report_is_made_of_the_record_shown(run: PhaseRun, tmp_path: Path):
     assert html.unescape(frame.group(1)) == report.read_text()
 
 
-def test_two_records_are_compared(run: PhaseRun):
-    other = make_run(seed=5, crops=False)
+def test_records_are_compared_on_common_axes(run: PhaseRun):
+    others = [make_run(seed=5, crops=False), make_run(seed=6, text=_MARKED)]
     explorer = Explorer(runs=[run])
     open_all(explorer, "Compare")
     assert says(everything(explorer.compare_pane), "one record")
-    explorer.add(other)
+    explorer.add(others[0])
     open_all(explorer, "Compare")
     pane = explorer.compare_pane
-    assert (pane.first.value, pane.second.value) == (0, 1)
+    assert (pane.base.value, pane.others.value) == (0, (1,))
     shown = everything(pane)
-    assert shown.count('class="op-svg"') == 4
-    assert says(shown, "same tokens")
-    ratio = other["prefill_ms"] / run["prefill_ms"]
+    assert shown.count('class="op-svg"') == 2
+    assert shown.count('class="op-image"') == 2
+    assert says(shown, "same tokens", "Decode time of each region")
+    ratio = others[0]["prefill_ms"] / run["prefill_ms"]
     assert f'data-value="{ratio!r}"' in shown
-    pane.first.value = 1
-    assert f'data-value="{ratio!r}"' not in everything(pane)
+    explorer.add(others[1])
+    pane.others.value = (1, 2)
+    shown = everything(pane)
+    assert shown.count('class="op-svg"') == 2
+    assert shown.count('class="op-image"') == 3
+    assert f'data-value="{ratio!r}"' in shown
+    assert says(shown, "How the text differs")
+    pane.others.value = (0,)
+    assert says(everything(pane), "another record")
     explorer.shown.value = 0
     assert explorer.run is run
+
+
+def test_regions_of_two_records_meet_where_they_lie_on_the_page(run: PhaseRun):
+    assert region_pairs([run, run], ["a", "b"]).eval("a == b").all()
+    moved = "<|ref|>{}<|/ref|><|det|>[[{}]]<|/det|>x"
+    text = moved.format("image", "70, 340, 470, 610") + moved.format("title", "0, 0, 9, 9")
+    pairs = region_pairs([run, make_run(seed=3, text=text)], ["a", "b"]).set_index("region")
+    assert pairs["b"].dropna().index.tolist() == [2]
+    assert pairs.loc[2, "label"] == "image"
 
 
 # -- running ------------------------------------------------------------------------------------------
