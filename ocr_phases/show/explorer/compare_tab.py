@@ -81,7 +81,7 @@ class ComparePane(Pane):
 
 
 def records_html(runs: Sequence[PhaseRun]) -> str:
-    """Verdict, curves and stages on common axes, figures with intervals, pages and regions side by side."""
+    """Verdict, curves and stages on common axes, pages and regions side by side, figures with intervals."""
     labels = run_labels(runs)
     compared = Compared(runs, labels)
     same = " All wrote the same tokens." if all(same_tokens(runs[0], run) for run in runs[1:]) else ""
@@ -94,10 +94,10 @@ def records_html(runs: Sequence[PhaseRun]) -> str:
     return fragment(
         element("p", compared.verdict, same, class_="op"),
         *(picture.html() for picture in pictures),
-        compare.compare_html(compared.headline),
         element("div", *pages, class_="opx-sides"),
         _regions(runs, labels),
         fold("How the text differs", preformatted(difference)) if difference else "",
+        compare.compare_html(compared.headline),
         compare.environment_html(compared.differs),
     )
 
