@@ -30,7 +30,8 @@ from wording import says
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
-from ocr_phases.analyse.summary import step_table
+from ocr_phases.analyse.summary import PHASES, step_table
+from ocr_phases.analyse.typical import typical_run
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
@@ -42,7 +43,7 @@ from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.record_tab import make_report, read_record
 from ocr_phases.show.explorer.rendered import markdown_nodes
 from ocr_phases.show.explorer.view import LiveView
-from ocr_phases.show.explorer.view_data import row_data
+from ocr_phases.show.explorer.view_data import row_data, timeline_data
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
 
@@ -176,7 +177,7 @@ def test_every_shape_of_record_is_drawn(shape: dict):
     pane.token = 10**6
     assert explorer.messages.value == ""
     assert pane.token == run.token_count - 1
-    json.dumps(pane.view.data, allow_nan=False)
+    json.dumps([pane.view.data, timeline_data(run, 0)], allow_nan=False)
     if len(run.results) > 1:
         pane.view.row = 2
         assert explorer.messages.value == ""
@@ -195,7 +196,7 @@ def test_what_a_model_or_a_file_name_says_stays_text():
 
 def test_the_roofline_and_the_kernels_are_shown_where_the_record_has_them(explorer: Explorer):
     open_all(explorer, "Latency", "Timeline")
-    assert everything(explorer.panes["Timeline"]).count('class="op-svg"') == 2
+    assert everything(explorer.panes["Timeline"]).count('class="op-svg"') == 1
     explorer.add(PhaseRun.load(GPU_RECORD))
     open_all(explorer, "Latency", "Timeline")
     latency, timeline = everything(explorer.panes["Latency"]), everything(explorer.panes["Timeline"])
@@ -269,6 +270,18 @@ def test_all_pages_of_a_prompt_are_there():
     assert [[box["region"] for box in page["boxes"]] for page in data["pages"]] == [[0], [1]]
     assert [region["page"] for region in data["regions"]] == [None, 0, 1]
     assert data["rendered"] == [[-1, ["p", {}, "one"]], [0, ["p", {}, "a"]], [1, ["p", {}, "b"]]]
+
+
+def test_the_timeline_has_every_span_of_the_typical_repeat(run: PhaseRun):
+    data, spans = timeline_data(run, 0), typical_run(run).spans
+    lanes = {lane["name"]: lane for lane in data["lanes"]}
+    assert [name for name in lanes if name in PHASES] == ["prepare", "prefill", "decode"]
+    assert {"SAM global", "SAM local", "decode step"} < set(lanes)
+    assert sum(len(lane["ms"]) for lane in lanes.values()) == len(spans)
+    assert data["end"] == (spans["device_start_ms"] + spans["device_ms"]).max()
+    steps = lanes["decode step"]
+    assert steps["tokens"] == list(range(1, run.token_count))
+    assert steps["starts"] == sorted(steps["starts"])
 
 
 def test_the_text_tab_stands_at_the_token_of_the_page(explorer: Explorer):

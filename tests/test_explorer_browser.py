@@ -251,6 +251,30 @@ def test_a_type_of_region_can_be_hidden_and_time_has_a_scale(panel: Any, view: A
     colour.select_option("type")
 
 
+def test_the_timeline_zooms_and_leads_to_tokens(panel: Any, view: Any) -> None:
+    lab.open_tab(panel, "Timeline")
+    line = panel.locator(".opv-mode-timeline")
+    line.locator(".opv-span").first.wait_for()
+    bars = line.locator(".opv-span").count()
+    line.locator(".opv-timeline").focus()
+    panel.keyboard.press("+")
+    panel.keyboard.press("+")
+    assert line.locator(".opv-span").count() != bars
+    panel.keyboard.press("0")
+    assert line.locator(".opv-span").count() == bars
+    step = line.locator(".opv-span").last  # of the last lane, a stage of the decode steps
+    step.scroll_into_view_if_needed()
+    box = step.bounding_box()
+    place = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    panel.mouse.move(*place)
+    assert " ms, from " in line.locator(".opv-tip").inner_text()
+    panel.mouse.click(*place)
+    token = panel.evaluate("Number(document.querySelector('.opv-mode-timeline .opv-scrubber').value)")
+    assert token > 0
+    lab.open_tab(panel, "Page")
+    lit(panel, token)
+
+
 def test_the_text_is_rendered_searched_and_copied(panel: Any, view: Any) -> None:
     lab.open_tab(panel, "Text")
     text = panel.locator(".opv-mode-text")

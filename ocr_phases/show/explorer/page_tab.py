@@ -1,15 +1,15 @@
-"""The tabs Page and Text: a record's row as a linked view."""
+"""The tabs Page, Text and Timeline: a record's row as linked views."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import sections
-from ocr_phases.show.blocks import fragment
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.view import View
-from ocr_phases.show.html import compression_html, text_doubt_html
+from ocr_phases.show.sections import Section
 
 
 class PagePane(Pane):
@@ -45,14 +45,16 @@ class PagePane(Pane):
             self._content.value = sections.region_types(self._run, self.view.row).html()
 
 
-class TextPane(Pane):
-    """The text as Markdown beside its tokens, at the token that the tab Page shows."""
+class LinkedPane(Pane):
+    """A `View` of another mode at the row and token that the tab Page shows; sections below (or above) it."""
 
-    def __init__(self, page: PagePane) -> None:
-        super().__init__("text")
-        self.view = View("text")
+    def __init__(
+        self, mode: str, page: PagePane, *sections: Callable[[PhaseRun], Section], above: bool = False
+    ) -> None:
+        super().__init__(mode, *sections)
+        self.view = View(mode)
         self._page = page
-        self.children = [self._content, self.view]
+        self.children = [self._content, self.view] if above else [self.view, self._content]
         for name in ("row", "token"):
             self.view.observe(self._moved, name)
 
@@ -64,8 +66,8 @@ class TextPane(Pane):
         self.view.row, self.view.token = row, token
 
     def draw(self, run: PhaseRun) -> None:
-        """Show another record's text."""
-        self._content.value = fragment(text_doubt_html(run), compression_html(run))
+        """Show another record."""
+        super().draw(run)
         self.view.show(run)
 
     def _moved(self, change: Any) -> None:

@@ -20,7 +20,7 @@ from ocr_phases.show.explorer.form import Asked, Form
 from ocr_phases.show.explorer.live import REFRESH_S, Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.messages import Messages
-from ocr_phases.show.explorer.page_tab import PagePane, TextPane
+from ocr_phases.show.explorer.page_tab import LinkedPane, PagePane
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.record_tab import RecordPane
 from ocr_phases.show.overlay import printable
@@ -60,9 +60,9 @@ class Explorer(widgets.VBox):
         self.panes: dict[str, Pane] = {
             "Latency": Pane("latency", sections.cards, sections.latency, sections.floors),
             "Vision": Pane("vision", sections.vision, sections.stages),
-            "Timeline": Pane("timeline", sections.timeline, sections.memory, sections.kernels),
+            "Timeline": LinkedPane("timeline", self.page_pane, sections.memory, sections.kernels),
             "Page": self.page_pane,
-            "Text": TextPane(self.page_pane),
+            "Text": LinkedPane("text", self.page_pane, sections.text_notes, above=True),
             "Checks": Pane("checks", sections.checks_summary, sections.checks),
             "Compare": self.compare_pane,
             "Record": self.record_pane,

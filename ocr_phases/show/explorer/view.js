@@ -4,6 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const SPEEDS = [1, 4, 16];
 const PLOT = { width: 640, height: 200, left: 46, right: 10, top: 10, bottom: 32 };
+const LANE = { left: 150, across: 800, height: 22 };
 const KEYS = [
   ["← →", "previous, next token; with Shift ten tokens"],
   ["Home, End", "first, last token"],
@@ -11,7 +12,7 @@ const KEYS = [
   ["S", "slowest token"],
   ["K", "play and pause"],
   ["F", "play faster: 1, 4, 16 times"],
-  ["+ − 0", "zoom in, zoom out, fit the drawing that has the focus, else the latency curve"],
+  ["+ − 0", "zoom in, zoom out, fit the drawing that has the focus, else the curve or timeline"],
   ["Ctrl or Alt with an arrow", "move that drawing"],
   ["/", "search the tokens; Enter and Shift+Enter go to the next and previous match"],
   ["Esc", "pause, and leave the search"],
@@ -258,7 +259,8 @@ class Page {
     if (!view.go) return;
     this.svg.addEventListener("pointermove", (event) => {
       const found = region(event.target);
-      if (!event.buttons) view.peek(found === undefined ? null : view.firstToken(Number(found)), event, Number(found));
+      const known = found !== undefined && view.byRegion.get(Number(found));
+      if (!event.buttons) view.peek(known ? known.first : null, event, known?.hint);
     });
     this.svg.addEventListener("pointerleave", () => view.peek(null));
   }
@@ -319,6 +321,72 @@ class Page {
       if (colour) group.style.setProperty("--opv-time", colour);
       else group.style.removeProperty("--opv-time");
     }
+  }
+}
+
+/** The spans of one repeat, a lane for each stage, over time. */
+class Timeline {
+  constructor(view) {
+    this.svg = draw("svg", { class: "opv-curve opv-timeline", tabindex: 0, role: "group" });
+    const spot = (event) => share(this.svg, event);
+    const locate = (event) => [clamp((spot(event)[0] - LANE.left) / LANE.across, 0, 1)];
+    const span = (event) => this.spanAt(this.window.at(locate(event)[0]), this.lanes[Math.floor((spot(event)[1] - PLOT.top) / LANE.height)]);
+    this.zoom = new Zoom(this.svg, () => [this.window], locate, () => this.redraw(), (event) => span(event)?.token != null && view.go(span(event).token));
+    this.svg.addEventListener("pointermove", (event) => {
+      const found = event.buttons ? null : span(event);
+      view.peek(found?.token ?? null, event, found ? `${found.name}: ${duration(found.ms)}, from ${duration(found.start)} on` : "");
+    });
+    this.svg.addEventListener("pointerleave", () => view.peek(null));
+  }
+  show({ end, lanes }) {
+    Object.assign(this, { lanes, window: new Window(end, end / 5000) });
+    this.height = PLOT.top + lanes.length * LANE.height;
+    this.svg.setAttribute("viewBox", `0 0 ${LANE.left + LANE.across + PLOT.right} ${this.height + PLOT.bottom}`);
+    this.svg.setAttribute("aria-label", `Timeline of one repeat: ${lanes.length} stages over ${duration(end)}`);
+    this.cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: this.height });
+    this.inside = draw("g");
+    this.svg.replaceChildren(this.inside, this.cursor);
+    this.redraw();
+  }
+  x(ms) {
+    return LANE.left + ((ms - this.window.from) / this.window.width) * LANE.across;
+  }
+  /** The span of a lane at a time, or the next one within two pixels. */
+  spanAt(ms, lane) {
+    const near = (2 / LANE.across) * this.window.width;
+    const place = lane?.starts.findIndex((start, each) => ms >= start - near && ms <= start + lane.ms[each] + near) ?? -1;
+    return place < 0 ? null : { name: lane.name, start: lane.starts[place], ms: lane.ms[place], token: lane.tokens[place] };
+  }
+  redraw() {
+    const right = LANE.left + LANE.across;
+    const { from, width } = this.window;
+    const parts = ticks(from, from + width, 8).flatMap((ms) => [
+      draw("line", { class: "opv-grid", x1: this.x(ms), x2: this.x(ms), y1: PLOT.top, y2: this.height }),
+      draw("text", { x: this.x(ms), y: this.height + 14, "text-anchor": "middle" }, String(ms))]);
+    parts.push(draw("text", { x: right, y: this.height + 28, "text-anchor": "end" }, "ms"));
+    this.lanes.forEach((lane, row) => {
+      const y = PLOT.top + row * LANE.height;
+      parts.push(draw("text", { x: LANE.left - 6, y: y + 14, "text-anchor": "end" }, lane.name));
+      let last = null; // spans too narrow to be told apart become one bar
+      lane.starts.forEach((start, place) => {
+        const [left, end] = [start, start + lane.ms[place]].map((ms) => clamp(this.x(ms), LANE.left, right));
+        if (end <= LANE.left || left >= right) return;
+        if (last && left - last.end < 0.5 && end - left < 1) last.end = end;
+        else parts.push((last = { left, end, bar: draw("rect", { class: "opv-span", y: y + 3, height: LANE.height - 6, fill: lane.colour }) }).bar);
+        last.bar.setAttribute("x", last.left);
+        last.bar.setAttribute("width", Math.max(last.end - last.left, 0.6));
+      });
+    });
+    this.inside.replaceChildren(...parts);
+    this.mark(this.token);
+  }
+  /** The cursor at the decode step that made a token. */
+  mark(token) {
+    this.token = token;
+    const lane = this.lanes.find(({ tokens }) => tokens.includes(token));
+    const at = lane ? this.x(lane.starts[lane.tokens.indexOf(token)]) : -1;
+    this.cursor.style.display = at < LANE.left || at > LANE.left + LANE.across ? "none" : "";
+    this.cursor.style.transform = `translateX(${at}px)`;
   }
 }
 
@@ -438,10 +506,12 @@ function legend(palette, [low, high], what) {
 
 class View {
   constructor(model, el) {
-    Object.assign(this, { model, el, peeked: null, addresses: [], speed: SPEEDS[0], playing: null, style:
-      { opacity: 0.12, labels: true, crops: true, hidden: new Set(), byTime: model.get("mode") === "text" } });
+    const mode = model.get("mode");
+    Object.assign(this, { model, el, mode, peeked: null, addresses: [], speed: SPEEDS[0], playing: null, style:
+      { opacity: 0.12, labels: true, crops: true, hidden: new Set(), byTime: mode === "text" } });
     this.curve = new Curve(this);
     this.page = new Page(this);
+    this.timeline = new Timeline(this);
     this.tokens = new Tokens(this);
     this.regions = new List(this, "regions", "Regions");
     this.slowest = new List(this, "slowest", "Slowest tokens");
@@ -451,7 +521,7 @@ class View {
       if (section) this.goRegion(Number(section.dataset.region));
     });
     this.tip = make("div", { class: "opv-tip", role: "tooltip", hidden: true });
-    this.root = make("div", { class: `opv opv-mode-${model.get("mode")}`, on: { keydown: (event) => this.key(event) } });
+    this.root = make("div", { class: `opv opv-mode-${this.mode}`, on: { keydown: (event) => this.key(event) } });
     this.build();
     el.append(this.root);
     this.changes = { "change:token": () => this.mark(), "change:data": () => this.load() };
@@ -492,9 +562,13 @@ class View {
     colours.value = this.style.byTime ? "time" : "type";
     this.legends = make("div", { class: "opv-legends" });
     const head = [this.scrubber, this.readout, controls];
-    if (this.model.get("mode") === "text") {
+    if (this.mode === "text") {
       const sides = make("div", { class: "opv-sides" }, this.rendered, this.tokens.element);
       this.root.append(...head, this.finding, this.note, make("div", { class: "opv-controls" }, colour, this.legends), sides, this.keys, this.tip);
+      return;
+    }
+    if (this.mode === "timeline") {
+      this.root.append(...head, this.timeline.zoom.buttons("timeline"), this.timeline.svg, this.keys, this.tip);
       return;
     }
     this.pager = make("span", { class: "opv-pager" });
@@ -531,7 +605,9 @@ class View {
     this.row.value = this.model.get("row");
     this.rows.hidden = data.rows < 2;
     this.tokens.show(data);
-    if (this.model.get("mode") === "text") {
+    if (this.mode === "timeline") {
+      this.timeline.show(data.timeline);
+    } else if (this.mode === "text") {
       this.rendered.replaceChildren(...data.rendered.map(([region, ...nodes]) =>
         make("section", { "data-region": region }, ...nodes.map(build))));
     } else {
@@ -580,7 +656,7 @@ class View {
     const pick = (ms, [low, high]) => palette[clamp(Math.round(((ms - low) / (high - low || 1)) * last), 0, last)];
     this.tokens.colour(style.byTime ? data.ms.map((ms) => (ms == null ? null : pick(ms, data.scale))) : null);
     const legends = style.byTime ? [legend(palette, data.scale, "Decode time of a token")] : [];
-    if (this.model.get("mode") !== "text") {
+    if (this.mode === "page") {
       const slowest = [0, Math.max(...data.regions.map(({ region, ms }) => (region < 0 ? 0 : ms)), 0) || 1];
       const colours = Object.fromEntries(data.regions.map(({ region, ms }) => [region, pick(ms, slowest)[0]]));
       this.page.restyle({ ...style, colours: style.byTime ? colours : null });
@@ -606,10 +682,10 @@ class View {
   }
 
   /** Show a token while the pointer is over something of it, with its values beside the pointer. */
-  peek(token, event = null, region = null) {
-    this.tip.hidden = token === null;
-    if (token !== null) {
-      this.tip.textContent = region === null ? this.describe(token) : this.byRegion.get(region).hint;
+  peek(token, event = null, said = token === null ? "" : this.describe(token)) {
+    this.tip.hidden = !said;
+    if (said) {
+      this.tip.textContent = said;
       const box = this.root.getBoundingClientRect();
       const left = clamp(event.clientX - box.left + 14, 0, box.width - this.tip.offsetWidth - 4);
       this.tip.style.transform = `translate(${left}px, ${event.clientY - box.top + 18}px)`;
@@ -654,8 +730,9 @@ class View {
     this.scrubber.value = token;
     this.scrubber.setAttribute("aria-valuetext", this.describe(token));
     this.readout.replaceChildren(make("strong", {}, this.describe(token)), make("br"), this.byRegion.get(region)?.facts ?? "");
+    if (this.mode === "timeline") return this.timeline.mark(token);
     this.tokens.mark(token);
-    if (this.model.get("mode") === "text") {
+    if (this.mode === "text") {
       for (const section of this.rendered.children) {
         const own = Number(section.dataset.region) === region;
         if (own && !section.classList.contains("opv-now") && !this.rendered.matches(":hover")) scrollTo(this.rendered, section);
@@ -760,8 +837,9 @@ class View {
       return;
     }
     if (event.defaultPrevented || event.metaKey || event.target.matches("input[type=search], select")) return;
-    const drawing = [this.page, this.curve].find(({ svg }) => svg === event.target) ?? this.curve;
-    const zoomed = this.model.get("mode") === "page" && drawing.zoom.key(event);
+    const drawings = { page: [this.curve, this.page], timeline: [this.timeline], text: [] }[this.mode];
+    const drawing = drawings.find(({ svg }) => svg === event.target) ?? drawings[0];
+    const zoomed = drawing?.zoom.key(event);
     if (!zoomed && (event.ctrlKey || event.altKey || !this.moves(event))) return;
     event.preventDefault();
   }
@@ -774,7 +852,7 @@ class View {
       ArrowLeft: () => this.go(at - many), ArrowRight: () => this.go(at + many),
       Home: () => this.go(0), End: () => this.go(this.data.texts.length - 1),
       p: () => this.step(-1), n: () => this.step(1), s: () => this.slow(), k: () => this.toggle(), f: () => this.faster(),
-      "/": () => this.search.focus(),
+      "/": () => this.mode !== "timeline" && this.search.focus(),
     };
     const call = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!call || (own && event.key.length > 1)) return false;

@@ -17,7 +17,7 @@ from ocr_phases.catalogue import FAMILIES
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import jpeg_file
-from ocr_phases.show.explorer.view_data import boxes, numbers, page_jpegs, row_data, scale_of
+from ocr_phases.show.explorer.view_data import boxes, numbers, page_jpegs, row_data, scale_of, timeline_data
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,7 +39,7 @@ class _Drawing(anywidget.AnyWidget):
 
 
 class View(_Drawing):
-    """A row of a record. ``mode`` is ``page`` (page, latency curve, tokens, lists) or ``text``.
+    """A row of a record. ``mode`` is ``page`` (page, latency curve, tokens, lists), ``text`` or ``timeline``.
 
     `token` is the index of the token shown, from 0, and `row` that of the row: both may be set, and change
     when a person moves the scrubber or chooses a row.
@@ -71,7 +71,8 @@ class View(_Drawing):
             return
         with self.hold_sync():
             self.token = 0
-            self.data = row_data(self._run, self.row)
+            drawn = {"timeline": timeline_data(self._run, self.row)} if self.mode == "timeline" else {}
+            self.data = row_data(self._run, self.row) | drawn
             self.pages = page_jpegs(self._run, self.row) if self.mode == "page" else []
 
     @traitlets.validate("token")

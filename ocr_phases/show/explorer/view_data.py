@@ -10,14 +10,16 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding, region_table
+from ocr_phases.analyse.summary import PHASES
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import jpeg_file
 from ocr_phases.show.explorer.rendered import rendered
 from ocr_phases.show.overlay import Colour, hex_colour, label_colour, printable, region_boxes, time_colour
+from ocr_phases.show.plots import MUTED, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.regions import pages_of_row
-from ocr_phases.words import count_text, ms_text, percent_text
+from ocr_phases.words import count_text, ms_text, percent_text, stage_name
 
 _PAGE_SIDE = 2_000  # pixels of the embedded page, which can be magnified
 _COLOURS = 24
@@ -71,6 +73,30 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
             for place, number in enumerate(pages)
         ],
     }
+
+
+def timeline_data(run: PhaseRun, row: int) -> dict[str, Any]:
+    """The spans of the typical repeat, a lane for each phase, stage and view; ms on the device clock."""
+    spans = typical_run(run).spans.dropna(subset=["device_start_ms", "device_ms"])
+    steps = run.tokens_of(row).dropna(subset=["step"]).set_index("step")["index"].to_dict()
+    phases = spans.groupby("stage")["phase"].nunique()
+    lanes = []
+    for key, own in spans.groupby(["phase", "stage", "view"], sort=False):
+        phase, stage, view = map(str, key)
+        own = own.sort_values("device_start_ms")
+        place = PHASES.index(phase), stage != phase, own["device_start_ms"].min()
+        of_phase = f"{phase}:" if phases[stage] > 1 else ""
+        name = phase if stage == phase else stage_name(stage)
+        lane = {
+            "name": " ".join(filter(None, (of_phase, name, view))),
+            "colour": PHASE_COLOURS[phase] if stage == phase else STAGE_COLOURS.get(stage, MUTED),
+            "starts": numbers(own["device_start_ms"]),
+            "ms": numbers(own["device_ms"]),
+            "tokens": [steps.get(step) for step in whole(own["step"])],
+        }
+        lanes.append((place, lane))
+    end = (spans["device_start_ms"] + spans["device_ms"]).max()
+    return {"end": float(end), "lanes": [lane for _, lane in sorted(lanes, key=lambda item: item[0])]}
 
 
 def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
