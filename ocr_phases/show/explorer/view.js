@@ -19,7 +19,7 @@ const KEYS = [
 ];
 
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
-const digits = (value) => (Math.abs(value) >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
+const digits = (value) => (value === 0 ? "0" : Math.abs(value) >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
 const duration = (ms) =>
   ms == null ? "n/a" : Math.abs(ms) >= 999.5 ? `${digits(ms / 1000)} s` : `${digits(ms)} ms`;
 const visible = (text) => (text === "" ? "no text" : `“${text.replaceAll("\n", "↵").replaceAll("\t", "⇥")}”`);
@@ -234,7 +234,7 @@ class Curve {
     this.dot.style.display = outside || ms == null ? "none" : "";
     if (ms != null) this.dot.style.transform = `translate(${at}px, ${this.y(ms)}px)`;
     const [left, right] = [first - 0.5, end - 0.5].map((edge) => clamp(this.x(edge), PLOT.left, PLOT.width - PLOT.right));
-    this.band.style.display = "";
+    this.band.style.display = end - first < this.window.size ? "" : "none";
     this.band.setAttribute("x", left);
     this.band.setAttribute("width", Math.max(right - left, 1));
   }
@@ -292,12 +292,13 @@ class Page {
       group.style.setProperty("--opv-kind", box.colour);
       group.append(draw("rect", { class: "opv-box", x: box.x, y: box.y, width: box.width, height: box.height }));
       if (box.tag)
-        group.append(draw("text", { class: "opv-tag", x: box.tag.x, y: box.tag.y, "font-size": box.tag.size }, box.tag.text));
+        group.append(draw("text", { class: "opv-tag", x: box.tag.x, y: box.tag.y, style: `--opv-size: ${box.tag.size}px` }, box.tag.text));
       return group;
     }));
   }
   redraw() {
     this.svg.setAttribute("viewBox", `${this.across.from} ${this.down.from} ${this.across.width} ${this.down.width}`);
+    this.svg.style.setProperty("--opv-scale", this.across.width / this.across.size); // labels keep their size
   }
   mark(region) {
     let box = null;
@@ -315,6 +316,7 @@ class Page {
     this.svg.style.setProperty("--opv-fill", opacity);
     this.svg.classList.toggle("opv-unlabelled", !labels);
     this.svg.classList.toggle("opv-uncropped", !crops);
+    this.svg.classList.toggle("opv-timed", colours !== null);
     for (const group of this.boxes.children) {
       group.style.display = hidden.has(Number(group.dataset.kind)) ? "none" : "";
       const colour = colours?.[group.dataset.region];
@@ -568,7 +570,7 @@ class View {
       return;
     }
     if (this.mode === "timeline") {
-      this.root.append(...head, this.timeline.zoom.buttons("timeline"), this.timeline.svg, this.keys, this.tip);
+      this.root.append(...head, this.note, this.timeline.zoom.buttons("timeline"), this.timeline.svg, this.keys, this.tip);
       return;
     }
     this.pager = make("span", { class: "opv-pager" });
@@ -606,7 +608,7 @@ class View {
     this.rows.hidden = data.rows < 2;
     this.tokens.show(data);
     if (this.mode === "timeline") {
-      this.timeline.show(data.timeline);
+      this.timeline.show(data);
     } else if (this.mode === "text") {
       this.rendered.replaceChildren(...data.rendered.map(([region, ...nodes]) =>
         make("section", { "data-region": region }, ...nodes.map(build))));
@@ -657,10 +659,10 @@ class View {
     this.tokens.colour(style.byTime ? data.ms.map((ms) => (ms == null ? null : pick(ms, data.scale))) : null);
     const legends = style.byTime ? [legend(palette, data.scale, "Decode time of a token")] : [];
     if (this.mode === "page") {
-      const slowest = [0, Math.max(...data.regions.map(({ region, ms }) => (region < 0 ? 0 : ms)), 0) || 1];
+      const slowest = [0, Math.max(...data.regions.map(({ region, ms }) => (region < 0 ? 0 : ms)), 0)];
       const colours = Object.fromEntries(data.regions.map(({ region, ms }) => [region, pick(ms, slowest)[0]]));
       this.page.restyle({ ...style, colours: style.byTime ? colours : null });
-      if (style.byTime) legends.unshift(legend(palette, slowest, "Decode time of a region"));
+      if (style.byTime && slowest[1]) legends.unshift(legend(palette, slowest, "Decode time of a region"));
     }
     this.legends.replaceChildren(...legends);
   }
@@ -718,7 +720,8 @@ class View {
   describe(token) {
     const { data } = this;
     const step = data.steps[token] == null ? "from the prefill" : `decode step ${data.steps[token]}`;
-    const parts = [`Token ${token + 1} of ${data.texts.length}`, visible(data.texts[token]), duration(data.ms[token]), step];
+    const parts = [`Token ${token + 1} of ${data.texts.length}`, visible(data.texts[token])];
+    parts.push(...(data.ms[token] == null ? [step] : [duration(data.ms[token]), step]));
     if (data.cache[token] != null) parts.push(`cache length ${data.cache[token]}`);
     return [...parts, this.byRegion.get(data.region[token])?.name ?? "preamble"].join(" · ");
   }

@@ -71,8 +71,8 @@ class View(_Drawing):
             return
         with self.hold_sync():
             self.token = 0
-            drawn = {"timeline": timeline_data(self._run, self.row)} if self.mode == "timeline" else {}
-            self.data = row_data(self._run, self.row) | drawn
+            timeline = timeline_data(self._run, self.row) if self.mode == "timeline" else {}
+            self.data = row_data(self._run, self.row) | timeline
             self.pages = page_jpegs(self._run, self.row) if self.mode == "page" else []
 
     @traitlets.validate("token")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding, region_table
 from ocr_phases.analyse.summary import PHASES
-from ocr_phases.analyse.typical import typical_run
+from ocr_phases.analyse.typical import typical_run, typical_sentence
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import jpeg_file
@@ -96,7 +96,8 @@ def timeline_data(run: PhaseRun, row: int) -> dict[str, Any]:
         }
         lanes.append((place, lane))
     end = (spans["device_start_ms"] + spans["device_ms"]).max()
-    return {"end": float(end), "lanes": [lane for _, lane in sorted(lanes, key=lambda item: item[0])]}
+    lanes.sort(key=lambda item: item[0])
+    return {"note": typical_sentence(run), "end": float(end), "lanes": [lane for _, lane in lanes]}
 
 
 def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
