@@ -1,6 +1,7 @@
 """`View`: one row of a record drawn and linked in the browser; the kernel only hears which token is shown.
 
-`view.js` draws it: a plain module that the notebook loads from this widget, without a build step or network.
+`drawings.js` and `view.js` draw it: together a plain module that the notebook loads from this widget, without a
+build step or network.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 
 
 class _Drawing(anywidget.AnyWidget):
-    _esm = _HERE / "view.js"
-    _css = _HERE / "view.css"
+    _esm = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("drawings.js", "view.js"))
+    _css = (_HERE / "view.css").read_text(encoding="utf-8")
     mode = traitlets.Unicode("page").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
     pages = traitlets.List(traitlets.Bytes()).tag(sync=True)
