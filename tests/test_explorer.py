@@ -42,7 +42,7 @@ from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.record_tab import make_report, read_record
 from ocr_phases.show.explorer.rendered import markdown_nodes
-from ocr_phases.show.explorer.view import LiveView
+from ocr_phases.show.explorer.view import LiveView, View
 from ocr_phases.show.explorer.view_data import row_data, timeline_data
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.

@@ -28,6 +28,7 @@ class PagePane(Pane):
 
     @token.setter
     def token(self, index: int) -> None:
+        """Move the view there; what lies outside goes to its first or last token."""
         self.view.token = index
 
     @property

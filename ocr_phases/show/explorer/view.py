@@ -1,7 +1,7 @@
 """`View`: one row of a record drawn and linked in the browser; the kernel only hears which token is shown.
 
-`drawings.js` and `view.js` draw it: together a plain module that the notebook loads from this widget, without a
-build step or network.
+`drawings.js` and `view.js` draw it: together a plain module that the notebook loads from this widget, without
+a build step or network.
 """
 
 from __future__ import annotations
