@@ -49,12 +49,12 @@ def main() -> None:
         page.click(".opx-run:enabled")
         page.wait_for_selector(".opx-verdict p")
         lab.open_tab(page, "Page")
-        page.wait_for_selector(".opx-page")
-        page.locator(".opx-scrubber .noUi-handle").focus()
+        page.wait_for_selector(".opv-mode-page .opv-page")
+        page.focus(".opv-mode-page .opv-scrubber")
         for _ in range(TOKENS_ON):
             page.keyboard.press("ArrowRight")
         start = f"Token {TOKENS_ON + 1} "
-        page.wait_for_function(f"document.querySelector('.opx-token-text').textContent.includes('{start}')")
+        page.wait_for_selector(f".opv-mode-page .opv-readout:has-text('{start}')")
         for name, theme in THEMES.items():
             (DOCS / f"explorer-{name}.png").write_bytes(take(page, theme))
 

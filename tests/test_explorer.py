@@ -12,6 +12,7 @@ import sys
 import threading
 import xml.etree.ElementTree as ET
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,9 @@ from wording import says
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.summary import step_table
+from ocr_phases.analyse.region_pairs import region_pairs
+from ocr_phases.analyse.summary import PHASES, step_table
+from ocr_phases.analyse.typical import typical_run
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
@@ -38,7 +41,9 @@ from ocr_phases.show.explorer.form import Asked
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.record_tab import make_report, read_record
-from ocr_phases.show.explorer.svg import Curve, curve_svg, page_svg
+from ocr_phases.show.explorer.rendered import markdown_nodes
+from ocr_phases.show.explorer.view import LiveView, View
+from ocr_phases.show.explorer.view_data import row_data, timeline_data
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
 
@@ -65,10 +70,6 @@ def open_all(explorer: Explorer, *names: str) -> None:
         if not names or name in names:
             explorer.tabs.selected_index = number
             assert explorer.messages.value == "", (name, explorer.messages.value)
-
-
-def sheet(explorer: Explorer) -> str:
-    return explorer.page_pane.children[0].value
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ assert "ocr_phases.measure" not in sys.modules
 explorer = Explorer(record=sys.argv[1])
 for number in range(len(explorer.panes)):
     explorer.tabs.selected_index = number
-explorer.page_pane.scrubber.value = 40
+explorer.page_pane.token = 40
 assert explorer.messages.value == "", explorer.messages.value
 print(explorer.run.token_count, explorer.page_pane.region)
 explorer.run_button.click()
@@ -173,12 +174,14 @@ def test_every_shape_of_record_is_drawn(shape: dict):
     explorer = Explorer(runs=[run])
     open_all(explorer, *(() if shape in FIGURES_TOO else ("Page", "Text", "Checks", "Record")))
     pane = explorer.page_pane
-    pane.scrubber.value = pane.scrubber.max
+    pane.token = 10**6
     assert explorer.messages.value == ""
     assert pane.token == run.token_count - 1
+    json.dumps([pane.view.data, timeline_data(run, 0)], allow_nan=False)
     if len(run.results) > 1:
-        pane.row.value = 2
+        pane.view.row = 2
         assert explorer.messages.value == ""
+        assert pane.token == 0
 
 
 def test_what_a_model_or_a_file_name_says_stays_text():
@@ -186,16 +189,14 @@ def test_what_a_model_or_a_file_name_says_stays_text():
     text = f"<|ref|>{attack}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>{attack}</style><script>"
     explorer = Explorer(runs=[make_run(text=text, page_name=f"{attack}.png"), make_run(text=text)])
     open_all(explorer)
-    for token in range(0, explorer.page_pane.scrubber.max, 5):
-        explorer.page_pane.scrubber.value = token
-        shown = everything(explorer)
-        assert "<script" not in shown
-        assert "<img src=x" not in shown
+    shown = everything(explorer)
+    assert "<script" not in shown
+    assert "<img src=x" not in shown
 
 
 def test_the_roofline_and_the_kernels_are_shown_where_the_record_has_them(explorer: Explorer):
     open_all(explorer, "Latency", "Timeline")
-    assert everything(explorer.panes["Timeline"]).count('class="op-svg"') == 2
+    assert everything(explorer.panes["Timeline"]).count('class="op-svg"') == 1
     explorer.add(PhaseRun.load(GPU_RECORD))
     open_all(explorer, "Latency", "Timeline")
     latency, timeline = everything(explorer.panes["Latency"]), everything(explorer.panes["Timeline"])
@@ -208,84 +209,159 @@ def test_the_roofline_and_the_kernels_are_shown_where_the_record_has_them(explor
 # -- the page and its scrubber -------------------------------------------------------------------------
 
 
-def test_the_scrubber_marks_the_region_being_written(explorer: Explorer, run: PhaseRun):
+def test_token_and_region_follow_each_other(explorer: Explorer, run: PhaseRun):
     pane, table = explorer.page_pane, run.token_table
+    data = pane.view.data
+    assert data["texts"] == table["text"].tolist()
     for token in range(0, run.token_count, 7):
-        pane.scrubber.value = token
-        region = int(table["region"][token])
-        assert pane.region == pane.list.value == region
-        assert f".opx-r{region} .opx-box{{fill-opacity" in sheet(explorer)
-        assert f".opx-b{region}{{visibility:visible}}" in sheet(explorer)
-        x = pane._curve.x(token)
-        assert f".opx-cursor{{transform:translateX({x:.1f}px)}}" in sheet(explorer)
-        shown = everything(pane)
-        assert f"<strong>Token {token + 1}</strong>" in shown
-        assert f"<mark>{html.escape(table['text'][token])}</mark>" in shown
-        assert f'data-region="{region}"' in shown
-
-
-def test_a_region_chosen_from_the_list_takes_the_scrubber_there(explorer: Explorer, run: PhaseRun):
-    pane = explorer.page_pane
-    for region in (3, 0, 4):
-        pane.list.value = region
-        assert pane.token == int(run.token_table.query("region == @region")["index"].iloc[0])
-        assert pane.region == region
+        pane.token = token
+        assert pane.region == data["region"][token] == int(table["region"][token])
+    pane.token = -3
+    assert pane.token == 0
 
 
 def test_the_list_holds_all_decode_time(explorer: Explorer, run: PhaseRun):
     table = region_table(parse_grounding(run.text), run.token_table)
-    names = [name for name, _ in explorer.page_pane.list.options]
-    assert len(names) == len(table)
+    regions = explorer.page_pane.view.data["regions"]
+    assert len(regions) == len(table)
     assert table["decode_ms"].sum() == pytest.approx(run.token_table["device_ms"].sum(), rel=1e-12)
-    for name, tokens in zip(names, table["tokens"], strict=True):
-        assert f"{tokens} tokens" in name
+    for region, tokens in zip(regions, table["tokens"], strict=True):
+        assert f"{tokens} tokens" in region["line"]
+        first = run.token_table.query(f"region == {region['region']}")["index"].iloc[0]
+        assert region["first"] == first
 
 
-def test_types_are_filtered_and_opacity_and_labels_set(explorer: Explorer):
-    pane = explorer.page_pane
-    assert [box.description for box in pane.types.children] == [
-        "title (1)",
-        "text (2)",
-        "image (1)",
-        "table (1)",
-    ]
-    assert "display:none" not in sheet(explorer).split(".opx-cursor")[0]
-    pane.types.children[1].value = False
-    assert ".opx-k1{display:none}" in sheet(explorer)
-    pane.types.children[1].value = True
-    assert ".opx-k1{display:none}" not in sheet(explorer)
-    pane.opacity.value = 0.4
-    assert ".opx-box{fill-opacity:0.40}" in sheet(explorer)
-    pane.labels.value = False
-    assert ".opx-tag{display:none}" in sheet(explorer)
-    pane.colour.value = "decode time"
-    assert re.search(r"\.opx-r1 \.opx-box\{fill:#[0-9a-f]{6};", sheet(explorer))
+def test_the_slowest_tokens_come_first_and_the_prefill_s_has_no_time(explorer: Explorer, run: PhaseRun):
+    data = explorer.page_pane.view.data
+    times = run.token_table["device_ms"]
+    assert data["ms"][0] is None
+    assert data["steps"][:2] == [None, 0]
+    assert data["slowest"] == times.nlargest(10).index.tolist()
+    low, high = data["scale"]
+    assert 0 < low < high <= times.max()
+
+
+def test_boxes_crops_and_pages_are_those_of_the_record(explorer: Explorer):
+    (page,) = explorer.page_pane.view.data["pages"]
+    assert page["grid"] == [2, 3]
+    assert {box["region"] for box in page["boxes"]} == {0, 1, 2, 3, 4}
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= page["width"] for box in page["boxes"])
+    kinds = [f"{kind['label']} ({kind['count']})" for kind in explorer.page_pane.view.data["kinds"]]
+    assert kinds == ["title (1)", "text (2)", "image (1)", "table (1)"]
+    (jpeg,) = explorer.page_pane.view.pages
+    assert jpeg[:2] == b"\xff\xd8"
 
 
 def test_a_record_without_its_page_gets_an_empty_sheet():
     explorer = Explorer(runs=[make_run(embed=False)])
     open_all(explorer, "Page")
-    shown = everything(explorer.page_pane)
-    assert "no page image" in shown
-    assert "<image" not in shown
-    assert "opx-r4" in shown
+    view = explorer.page_pane.view
+    assert "no page image" in view.data["note"]
+    assert view.pages == [b""]
+    assert len(view.data["pages"][0]["boxes"]) == 5
 
 
-@given(st.text(max_size=30), st.text(max_size=30))
-def test_any_label_and_note_make_a_drawing_that_parses(label: str, text: str):
-    regions = parse_grounding(f"<|ref|>{label}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>{text}").regions
-    drawing = ET.fromstring(page_svg(page_image(60, 80), (60, 80), regions, {0: text}))
-    assert len(drawing.findall("g")) == len(regions)
+def test_all_pages_of_a_prompt_are_there():
+    run = make_run(
+        text="<PAGE>one<|det|>text [1, 2, 300, 400]<|/det|>a<PAGE><|det|>title [5, 5, 90, 90]<|/det|>b"
+    )
+    run = replace(run, model=run.model | {"family": "unlimited-ocr"}, pages=run.pages * 2)
+    data = row_data(run, 0)
+    assert [[box["region"] for box in page["boxes"]] for page in data["pages"]] == [[0], [1]]
+    assert [region["page"] for region in data["regions"]] == [None, 0, 1]
+    assert data["rendered"] == [[-1, ["p", {}, "one"]], [0, ["p", {}, "a"]], [1, ["p", {}, "b"]]]
 
 
-@given(st.lists(st.floats(0.01, 500), min_size=1, max_size=3_000))
-def test_a_curve_keeps_its_slowest_token_and_few_points(values: list[float]):
-    curve = Curve.of([values])
-    line = ET.fromstring(curve_svg(curve, [values], title="a < b")).find("polyline")
-    points = [tuple(map(float, point.split(","))) for point in line.get("points").split()]
+def test_the_timeline_has_every_span_of_the_typical_repeat(run: PhaseRun):
+    data, spans = timeline_data(run, 0), typical_run(run).spans
+    lanes = {lane["name"]: lane for lane in data["lanes"]}
+    assert [name for name in lanes if name in PHASES] == ["prepare", "prefill", "decode"]
+    assert {"SAM global", "SAM local", "decode step"} < set(lanes)
+    assert sum(len(lane["ms"]) for lane in lanes.values()) == len(spans)
+    assert data["end"] == (spans["device_start_ms"] + spans["device_ms"]).max()
+    steps = lanes["decode step"]
+    assert steps["tokens"] == list(range(1, run.token_count))
+    assert steps["starts"] == sorted(steps["starts"])
+
+
+def test_the_text_tab_stands_at_the_token_of_the_page(explorer: Explorer):
+    explorer.page_pane.token = 30
+    open_all(explorer, "Text")
+    text = explorer.panes["Text"].view
+    assert text.token == 30
+    text.token = 33
+    assert explorer.page_pane.token == 33
+    explorer.add(make_run(seed=1))
+    assert explorer.page_pane.token == 0
+
+
+def test_markdown_has_its_tables_and_nothing_of_html():
+    nodes = markdown_nodes(
+        "# A *b*\n\n<table><tr><td colspan=2>x <b>y</b></td></tr></table>\n\n| p |\n|---|\n| q |\n\n"
+        "![i](http://e/x.png) <img src=x>"
+    )
+    assert nodes == [
+        ["h1", {}, "A ", ["em", {}, "b"]],
+        ["table", {}, ["tr", {}, ["td", {"colspan": "2"}, "x <b>y</b>"]]],
+        ["table", {}, ["tr", {}, ["th", {}, "p"]], ["tbody", {}, ["tr", {}, ["td", {}, "q"]]]],
+        ["p", {}, "![i](http://e/x.png) <img src=x>"],
+    ]
+
+
+_PIECES = ("<table>", "</table>", "<tr>", "<td>", "<td onclick=x colspan=3>", "<script>", "<!--", "&lt;")
+_PIECES += ("# ", "| a |\n|--|\n", "[x](y)", "`", "**", "- ", "> ", "\n", "![", "$x_1$", "\\(")
+_TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_size=900)
+_MARKED = "<|ref|>title<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>x"
+
+
+@given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=8))))
+def test_any_text_becomes_nodes_of_few_names(pieces: list[str]):
+    allowed = {"p", "br", "hr", "pre", "code", "em", "strong", "span", "blockquote", "ul", "ol", "li"}
+    allowed |= {"table", "tbody", "tr", "td", "th", *(f"h{level}" for level in range(1, 7))}
+
+    def check(node):
+        if isinstance(node, str):
+            return
+        name, attributes, *inside = node
+        assert name in allowed
+        assert set(attributes) <= {"colspan", "rowspan"}
+        for child in inside:
+            check(child)
+
+    for node in markdown_nodes("".join(pieces)):
+        check(node)
+
+
+@given(st.lists(_TIMES, min_size=1, max_size=4))
+def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[list[float]]):
+    view = LiveView()
+    view.begin(None)
+    view.update(["a"], times, max(len(times[-1]), 32))
+    assert len(view.live["lines"]) == min(len(times), 3)
+    length, points = view.live["lines"][-1]
+    known = [ms for ms in times[-1] if ms == ms]
+    assert length == len(times[-1])
     assert len(points) <= 400
-    assert min(y for _, y in points) == pytest.approx(curve.y(max(values)), abs=0.06)
-    assert all(0 <= x <= curve.width and 0 <= y <= curve.height for x, y in points)
+    assert max((ms for _, ms in points), default=0) == pytest.approx(max(known, default=0), abs=1e-4)
+    assert len(json.dumps(view.live, allow_nan=False)) < 40_000
+
+
+@pytest.mark.parametrize("text", [_MARKED, "<|det|>title [1, 2, 300, 400]<|/det|>"])
+def test_boxes_appear_while_the_text_is_written(text: str):
+    view = LiveView()
+    view.begin(page_image(60, 80))
+    view.update([text[:-12]], [[1.0]], 32)
+    assert view.live["boxes"] == []
+    view.update([text], [[1.0]], 32)
+    assert [box["region"] for box in view.live["boxes"]] == [0]
+    assert (view.data["width"], len(view.pages)) == (60, 1)
+
+
+def test_the_docs_list_the_keys_that_the_view_lists():
+    keys = re.findall(r'^  \["(.+?)", "(.+?)"\],$', View._esm, re.MULTILINE)
+    assert len(keys) > 8
+    docs = (PAGES.parents[1] / "docs" / "explore.md").read_text(encoding="utf-8")
+    assert [f"| {key} | {what} |" for key, what in keys if f"| {key} | {what} |" not in docs] == []
 
 
 # -- records ------------------------------------------------------------------------------------------
@@ -352,7 +428,7 @@ def test_what_was_said_goes_with_the_next_action():
 
 def test_an_empty_panel_takes_every_choice():
     explorer = Explorer()
-    explorer.page_pane.colour.value = "decode time"
+    explorer.page_pane.token = 5
     explorer.tabs.selected_index = list(explorer.panes).index("Compare")
     assert says(everything(explorer.compare_pane), "No record")
     assert explorer.messages.value == ""
@@ -371,9 +447,8 @@ def test_a_tab_never_shows_another_record(explorer: Explorer):
 def test_the_slowest_steps_count_tokens_as_the_page_does(explorer: Explorer, run: PhaseRun):
     open_all(explorer, "Latency", "Page")
     slowest = step_table(run).nlargest(1, "device_ms").iloc[0]
-    explorer.page_pane.scrubber.value = int(slowest["index"])
-    said = f"Token {slowest['index'] + 1}</strong> of {run.token_count}, step {slowest['step']}"
-    assert said in everything(explorer.page_pane)
+    assert explorer.page_pane.view.data["slowest"][0] == slowest["index"]
+    assert explorer.page_pane.view.data["steps"][slowest["index"]] == slowest["step"]
     cells = rf">{slowest['step']}</td><td [^>]*>{slowest['index'] + 1}</td>"
     assert re.search(cells, everything(explorer.panes["Latency"]))
 
@@ -388,24 +463,41 @@ def test_a_report_is_made_of_the_record_shown(run: PhaseRun, tmp_path: Path):
     assert html.unescape(frame.group(1)) == report.read_text()
 
 
-def test_two_records_are_compared(run: PhaseRun):
-    other = make_run(seed=5, crops=False)
+def test_records_are_compared_on_common_axes(run: PhaseRun):
+    others = [make_run(seed=5, crops=False), make_run(seed=6, text=_MARKED)]
     explorer = Explorer(runs=[run])
     open_all(explorer, "Compare")
     assert says(everything(explorer.compare_pane), "one record")
-    explorer.add(other)
+    explorer.add(others[0])
     open_all(explorer, "Compare")
     pane = explorer.compare_pane
-    assert (pane.first.value, pane.second.value) == (0, 1)
+    assert (pane.base.value, pane.others.value) == (0, (1,))
     shown = everything(pane)
-    assert shown.count('class="op-svg"') == 4
-    assert says(shown, "same tokens")
-    ratio = other["prefill_ms"] / run["prefill_ms"]
+    assert shown.count('class="op-svg"') == 2
+    assert shown.count('class="op-image"') == 2
+    assert says(shown, "same tokens", "Decode time of each region")
+    ratio = others[0]["prefill_ms"] / run["prefill_ms"]
     assert f'data-value="{ratio!r}"' in shown
-    pane.first.value = 1
-    assert f'data-value="{ratio!r}"' not in everything(pane)
+    explorer.add(others[1])
+    pane.others.value = (1, 2)
+    shown = everything(pane)
+    assert shown.count('class="op-svg"') == 2
+    assert shown.count('class="op-image"') == 3
+    assert f'data-value="{ratio!r}"' in shown
+    assert says(shown, "How the text differs")
+    pane.others.value = (0,)
+    assert says(everything(pane), "another record")
     explorer.shown.value = 0
     assert explorer.run is run
+
+
+def test_regions_of_two_records_meet_where_they_lie_on_the_page(run: PhaseRun):
+    assert region_pairs([run, run], ["a", "b"]).eval("a == b").all()
+    moved = "<|ref|>{}<|/ref|><|det|>[[{}]]<|/det|>x"
+    text = moved.format("image", "70, 340, 470, 610") + moved.format("title", "0, 0, 9, 9")
+    pairs = region_pairs([run, make_run(seed=3, text=text)], ["a", "b"]).set_index("region")
+    assert pairs["b"].dropna().index.tolist() == [2]
+    assert pairs.loc[2, "label"] == "image"
 
 
 # -- running ------------------------------------------------------------------------------------------
@@ -586,7 +678,8 @@ def test_live_shows_text_pace_and_progress_as_they_come():
     live.refresh()
     assert says(live.status.value, "warm-up 1 of 1", "4 tokens")
     assert "&lt;0&gt;&lt;1&gt;&lt;2&gt;&lt;3&gt;" in live.stream.value
-    assert len(ET.fromstring(live.curve.value).find("polyline").get("points").split()) == 3
+    ((count, points),) = live.view.live["lines"]
+    assert (count, len(points)) == (4, 3)
     live.progress(1, 2)
     live.on_tokens(0, [[7]])
     live.refresh()

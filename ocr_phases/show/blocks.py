@@ -57,11 +57,17 @@ def data_address(data: bytes, kind: str) -> str:
 
 def small_jpeg(image: Image, width: int, height: int) -> tuple[Image, str]:
     """An RGB copy of an image of at most these pixels, and the address of it as a JPEG."""
+    small, data = jpeg_file(image, width, height)
+    return small, data_address(data, "image/jpeg")
+
+
+def jpeg_file(image: Image, width: int, height: int) -> tuple[Image, bytes]:
+    """An RGB copy of an image of at most these pixels, and the bytes of it as a JPEG."""
     small = image.convert("RGB")
     small.thumbnail((width, height))
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=85, optimize=True)
-    return small, data_address(buffer.getvalue(), "image/jpeg")
+    return small, buffer.getvalue()
 
 
 def title_block(

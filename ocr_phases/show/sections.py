@@ -130,6 +130,11 @@ def region_types(run: PhaseRun, row: int) -> Section:
     return Section(Picture(regions.plot_region_types(run, row), "Decode time by type of region"))
 
 
+def text_notes(run: PhaseRun) -> Section:
+    """A warning beside a text that may be invented, and the compression ratio."""
+    return Section(html.text_doubt_html(run), html.compression_html(run))
+
+
 def text(run: PhaseRun) -> Section:
     """The generated text of each row."""
     rows = []
@@ -137,7 +142,7 @@ def text(run: PhaseRun) -> Section:
         name = "The text as the model wrote it" if len(run.results) == 1 else f"Text of row {row}"
         missing = html.note_html("This record has no text (return_text=False).")
         rows.append(missing if result["text"] is None else html.text_html(result["text"], name))
-    return Section(html.text_doubt_html(run), html.compression_html(run), *rows)
+    return Section(*text_notes(run).parts, *rows)
 
 
 def checks(run: PhaseRun) -> Section:

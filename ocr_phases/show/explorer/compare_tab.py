@@ -1,4 +1,4 @@
-"""The tab Compare: two records side by side."""
+"""The tab Compare: two or more records on common axes, page by page, region by region."""
 
 from __future__ import annotations
 
@@ -6,56 +6,60 @@ from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as widgets
-from matplotlib.figure import Figure
 
 from ocr_phases.analyse.compare import Compared, run_labels, same_tokens
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import compare, plots
-from ocr_phases.show.blocks import Html, element, fragment
+from ocr_phases.show import compare
+from ocr_phases.show.blocks import Html, element, fold, fragment, preformatted
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.html import note_html
+from ocr_phases.show.html import image_html, note_html, table_html
+from ocr_phases.show.overlay import draw_boxes, printable
 
-_INCHES = 6.0  # two figures beside each other, with type of its own size
+_PAGE_WIDTH = 420  # CSS pixels of a page beside others
+_MOST_ROWS = 6  # of the list of records
 
 
 class ComparePane(Pane):
-    """Compares two records of this session; drawn when the tab is open."""
+    """Compares records of this session with one of them, the base; drawn when the tab is open."""
 
     def __init__(self) -> None:
         super().__init__("compare")
         self._runs: Sequence[PhaseRun] = ()
-        self._pair: tuple[int | None, int | None] = (None, None)
+        self._compared: tuple[int, ...] = ()
         self._seen = False
-        self.first = widgets.Dropdown(description="First")
-        self.second = widgets.Dropdown(description="Second")
-        self.first.add_class("opx-first")
-        self.second.add_class("opx-second")
-        slots = widgets.Box([self.first, self.second])
+        self.base = widgets.Dropdown(description="Base")
+        self.others = widgets.SelectMultiple(description="Compared with it (Ctrl or Shift: several)")
+        self.base.add_class("opx-base")
+        self.others.add_class("opx-others")
+        slots = widgets.Box([self.base, self.others])
         slots.add_class("opx-slots")
         self.children = [slots, self._content]
-        for slot in (self.first, self.second):
+        for slot in (self.base, self.others):
             slot.observe(self._chosen, "value")
 
     def show(self, run: PhaseRun | None) -> None:
         """Nothing to do: `offer` sets the records."""
 
     def offer(self, runs: Sequence[PhaseRun], names: Sequence[str], shown: int) -> None:
-        """Offer all records; the one shown becomes the second, the one before it the first."""
+        """Offer all records; the one shown is compared with the base, by default the one before it."""
         self._runs = runs
         options = list(zip(names, range(len(runs)), strict=True))
-        kept = self.first.value
-        for slot in (self.first, self.second):
+        kept = self.base.value
+        for slot in (self.base, self.others):
             slot.unobserve(self._chosen, "value")
             slot.options = options
         before = shown - 1 if shown else min(1, len(runs) - 1)
-        self.first.value = before if kept is None or kept == shown else kept
-        self.second.value = shown
-        for slot in (self.first, self.second):
+        self.base.value = before if kept is None or kept == shown else kept
+        self.others.value = (shown,)
+        self.others.rows = min(max(len(runs), 2), _MOST_ROWS)
+        for slot in (self.base, self.others):
             slot.observe(self._chosen, "value")
 
     def reveal(self) -> None:
-        """Draw the pair, unless it is drawn."""
+        """Draw the comparison, unless it is drawn."""
         self._seen = True
         if len(self._runs) < 2:
             self._content.value = note_html(
@@ -64,42 +68,60 @@ class ComparePane(Pane):
                 else "No record yet: press Run, or load two under Record."
             )
             return
-        pair = self.first.value, self.second.value
-        if pair != self._pair:
-            runs, labels = [self._runs[place] for place in pair], run_labels(self._runs)
-            same = pair[0] == pair[1]
-            self._content.value = both_html(
-                runs, run_labels(runs) if same else [labels[place] for place in pair]
-            )
-            self._pair = pair
+        places = (self.base.value, *(place for place in self.others.value if place != self.base.value))
+        if len(places) < 2:
+            self._content.value = note_html("Choose another record than the base.")
+        elif places != self._compared:
+            self._content.value = records_html([self._runs[place] for place in places])
+        self._compared = places
 
     def _chosen(self, _: Any) -> None:
-        if self._seen and None not in (self.first.value, self.second.value):
+        if self._seen and self.base.value is not None:
             self.reveal()
 
 
-def both_html(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
-    """Latency and vision figures of two records side by side, then figure by figure with intervals."""
+def records_html(runs: Sequence[PhaseRun]) -> str:
+    """Verdict, curves and stages on common axes, pages and regions side by side, figures with intervals."""
+    labels = run_labels(runs)
     compared = Compared(runs, labels)
-    sides = [
-        element(
-            "div",
-            element("h3", label),
-            _narrow(plots.plot_token_latency(run), f"{name}: time of each decode step"),
-            _narrow(plots.plot_vision_stages(run), f"{name}: stages of the prefill"),
-            class_="opx-side",
-        )
-        for name, run, label in zip(("First record", "Second record"), runs, labels, strict=True)
-    ]
-    same = " Both wrote the same tokens." if same_tokens(*runs) else ""
+    same = " All wrote the same tokens." if all(same_tokens(runs[0], run) for run in runs[1:]) else ""
+    pictures = (
+        Picture(compare.plot_decode(runs, labels), "Time of each decode step, a line a record"),
+        Picture(compare.plot_prefill_stages(runs, labels), "Stages of the prefill, a bar a record"),
+    )
+    pages = [_page(run, label) for run, label in zip(runs, labels, strict=True)]
+    difference = compared.text_diff
     return fragment(
         element("p", compared.verdict, same, class_="op"),
-        element("div", *sides, class_="opx-sides"),
+        *(picture.html() for picture in pictures),
+        element("div", *pages, class_="opx-sides"),
+        _regions(runs, labels),
+        fold("How the text differs", preformatted(difference)) if difference else "",
         compare.compare_html(compared.headline),
         compare.environment_html(compared.differs),
     )
 
 
-def _narrow(figure: Figure, alt: str) -> Html:
-    figure.set_figwidth(_INCHES)
-    return Picture(figure, alt).html()
+def _page(run: PhaseRun, label: str) -> Html:
+    """The first page under its boxes."""
+    image = run.page_image()
+    regions = parse_grounding(run.text or "", run.model.get("family")).on_page(0)
+    count = f"{len(regions.regions)} regions"
+    if image is None:
+        drawn = note_html("The page is not in this record.")
+    else:
+        drawn = image_html(draw_boxes(image, regions), f"{label}: the page, {count}", width=_PAGE_WIDTH)
+    return element(
+        "figure", element("figcaption", element("strong", label), f": {count}"), drawn, class_="opx-side"
+    )
+
+
+def _regions(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Html:
+    pairs = region_pairs(runs, labels)
+    if len(pairs) < 2:
+        return fragment()
+    for name in ("label", "text"):
+        pairs[name] = [printable(str(text), 40) for text in pairs[name]]
+    headings = {label: (printable(label, 40), "ms") for label in labels}
+    table = table_html(pairs, caption="Decode time of each region of the base", headings=headings)
+    return element("div", table, class_="op-words")

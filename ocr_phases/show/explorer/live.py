@@ -1,7 +1,7 @@
 """The view of a running measurement: progress, text and latency.
 
-The measuring thread only notes what happened and when; the panel draws it a few times a second, with strings
-and no figure, so that watching costs the measurement as little as can be.
+The measuring thread only notes what happened and when. A few times a second the panel tells it to the
+browser, which draws it, so that watching costs the measurement as little as can be.
 """
 
 from __future__ import annotations
@@ -10,31 +10,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 import numpy as np
 
 from ocr_phases.errors import Stopped
 from ocr_phases.show.blocks import element
-from ocr_phases.show.explorer.svg import Curve, curve_svg
+from ocr_phases.show.explorer.view import LiveView
 from ocr_phases.words import ms_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 REFRESH_S = 0.2
 _SHOWN_TEXT = 6_000
 
 
 class Live(widgets.Box):
-    """Streamed text and latency curve of the running measurement; ``status`` is its progress."""
+    """Streamed text, page and latency curve of the running measurement; ``status`` is its progress."""
 
     def __init__(self) -> None:
         self.status = widgets.HTML()
         self.status.add_class("opx-status")
         self.stream = widgets.HTML()
         self.stream.add_class("opx-stream")
-        self.curve = widgets.HTML()
-        self.curve.add_class("opx-live-curve")
-        super().__init__([self.stream, self.curve])
+        self.view = LiveView()
+        super().__init__([self.stream, self.view])
         self.add_class("opx-live")
         self._stop = threading.Event()
         self.clear()
@@ -53,11 +55,12 @@ class Live(widgets.Box):
         self._last: float | None = None
         self._stop.clear()
         self.layout.display = "none"
-        self.status.value = self.stream.value = self.curve.value = ""
+        self.status.value = self.stream.value = ""
 
-    def begin(self, tokens_a_run: int, repeats: int, warmup: int) -> None:
-        """Show that a measurement starts by loading its model."""
+    def begin(self, tokens_a_run: int, repeats: int, warmup: int, page: Image | None = None) -> None:
+        """Show that a measurement of a page starts by loading its model."""
         self.clear()
+        self.view.begin(page)
         self._tokens_a_run, self._runs, self._warmup = tokens_a_run, repeats + warmup, warmup
         self.layout.display = None
         self.refresh()
@@ -130,12 +133,10 @@ class Live(widgets.Box):
             return
         text = "".join(self._texts)[-_SHOWN_TEXT:]
         self.stream.value = element("div", element("pre", text, tabindex=0), class_="opx-scroll")
-        shown = self._times[-3:]
-        longest = max(map(len, shown))
+        longest = max(map(len, self._times))
         # Room for what is still to come, without a squeezed start: the next power of two.
         room = 2 ** int(np.ceil(np.log2(max(longest, 32))))
-        scale = Curve.of(shown, min(room, max(self._tokens_a_run, longest)))
-        self.curve.value = curve_svg(scale, shown, title="Latency of each token so far")
+        self.view.update(self._texts, self._times, min(room, max(self._tokens_a_run, longest)))
 
     # -- the measuring thread's side --------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ocr_phases.show.explorer.form import Asked, Form
 from ocr_phases.show.explorer.live import REFRESH_S, Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.messages import Messages
-from ocr_phases.show.explorer.page_tab import PagePane
+from ocr_phases.show.explorer.page_tab import LinkedPane, PagePane
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.record_tab import RecordPane
 from ocr_phases.show.overlay import printable
@@ -60,9 +60,9 @@ class Explorer(widgets.VBox):
         self.panes: dict[str, Pane] = {
             "Latency": Pane("latency", sections.cards, sections.latency, sections.floors),
             "Vision": Pane("vision", sections.vision, sections.stages),
-            "Timeline": Pane("timeline", sections.timeline, sections.memory, sections.kernels),
+            "Timeline": LinkedPane("timeline", self.page_pane, sections.memory, sections.kernels),
             "Page": self.page_pane,
-            "Text": Pane("text", sections.text),
+            "Text": LinkedPane("text", self.page_pane, sections.text_notes, above=True),
             "Checks": Pane("checks", sections.checks_summary, sections.checks),
             "Compare": self.compare_pane,
             "Record": self.record_pane,
@@ -133,7 +133,7 @@ class Explorer(widgets.VBox):
     async def _watched(self, asked: Asked) -> PhaseRun:
         """Measure, drawing what comes in between; raises what the measurement raises."""
         settings = asked.settings
-        self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup)
+        self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup, self.form.page.image)
         future = asyncio.wrap_future(self._measurer.start(asked, self.live))
         while not future.done():
             await asyncio.wait({future}, timeout=REFRESH_S)
