@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,7 +38,8 @@ from ocr_phases.show.explorer import Explorer
 from ocr_phases.show.explorer.form import Asked
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
-from ocr_phases.show.explorer.record_tab import make_report, read_record
+from ocr_phases.show.explorer.kept_records import MEASURED
+from ocr_phases.show.explorer.record_tab import read_record
 from ocr_phases.show.explorer.svg import Curve, curve_svg, page_svg
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
@@ -379,7 +381,7 @@ def test_the_slowest_steps_count_tokens_as_the_page_does(explorer: Explorer, run
 
 
 def test_a_report_is_made_of_the_record_shown(run: PhaseRun, tmp_path: Path):
-    report = make_report(run, tmp_path / "made")
+    report = run.report(tmp_path / "made")
     assert report.name == "report.html"
     explorer = Explorer(runs=[run])
     open_all(explorer, "Record")
@@ -412,13 +414,14 @@ def test_two_records_are_compared(run: PhaseRun):
 
 
 @pytest.fixture
-def quick(tiny_session) -> Explorer:
+def quick(tiny_session, tmp_path: Path) -> Iterator[Explorer]:
     """A panel that already holds the model, and asks for little."""
-    explorer = Explorer(PAGES / "receipt.png")
+    explorer = Explorer(PAGES / "receipt.png", keep=tmp_path / "kept")
     explorer._measurer._session, explorer._measurer._loaded = tiny_session, Settings().of_model()
     for name, value in {"max_new_tokens": 12, "repeats": 2, "warmup": 0}.items():
         explorer.form.fields[name].value = value
-    return explorer
+    yield explorer
+    MEASURED.clear()
 
 
 def test_a_run_is_measured_in_its_thread_watched_and_shown(quick: Explorer, tiny_session):

@@ -15,6 +15,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.page_formats import PAGE_SUFFIXES
 from ocr_phases.presets import PROMPTS
 from ocr_phases.settings import Settings, help_text, kind
+from ocr_phases.show.explorer.places import found
 from ocr_phases.show.html import image_html, note_html
 
 if TYPE_CHECKING:
@@ -130,18 +131,23 @@ class PageChooser(widgets.VBox):
             return self.file.value, None
         if not self.path.value.strip():
             raise OcrPhasesError("No page chosen yet: type the path of an image, or choose a sample.")
-        return str(Path(self.path.value.strip()).expanduser()), None
+        return str(found(self.path.value)), None
 
     def _list_folder(self, _: Any = None) -> None:
-        folder = Path(self.path.value.strip() or "missing").expanduser()
+        folder = found(self.path.value)
+        self.path.tooltip = str(folder) if self.path.value.strip() else "A relative path begins in the project"
         pages: list[Path] = []
-        if self.source.value == _PATH and folder.is_dir():
+        if self._names_folder():
             pages = sorted(path for path in folder.iterdir() if path.suffix.lower() in PAGE_SUFFIXES)
         self.file.options = [(path.name, str(path)) for path in pages]
         self.file.value = str(pages[0]) if pages else None
         self._show()
-        if self.source.value == _PATH and folder.is_dir() and not pages:
+        if self._names_folder() and not pages:
             raise OcrPhasesError(f"There is no page in {folder}: name a folder of images, or one file.")
+
+    def _names_folder(self) -> bool:
+        name = self.path.value.strip()
+        return self.source.value == _PATH and bool(name) and found(name).is_dir()
 
     def _show(self, _: Any = None) -> None:
         kind = self.source.value
@@ -152,7 +158,7 @@ class PageChooser(widgets.VBox):
         self.image = None
         self.thumbnail.value = ""
         nothing_yet = (kind == _UPLOAD and not self.upload.value) or (
-            kind == _PATH and (not self.path.value.strip() or Path(self.path.value.strip()).is_dir())
+            kind == _PATH and (not self.path.value.strip() or self._names_folder())
         )
         if not nothing_yet or (kind == _PATH and self.file.options):
             from ocr_phases.measure.inputs.images import load_page  # of the measuring half: only now
