@@ -92,7 +92,7 @@ def header_html(run: PhaseRun, title: str | None = None, lead: str | None = None
         return title_block(name, about, rest, headline=first + stop.strip(), picture=picture)
     checks = run_checks(run)
     status = status_line(worst_verdict(checks), checks_verdict(checks))
-    below = _phase_bar(run) + status
+    below = phase_bar(run) + status
     return title_block(name, about, account(run), headline=headline(run), picture=picture, below=below)
 
 
@@ -119,7 +119,7 @@ def rows_html(run: PhaseRun) -> Html:
     return table_html(row_table(run), caption="Each row", headings={"text": ("begins with", "")})
 
 
-def _phase_bar(run: PhaseRun) -> str:
+def phase_bar(run: PhaseRun) -> str:
     """The typical repeat's time by phase, vision separate from the rest of the prefill."""
     figures = typical_run(run).summary()
     vision = figures["vision_ms"] or 0.0

@@ -171,6 +171,23 @@ class PageChooser(widgets.VBox):
             )
 
 
+class Fold:
+    """A ``button`` that shows and hides ``content``: unlike an accordion's, a keyboard reaches it."""
+
+    def __init__(self, name: str, content: widgets.Widget, *, unfolded: bool = False) -> None:
+        self._content = content
+        self.button = widgets.ToggleButton(value=unfolded, description=name)
+        self.button.add_class("opx-fold")
+        self.button.observe(self._fold, "value")
+        self._fold()
+
+    def _fold(self, _: Any = None) -> None:
+        shown = self.button.value
+        self._content.layout.display = None if shown else "none"
+        self.button.icon = "caret-down" if shown else "caret-right"
+        self.button.tooltip = f"{'Hide' if shown else 'Show'} {self.button.description.lower()}"
+
+
 class Form(widgets.HBox):
     """All settings, with the widget ``below`` under them; `asked` reads them."""
 
@@ -193,9 +210,8 @@ class Form(widgets.HBox):
         more = widgets.Box([field for name, field in self.fields.items() if name not in _IN_SIGHT])
         for box in (grid, more):
             box.add_class("opx-fields")
-        others = widgets.Accordion([more], titles=("More settings",))
-        others.add_class("opx-more")
-        right = widgets.VBox([grid, others, self.warning, below])
+        more.add_class("opx-more")
+        right = widgets.VBox([grid, Fold("More settings", more).button, more, self.warning, below])
         right.add_class("opx-settings")
         super().__init__([self.page, right])
         self.add_class("opx-form")

@@ -78,7 +78,7 @@ class KeptRecords(widgets.Box):
             tooltip="Save every finished record; turn this off for confidential pages",
         )
         self.on.add_class("opx-keep-on")
-        self.folder = widgets.Text(value=str(folder or FOLDER), description="in", continuous_update=False)
+        self.folder = widgets.Text(value=str(folder or FOLDER), description="Folder", continuous_update=False)
         self.folder.add_class("opx-keep-folder")
         self._holds = widgets.HTML()
         self._holds.add_class("opx-keep-size")

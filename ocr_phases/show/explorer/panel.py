@@ -14,10 +14,11 @@ from IPython.display import display
 
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import html, sections
+from ocr_phases.show import sections
 from ocr_phases.show.document import notebook_style
 from ocr_phases.show.explorer.compare_tab import ComparePane
-from ocr_phases.show.explorer.form import Asked, Form
+from ocr_phases.show.explorer.form import Asked, Fold, Form
+from ocr_phases.show.explorer.head import head_html
 from ocr_phases.show.explorer.kept_records import FOLDER, MEASURED, KeptRecords, file_label, label, shipped
 from ocr_phases.show.explorer.live import REFRESH_S, Live
 from ocr_phases.show.explorer.measuring import Measurer
@@ -28,6 +29,8 @@ from ocr_phases.show.explorer.places import found
 from ocr_phases.show.explorer.record_tab import RecordPane
 from ocr_phases.show.explorer.script import PanelScript
 from ocr_phases.show.explorer.static_picture import StaticPicture, picture_bundle
+
+_NONE = ""  # a value of None would leave the list blank
 
 
 class Explorer(widgets.VBox):
@@ -58,10 +61,11 @@ class Explorer(widgets.VBox):
         self.run_button.add_class("opx-run")
         self.stop_button.add_class("opx-stop")
         self.live = Live()
-        buttons = widgets.Box([self.run_button, self.stop_button, self.live.status])
-        buttons.add_class("opx-buttons")
         self.kept = KeptRecords(keep, guarded(self._list_records))
-        self.form = Form(page, model, guarded, below=buttons)
+        self.form = Form(page, model, guarded, below=self.kept)
+        self.fold = Fold("Settings", self.form, unfolded=True)
+        buttons = widgets.Box([self.run_button, self.stop_button, self.fold.button, self.live.status])
+        buttons.add_class("opx-buttons")
         self.page_pane = PagePane()
         self.compare_pane = ComparePane()
         self.record_pane = RecordPane(self.add, self.messages, self._in_background)
@@ -71,7 +75,7 @@ class Explorer(widgets.VBox):
             "Timeline": Pane("timeline", sections.timeline, sections.memory, sections.kernels),
             "Page": self.page_pane,
             "Text": Pane("text", sections.text),
-            "Checks": Pane("checks", sections.checks_summary, sections.checks),
+            "Checks": Pane("checks", sections.checks),
             "Compare": self.compare_pane,
             "Record": self.record_pane,
         }
@@ -90,7 +94,7 @@ class Explorer(widgets.VBox):
                 widgets.HTML(f"{notebook_style()}<style>{css}</style>"),
                 PanelScript(),
                 self.form,
-                self.kept,
+                buttons,
                 self.messages,
                 self.live,
                 self.shown,
@@ -128,11 +132,11 @@ class Explorer(widgets.VBox):
 
     def _list_records(self) -> None:
         """Offer this panel's records, then files that are not loaded."""
-        options: list[tuple[str, int | Path | None]] = [
+        options: list[tuple[str, int | Path | str]] = [
             (name, number) for number, name in enumerate(self._names())
         ]
         if self._current is None:
-            options.insert(0, ("none so far: press Run, or choose one", None))
+            options.insert(0, ("none so far: press Run, or choose one", _NONE))
         for path in self.kept.files():
             if path not in self._files:
                 options.append((file_label(path), path))
@@ -140,7 +144,7 @@ class Explorer(widgets.VBox):
         # New options first put the list on its first record: that is not to be drawn.
         self.shown.unobserve(self._show_chosen, "value")
         self.shown.options = options
-        self.shown.value = self._current
+        self.shown.value = _NONE if self._current is None else self._current
         self.shown.observe(self._show_chosen, "value")
 
     def _choose(self, _: Any) -> None:
@@ -152,7 +156,7 @@ class Explorer(widgets.VBox):
             except OcrPhasesError:
                 self._list_records()  # back to the record shown
                 raise
-        else:
+        elif chosen != _NONE:
             self._current = chosen
             self._show()
 
@@ -179,6 +183,7 @@ class Explorer(widgets.VBox):
         finally:  # a record that cannot be saved is shown
             MEASURED.append((run, file))
             self.live.clear()
+            self.fold.button.value = False
             self.add(run, file)
         if len(run.repeats) < asked.settings.repeats:
             kept = f"{len(run.repeats)} of {asked.settings.repeats}"
@@ -235,7 +240,7 @@ class Explorer(widgets.VBox):
         self.compare_pane.offer(self.runs, self._names(), self._current)
         self._open_tab()
         # Last, so that it never stands above another record's tabs and download.
-        self._verdict.value = html.header_html(run)
+        self._verdict.value = head_html(run)
         self._verdict.layout.display = None
         if self._still.displayed:
             self._in_background(lambda: picture_bundle(run), partial(self._keep_picture, run))
