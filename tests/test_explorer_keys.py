@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import lab
@@ -17,8 +16,18 @@ RECORD = lab.REPOSITORY / "tests" / "golden" / "run.json"
 CELLS = "() => jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.id + cell.model.type)"
 #: Shortcuts of a notebook in command mode: change, insert, delete, cut, copy, paste, merge, run, go to.
 PRESSED = (
-    *("m", "r", "y", "a", "b", "d", "d", "x", "c", "v", "0", "0", "Shift+M", "ArrowDown", "ArrowUp", "j", "k"),
-    *("Shift+Enter", "Control+Enter", "Control+a", "Control+x", "Control+Shift+ArrowDown"),
+    *("m", "r", "y", "a", "b", "d", "d", "x", "c", "v", "0", "0", "Shift+M"),
+    *(
+        "ArrowDown",
+        "ArrowUp",
+        "j",
+        "k",
+        "Shift+Enter",
+        "Control+Enter",
+        "Control+a",
+        "Control+x",
+        "Control+Shift+ArrowDown",
+    ),
 )
 CONTROLS = {
     "slider": ".opx-scrubber .noUi-handle",
@@ -55,7 +64,8 @@ CONTRASTS = """() => {
 #: Controls in sight to which neither a label, an attribute nor their own text gives a name.
 NAMELESS = """() => [...document.querySelectorAll(
     '.opx :is(input, select, button, summary, a, img, svg[role=img], [tabindex="0"])')]
-  .filter((node) => node.checkVisibility() && !['aria-label', 'title', 'alt'].some((name) => node.getAttribute(name))
+  .filter((node) => node.checkVisibility()
+    && !['aria-label', 'title', 'alt'].some((name) => node.getAttribute(name))
     && ![...(node.labels ?? [])].some((label) => label.textContent.trim()) && !node.textContent.trim())
   .map((node) => node.outerHTML.slice(0, 200))"""
 

@@ -50,6 +50,7 @@ _NOTHING = "–"
 _CONDITIONS = {
     "wall_s": ("wall", "s"),
     "cpu_s": ("CPU of this program", "s"),
+    "other_threads_s": ("other threads (panel, cells)", "s"),
     "waited_s": ("waited for a core", "s"),
     "others": ("other programs", "%"),
     "steal": ("stolen by a hypervisor", "%"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
+from ocr_phases.analyse.bootstrap import LEAST_REPEATS
 from ocr_phases.assets import asset
 from ocr_phases.catalogue import FAMILIES, PRESET_NAMES
 from ocr_phases.errors import OcrPhasesError
@@ -135,7 +136,7 @@ class PageChooser(widgets.VBox):
 
     def _list_folder(self, _: Any = None) -> None:
         folder = found(self.path.value)
-        self.path.tooltip = str(folder) if self.path.value.strip() else "A relative path begins in the project"
+        self.path.tooltip = str(folder)
         pages: list[Path] = []
         if self._names_folder():
             pages = sorted(path for path in folder.iterdir() if path.suffix.lower() in PAGE_SUFFIXES)
@@ -271,7 +272,9 @@ def _field(setting: Field[Any], model: str) -> widgets.Widget:
         return widgets.Checkbox(value=setting.default, indent=False, **common)
     if kind(setting) == "int":
         least = max(setting.metadata["least"], -_MOST)
-        field = widgets.BoundedIntText(value=setting.default, min=least, max=_MOST, **common)
+        # So many that Compare can judge two records.
+        value = LEAST_REPEATS if setting.name == "repeats" else setting.default
+        field = widgets.BoundedIntText(value=value, min=least, max=_MOST, **common)
         field.add_class(f"opx-{label.split()[-1].lower()}")
         return field
     return widgets.Text(placeholder=str(setting.metadata["text"]), **common)

@@ -8,8 +8,10 @@ import anywidget
 
 from ocr_phases.show.document import sorting_script
 
+_FILE = resources.files("ocr_phases.show.explorer").joinpath("panel.js")
+
 
 class PanelScript(anywidget.AnyWidget):
-    """A widget without a face: keeps the panel's keys from JupyterLab, names its sliders, sorts its tables."""
+    """A widget that shows nothing: keeps the keys of the panel, names its sliders, sorts its tables."""
 
-    _esm = sorting_script() + resources.files("ocr_phases.show.explorer").joinpath("panel.js").read_text("utf-8")
+    _esm = sorting_script() + _FILE.read_text("utf-8")

@@ -33,7 +33,7 @@ _STYLE = (
 
 
 class StaticPicture:
-    """An output beside the panel that a saved notebook keeps; the panel's style hides it while there is one."""
+    """An output beside the panel that a saved notebook keeps; the panel's style hides it."""
 
     def __init__(self) -> None:
         self._handle: DisplayHandle | None = None
