@@ -26,15 +26,17 @@ from ocr_phases.show.explorer.messages import Messages
 from ocr_phases.show.explorer.page_tab import PagePane
 from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.places import found
+from ocr_phases.show.explorer.queue import Job, Queue
 from ocr_phases.show.explorer.record_tab import RecordPane
 from ocr_phases.show.explorer.script import PanelScript
 from ocr_phases.show.explorer.static_picture import StaticPicture, picture_bundle
+from ocr_phases.words import count_text
 
 _NONE = ""  # a value of None would leave the list blank
 
 
 class Explorer(widgets.VBox):
-    """A JupyterLab panel: choose a page and a model, run, inspect the record.
+    """A JupyterLab panel: choose pages and a model, run, inspect the record.
 
     ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once. Neither showing
     nor loading a record needs torch: the measuring half is imported when Run is pressed. `run` is the record
@@ -87,6 +89,8 @@ class Explorer(widgets.VBox):
         self._verdict.add_class("opx-verdict")
         self._still = StaticPicture()
         self._measurer = Measurer()
+        self.queue = Queue()
+        self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
         css = resources.files("ocr_phases.show.explorer").joinpath("explorer.css").read_text(encoding="utf-8")
         super().__init__(
@@ -96,6 +100,7 @@ class Explorer(widgets.VBox):
                 self.form,
                 buttons,
                 self.messages,
+                self.queue,
                 self.live,
                 self.shown,
                 self._verdict,
@@ -163,19 +168,30 @@ class Explorer(widgets.VBox):
     async def measure(self) -> None:
         """Run: measure with the form's settings, save and show the record, or show the error."""
         self.messages.say("")
+        self._stopped = False
+        self.queue.begin([])
         self._set_busy(True)
         try:
             with self.messages:
-                await self._measure_one(self.form.asked())
+                self.queue.begin(self.form.jobs())
+            for job in self.queue.jobs:
+                if self._stopped:
+                    break
+                with self.messages, self.queue.running(job):
+                    await self._measure_one(job)
         finally:
+            self.queue.leave()
             self._set_busy(False)
+            self._draw_still()
 
-    async def _measure_one(self, asked: Asked) -> None:
+    async def _measure_one(self, job: Job) -> None:
+        asked = job.asked
         try:
             run = await self._watched(asked)
         except Stopped:
             below = " The text so far is below." if self.live.text else ""
             self.messages.say(f"Stopped before a repeat was finished, so there is no record.{below}")
+            job.state = "stopped"
             return
         file = None
         try:
@@ -185,9 +201,11 @@ class Explorer(widgets.VBox):
             self.live.clear()
             self.fold.button.value = False
             self.add(run, file)
+        job.state, job.said = "done", count_text(run.token_count, "token")
         if len(run.repeats) < asked.settings.repeats:
-            kept = f"{len(run.repeats)} of {asked.settings.repeats}"
-            self.messages.say(f"Stopped: the record has {kept} repeats.")
+            kept = f"{len(run.repeats)} of {asked.settings.repeats} repeats"
+            job.state, job.said = "stopped", kept
+            self.messages.say(f"Stopped: the record has {kept}.")
 
     async def _watched(self, asked: Asked) -> PhaseRun:
         """Measure, drawing what comes in between; raises what the measurement raises."""
@@ -201,7 +219,7 @@ class Explorer(widgets.VBox):
         return future.result()
 
     def _stop(self) -> None:
-        self.stop_button.disabled = True
+        self._stopped = self.stop_button.disabled = True
         self.live.stop()
 
     def _set_busy(self, busy: bool) -> None:
@@ -242,7 +260,12 @@ class Explorer(widgets.VBox):
         # Last, so that it never stands above another record's tabs and download.
         self._verdict.value = head_html(run)
         self._verdict.layout.display = None
-        if self._still.displayed:
+        self._draw_still()
+
+    def _draw_still(self) -> None:
+        """Draw the picture for a notebook without a kernel, but never beside a measurement."""
+        run = self.run
+        if run is not None and self._still.displayed and not self.run_button.disabled:
             self._in_background(lambda: picture_bundle(run), partial(self._keep_picture, run))
 
     def _keep_picture(self, run: PhaseRun, bundle: dict[str, Any]) -> None:
