@@ -592,7 +592,11 @@ def test_confidential_records_are_kept_by_the_kernel_alone(quick: Explorer, tmp_
     quick.kept.on.value = False
     asyncio.run(quick.measure())
     assert not (tmp_path / "kept").exists()
-    assert Explorer(keep=None).run is quick.run  # the cell run again
+    again = Explorer(keep=None)  # the cell run again
+    assert again.run is quick.run
+    assert again._pictured is None  # nor is the page in the notebook's file
+    again.kept.on.value = True
+    assert again._pictured is quick.run
 
 
 def test_a_record_that_cannot_be_kept_is_shown(quick: Explorer, tmp_path: Path):

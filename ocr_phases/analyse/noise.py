@@ -226,8 +226,8 @@ def _host_findings(run: PhaseRun) -> Iterator[tuple[str, str]]:
         yield verdict, f"this program waited for a core for {percent_text(waited)} of the CPU time it needed"
     panel = _worst(table["other_threads_s"] / table["wall_s"])
     if panel > _PANEL_NOTE:
-        used = f"{_PANEL} of this notebook used {percent_text(panel)} of a core during the run"
-        yield "noisy" if panel > _PANEL_NOISY else "note", used
+        text = f"{_PANEL} of this notebook used {percent_text(panel)} of a core during the run"
+        yield "noisy" if panel > _PANEL_NOISY else "note", text
     if steal > _STEAL_NOISY:
         yield "noisy", f"the hypervisor took {percent_text(steal)} of the cores' time"
     if others > _OTHERS_NOTE:

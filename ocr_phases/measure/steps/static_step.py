@@ -21,7 +21,13 @@ from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.caches import cache_bytes_per_token, static_cache
 from ocr_phases.measure.models.families import family_of
-from ocr_phases.measure.steps.execution import compiled_apart, current_device, decode_execution, first_call_ms
+from ocr_phases.measure.steps.execution import (
+    compiled_apart,
+    current_device,
+    decode_execution,
+    first_call_ms,
+    preparing,
+)
 from ocr_phases.measure.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
@@ -179,9 +185,11 @@ class StaticStep:
         run: Callable[[], Tensor] = self._body
         compile_ms = capture_ms = None
         if self.strategy == "compiled":
+            preparing.get()("compiling the decode step")
             run = compiled_apart(self._body, **({"mode": CUDA_MODE} if cuda else {}))
             _, compile_ms = first_call_ms(self.device, run)
         if self.strategy != "eager" and cuda:
+            preparing.get()("capturing the decode step")
             self._start_over()
             run, capture_ms = first_call_ms(self.device, _captured, run)
         return run, compile_ms, capture_ms

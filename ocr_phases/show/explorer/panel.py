@@ -63,7 +63,7 @@ class Explorer(widgets.VBox):
         self.run_button.add_class("opx-run")
         self.stop_button.add_class("opx-stop")
         self.live = Live()
-        self.kept = KeptRecords(keep, guarded(self._list_records))
+        self.kept = KeptRecords(keep, guarded(self._keep_changed))
         self.form = Form(page, model, guarded, below=self.kept)
         self.fold = Fold("Settings", self.form, unfolded=True)
         buttons = widgets.Box([self.run_button, self.stop_button, self.fold.button, self.live.status])
@@ -264,13 +264,22 @@ class Explorer(widgets.VBox):
 
     def _draw_still(self) -> None:
         """Draw the picture for a notebook without a kernel, but never beside a measurement."""
-        run = self.run
-        if run is not None and self._still.displayed and not self.run_button.disabled:
+        if self._still.displayed and not self.run_button.disabled:
+            run = self._pictured
             self._in_background(lambda: picture_bundle(run), partial(self._keep_picture, run))
 
-    def _keep_picture(self, run: PhaseRun, bundle: dict[str, Any]) -> None:
-        if run is self.run:  # and no other one was chosen meanwhile
+    @property
+    def _pictured(self) -> PhaseRun | None:
+        """The record that a saved notebook may show: none where records are not kept."""
+        return self.run if self.kept.on.value else None
+
+    def _keep_picture(self, run: PhaseRun | None, bundle: dict[str, Any]) -> None:
+        if run is self._pictured:  # and no other one was chosen meanwhile
             self._still.update(bundle)
+
+    def _keep_changed(self) -> None:
+        self._list_records()
+        self._draw_still()
 
     def _open_tab(self) -> None:
         with self.messages:
@@ -281,4 +290,4 @@ class Explorer(widgets.VBox):
         # No words for the panel itself: where it cannot be shown, the picture stands for it.
         view = {**self._repr_mimebundle_(), "text/plain": ""}
         display(view, raw=True)
-        self._still.display(self.run)
+        self._still.display(self._pictured)

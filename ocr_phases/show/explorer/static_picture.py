@@ -54,9 +54,12 @@ class StaticPicture:
 
 
 def picture_bundle(run: PhaseRun | None) -> dict[str, Any]:
-    """``run`` by MIME type, less than 300 kB: HTML, a PNG for viewers that drop HTML, and text."""
+    """``run`` by MIME type, less than 300 kB: HTML, a PNG for viewers that drop HTML, and text.
+
+    Without a record it is a sentence.
+    """
     if run is None:
-        said = "The explorer, without a record so far: run this cell to open it."
+        said = "Run this cell to open the explorer."
         return {"text/html": _framed(element("p", said)), "text/plain": said}
     png, said = picture_png(run), f"{run_title(run)} · {subject(run)}\n{headline(run)}"
     image = element("img", src=data_address(png, "image/png"), alt=said, width=_WIDTH)
