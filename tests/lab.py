@@ -130,3 +130,10 @@ def open_tab(page: Any, name: str) -> None:
     """Bring a tab of the explorer to the front."""
     page.click(f".opx-tabs .lm-TabBar-tab:has-text('{name}')")
     page.wait_for_selector(f".opx-pane-{name.lower()}", state="visible")
+
+
+def show_settings(page: Any) -> None:
+    """Unfold the explorer's form, which folds after a run."""
+    if not page.locator(".opx-form").is_visible():
+        page.click(".opx-buttons .opx-fold")
+        page.wait_for_selector(".opx-form", state="visible")

@@ -159,10 +159,8 @@ def test_tables_sort_by_their_headings(panel: Any) -> None:
 def test_passed_checks_are_readable(panel: Any, theme: str) -> None:
     lab.open_tab(panel, "Checks")
     lab.set_theme(panel, theme)
-    panel.wait_for_timeout(400)  # colours change gradually
-    found = panel.evaluate(CONTRASTS)
-    assert len(found) > 10
-    assert min(found) >= 4.5
+    panel.wait_for_selector(".opx-pane-checks .op-badge.op-pass >> nth=10")
+    panel.wait_for_function(f"Math.min(...({CONTRASTS})()) >= 4.5")  # colours change gradually
 
 
 def test_no_tab_is_clipped_beside_the_file_browser(panel: Any) -> None:
