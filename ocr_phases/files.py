@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -126,6 +127,12 @@ def output_file(file: str | Path) -> Path:
     except OSError as error:
         raise _cannot_write(file, error) from error
     return Path(file)
+
+
+def free_path(path: Path) -> Path:
+    """``path``, or where that is taken the first free one of ``run-2.json``, ``run-3.json`` and so on."""
+    names = itertools.chain([path.name], (f"{path.stem}-{n}{path.suffix}" for n in itertools.count(2)))
+    return next(found for name in names if not os.path.lexists(found := path.with_name(name)))
 
 
 def _written_to(path: str | Path) -> Path:

@@ -52,6 +52,7 @@ class _Repeat(TypedDict):
     repeat: Count
     wall_s: _Seconds
     cpu_s: _Seconds
+    other_threads_s: NotRequired[_Seconds | None]
     waited_s: _Seconds | None
     others: _Share | None
     steal: _Share | None

@@ -23,7 +23,7 @@ TOKEN = "tests-only"
 _START_S = 60.0
 
 # The page says "Idle" before its session is there, and running a cell then asks for a kernel.
-_READY = """() => {
+READY = """() => {
   const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
   return session?.isReady && session.session?.kernel?.connectionStatus === 'connected'
     && session.session.kernel.status === 'idle';
@@ -111,7 +111,7 @@ def chromium() -> Iterator[Any]:
 def open_notebook(page: Any, address: str, name: str = "explore.ipynb") -> None:
     """Open a notebook in a fresh workspace and wait for its kernel."""
     page.goto(f"{address}/doc/tree/{name}?token={TOKEN}&reset")
-    page.wait_for_function(_READY, timeout=60_000)
+    page.wait_for_function(READY, timeout=60_000)
 
 
 def run_all(page: Any) -> None:
@@ -130,3 +130,10 @@ def open_tab(page: Any, name: str) -> None:
     """Bring a tab of the explorer to the front."""
     page.click(f".opx-tabs .lm-TabBar-tab:has-text('{name}')")
     page.wait_for_selector(f".opx-pane-{name.lower()}", state="visible")
+
+
+def show_settings(page: Any) -> None:
+    """Unfold the explorer's form, which folds after a run."""
+    if not page.locator(".opx-form").is_visible():
+        page.click(".opx-buttons .opx-fold")
+        page.wait_for_selector(".opx-form", state="visible")

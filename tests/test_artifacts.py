@@ -6,15 +6,19 @@ import os
 import re
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 from conftest import GOLDEN
+from example_run import make_run
 from grounding_texts import CASE, fuzzed, marked
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.assets import asset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import (
@@ -27,6 +31,7 @@ from ocr_phases.report.artifacts import (
     draw_geometry,
     parse_geometry,
     result_markdown,
+    results_folder,
     write_artifacts,
 )
 
@@ -251,3 +256,29 @@ def test_any_text_can_be_written(tmp_path: Path, text: str, size: tuple[int, int
     links = [int(number) for number in LINK.findall(result_markdown(text))]
     assert links == list(range(len(list(crop_images(page, parse_grounding(text))))))
     assert len([path for path in paths if path.parent.name == "images"]) == len(links)
+
+
+def test_a_folder_keeps_its_record_and_the_next_one_gets_a_number(tmp_path: Path) -> None:
+    first, second = make_run(), make_run(seed=1)
+    wanted = tmp_path / "out"
+    assert results_folder(wanted) == wanted
+    first.save(wanted / "run.json")
+    assert results_folder(wanted, first) == wanted  # the same again loses nothing
+    assert results_folder(wanted, second) == results_folder(wanted) == tmp_path / "out-2"
+    assert results_folder(wanted, second, overwrite=True) == wanted
+    (tmp_path / "out-2" / "run.json").write_text("no record")
+    assert results_folder(wanted, second) == tmp_path / "out-3"
+
+
+def test_the_page_report_by_hand_never_replaces_a_record(tmp_path: Path) -> None:
+    notebook = nbformat.read(asset("notebooks", "page_report.ipynb"), as_version=4)
+    cells = {cell.id: cell.source for cell in notebook.cells}
+    runs = [make_run(), make_run(seed=1)]
+    paths = [run.save(tmp_path / f"{number}.json") for number, run in enumerate(runs)]
+    out = tmp_path / "out"
+    for path in paths:
+        names: dict = {}
+        exec("\n".join(cells[name] for name in ("parameters", "setup")), names)
+        exec(cells["measure"], names | {"record": str(path), "output_dir": str(out)})
+    kept = [PhaseRun.load(folder / "run.json") for folder in (out, tmp_path / "out-2")]
+    assert [run.to_dict() for run in kept] == [run.to_dict() for run in runs]

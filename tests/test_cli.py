@@ -245,6 +245,22 @@ def test_cuda_where_there_is_none(capsys):
     assert "sees no CUDA" in capsys.readouterr().err
 
 
+def test_a_report_leaves_the_record_of_an_earlier_one(tmp_path, monkeypatch):
+    folders = []
+
+    def report_page(folder, parameters, **options):
+        folders.append(folder)
+        (folder / "run.json").write_bytes(RECORD.read_bytes())
+        return {"run.json": folder / "run.json", "report.html": folder / "report.html"}
+
+    monkeypatch.setattr("ocr_phases.report.render.report_page", report_page)
+    page, out = str(PAGES / "receipt.png"), tmp_path / "out"
+    for _ in range(2):
+        assert main(["report", page, "--out", str(out)]) == 0
+    assert main(["report", "--record", str(RECORD), "--out", str(out / "receipt")]) == 0
+    assert [folder.name for folder in folders] == ["receipt", "receipt-2", "receipt"]
+
+
 def test_folders_are_named_like_pages():
     out = Path("out")
     assert folders(["a/x.png", "b/x.png", "doc.pdf#3"], out) == {

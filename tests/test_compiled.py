@@ -65,9 +65,15 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
     session = OCRSession.load(SMALL_DUMMY, device="cpu")
     options = {"max_new_tokens": 4, "repeats": 1, "warmup": 0}
     plain = session.run_inference(RECEIPT, preset="tiny", **options)
-    runs = [
-        session.run_inference(RECEIPT, preset=preset, vision="compiled", **options)
-        for preset in ("tiny", "small", "tiny")
+    told: list[str] = []
+    with strategies.told_of_preparing(told.append):
+        runs = [
+            session.run_inference(RECEIPT, preset=preset, vision="compiled", **options)
+            for preset in ("tiny", "small", "tiny")
+        ]
+    assert [" ".join((text.split()[1], text.split(" (")[1])) for text in told] == [
+        *("SAM 1 of 2)", "CLIP 2 of 2)"),
+        *("SAM 1)", "CLIP 2)"),
     ]
     assert runs[0].results == plain.results
     assert plain.model["vision_setup"] is None

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import html
+import io
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -25,9 +29,11 @@ from conftest import GOLDEN, GPU_RECORD, PAGES
 from example_run import make_run, page_image
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from wording import says
 
 from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.analyse.bootstrap import LEAST_REPEATS
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import PHASES, step_table
@@ -38,10 +44,13 @@ from ocr_phases.report.render import execute_notebook
 from ocr_phases.settings import Settings
 from ocr_phases.show.explorer import Explorer
 from ocr_phases.show.explorer.form import Asked
+from ocr_phases.show.explorer.kept_records import MEASURED
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
-from ocr_phases.show.explorer.record_tab import make_report, read_record
+from ocr_phases.show.explorer.places import found, placed, project_folder, shown_path
+from ocr_phases.show.explorer.record_tab import read_record
 from ocr_phases.show.explorer.rendered import markdown_nodes
+from ocr_phases.show.explorer.static_picture import picture_bundle
 from ocr_phases.show.explorer.view import LiveView, View
 from ocr_phases.show.explorer.view_data import row_data, timeline_data
 
@@ -112,7 +121,7 @@ def test_settings_are_what_the_widgets_say():
         "locate:Total",
         "gundam",
     )
-    assert (settings.max_new_tokens, settings.repeats, settings.warmup) == (77, 3, 1)
+    assert (settings.max_new_tokens, settings.repeats, settings.warmup) == (77, LEAST_REPEATS, 1)
 
 
 def test_a_folder_offers_its_pages_and_an_upload_its_bytes():
@@ -120,7 +129,7 @@ def test_a_folder_offers_its_pages_and_an_upload_its_bytes():
     chooser = explorer.form.page
     assert [name for name, _ in chooser.file.options] == sorted(path.name for path in PAGES.glob("*.png"))
     assert explorer.form.asked().page == str(PAGES / "dense.png")
-    chooser.file.value = str(PAGES / "slide.png")
+    chooser.file.value = [str(PAGES / "slide.png")]
     assert explorer.form.asked().page == str(PAGES / "slide.png")
     assert "<img" in chooser.thumbnail.value
     data = (PAGES / "paper.png").read_bytes()
@@ -454,7 +463,7 @@ def test_the_slowest_steps_count_tokens_as_the_page_does(explorer: Explorer, run
 
 
 def test_a_report_is_made_of_the_record_shown(run: PhaseRun, tmp_path: Path):
-    report = make_report(run, tmp_path / "made")
+    report = run.report(tmp_path / "made")
     assert report.name == "report.html"
     explorer = Explorer(runs=[run])
     open_all(explorer, "Record")
@@ -504,13 +513,14 @@ def test_regions_of_two_records_meet_where_they_lie_on_the_page(run: PhaseRun):
 
 
 @pytest.fixture
-def quick(tiny_session) -> Explorer:
+def quick(tiny_session, tmp_path: Path) -> Iterator[Explorer]:
     """A panel that already holds the model, and asks for little."""
-    explorer = Explorer(PAGES / "receipt.png")
+    explorer = Explorer(PAGES / "receipt.png", keep=tmp_path / "kept")
     explorer._measurer._session, explorer._measurer._loaded = tiny_session, Settings().of_model()
     for name, value in {"max_new_tokens": 12, "repeats": 2, "warmup": 0}.items():
         explorer.form.fields[name].value = value
-    return explorer
+    yield explorer
+    MEASURED.clear()
 
 
 def test_a_run_is_measured_in_its_thread_watched_and_shown(quick: Explorer, tiny_session):
@@ -560,6 +570,11 @@ def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept
     assert calls.count(in_repeat) == 9
     assert len(quick.runs) == kept
     assert "Stopped" in quick.messages.value
+    assert (
+        ("The text so far is below" in quick.messages.value)
+        == ("<pre" in quick.live.stream.value)
+        == (not kept)
+    )
     if kept:
         assert quick.run.repeats == [0]
         assert "1 of 2 repeats" in quick.messages.value
@@ -599,6 +614,134 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
         assert [len(new[0]) for new in tokens] == [1] * 12
         assert quick.run.request["eos_check_every"] == 1
         assert any("repeat 1 of 1" in status for status in statuses)
+
+
+def test_pages_and_presets_run_one_after_another(quick: Explorer, tmp_path: Path):
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    (folder / "bad.png").write_text("no image")
+    shutil.copy(PAGES / "slide.png", folder)
+    quick.form.page.source.value, quick.form.page.path.value = "File or folder", str(folder)
+    quick.form.page.file.value = [str(folder / "bad.png"), str(folder / "slide.png")]
+    quick.form.presets.value = ["tiny"]
+    for name, value in {"max_new_tokens": 3, "repeats": 1, "preset": "small"}.items():
+        quick.form.fields[name].value = value
+    seen = []
+    quick.queue.observe(lambda change: seen.append([job.state for job in quick.queue.jobs]), "value")
+    asyncio.run(quick.measure())
+    assert ["failed", "failed", "running", "waiting"] in seen
+    assert [job.state for job in quick.queue.jobs] == ["failed", "failed", "done", "done"]
+    assert says(quick.queue.value, "4 of 4", "bad.png, small", "not an image", "slide.png, tiny", "3 tokens")
+    assert [run.page["preset"] for run in quick.runs] == ["small", "tiny"]
+    assert len(quick.kept.files()) == 2
+
+
+def test_stop_ends_the_queue(quick: Explorer):
+    quick.form.presets.value = ["small", "tiny"]
+    quick.form.fields["preset"].value = "small"
+    quick.live.on_tokens = lambda *_: quick.stop_button.click() or quick.live._stop_if_asked()
+    asyncio.run(quick.measure())
+    assert [job.state for job in quick.queue.jobs] == ["stopped", "not run"]
+    assert quick.runs == []
+
+
+# -- records that outlive a kernel --------------------------------------------------------------------
+
+
+def chosen(explorer: Explorer, text: str) -> None:
+    """Choose the first record in the list whose line holds ``text``."""
+    explorer.shown.value = next(value for name, value in explorer.shown.options if text in name)
+
+
+def test_finished_records_are_kept_and_listed_again(quick: Explorer, tmp_path: Path, monkeypatch):
+    for name, value in {"max_new_tokens": 2, "repeats": 1}.items():
+        quick.form.fields[name].value = value
+    for _ in range(2):
+        monkeypatch.setattr("ocr_phases.measure.collectors.environment.now", lambda: "2026-11-23T03:00:00")
+        asyncio.run(quick.measure())
+    stem = "2026-11-23T03-00-00_receipt.png_tiny_small_eager_vision-eager_2-tokens"
+    kept = tmp_path / "kept"
+    assert sorted(path.name for path in kept.iterdir()) == [f"{stem}-2.json", f"{stem}.json"]
+    assert says(quick.kept._holds.value, "2 records")
+    MEASURED.clear()  # as a restart does
+    with monkeypatch.context() as patch:
+        patch.setattr(PhaseRun, "load", lambda path: pytest.fail("a list needs no record"))
+        again = Explorer(keep=kept)
+    assert again.run is None
+    assert [str(value) for _, value in again.shown.options[1:3]] == [
+        str(kept / f"{stem}.json"),
+        str(kept / f"{stem}-2.json"),
+    ]
+    chosen(again, "receipt.png, tiny, small, eager, vision-eager, 2-tokens, 2026")
+    assert again.run.to_dict() == quick.runs[0].to_dict()
+    assert len(again.runs) == 1
+    chosen(again, "with the package: h200-dummy-gundam-compiled")
+    assert again.run.model["strategy"] == "compiled"
+    assert says(again._verdict.value, "NVIDIA H200")
+
+
+def test_confidential_records_are_kept_by_the_kernel_alone(quick: Explorer, tmp_path: Path):
+    quick.kept.on.value = False
+    asyncio.run(quick.measure())
+    assert not (tmp_path / "kept").exists()
+    again = Explorer(keep=None)  # the cell run again
+    assert again.run is quick.run
+    assert again._pictured is None  # nor is the page in the notebook's file
+    again.kept.on.value = True
+    assert again._pictured is quick.run
+
+
+def test_a_record_that_cannot_be_kept_is_shown(quick: Explorer, tmp_path: Path):
+    (tmp_path / "kept").write_text("a file")
+    asyncio.run(quick.measure())
+    assert quick.run.token_count == 12
+    assert says(quick.messages.value, "cannot be written")
+
+
+def test_a_damaged_file_in_the_folder_changes_nothing(run: PhaseRun, tmp_path: Path):
+    (tmp_path / "2026_bad.json").write_text("{")
+    explorer = Explorer(runs=[run], keep=tmp_path)
+    chosen(explorer, "bad, 2026")
+    assert says(explorer.messages.value, "2026_bad.json")
+    assert explorer.run is run
+    assert explorer.shown.value == 0
+
+
+def test_paths_begin_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    notebooks = tmp_path / "project" / "notebooks"
+    notebooks.mkdir(parents=True)
+    monkeypatch.chdir(notebooks)
+    monkeypatch.setenv("JPY_PARENT_PID", str(os.getpid()))
+    assert placed("out") == notebooks / "out"
+    (tmp_path / "project" / ".git").mkdir()
+    assert placed("out") == tmp_path / "project" / "out"
+    (notebooks / "scan.pdf").touch()
+    assert found("scan.pdf#2") == notebooks / "scan.pdf#2"
+    (tmp_path / "project" / "scan.pdf").touch()
+    assert found("scan.pdf#2") == tmp_path / "project" / "scan.pdf#2"
+    assert found("/a/b.png") == Path("/a/b.png")
+    assert shown_path(tmp_path / "project" / "out") == "out"
+
+
+def test_paths_begin_where_jupyter_was_started_if_there_is_no_project(tmp_path: Path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    server = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.setenv("JPY_PARENT_PID", str(server.pid))
+    try:
+        assert project_folder() == tmp_path
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize("shape", [{}, {"cuda": True, "crops": True}, {"generate": True}, {"embed": False}])
+def test_a_picture_of_any_record_is_small(shape: dict):
+    bundle = picture_bundle(make_run(**shape, page_name="<b>.png"))
+    assert len(json.dumps(bundle)) < 300_000
+    assert Image.open(io.BytesIO(base64.b64decode(bundle["image/png"]))).width > 700
+    assert "<b>" not in bundle["text/html"]
+    assert says(bundle["text/html"], 'alt="&lt;b&gt;.png')
 
 
 def test_an_upload_keeps_its_name(quick: Explorer):

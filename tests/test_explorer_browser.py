@@ -71,6 +71,7 @@ def fill(page: Any, name: str, value: str) -> None:
 
 def measured(page: Any, repeats: int = 1) -> None:
     """Press Run with a single unrecorded warm-up."""
+    lab.show_settings(page)
     fill(page, "repeats", str(repeats))
     page.click(".opx-run")
 
@@ -104,7 +105,8 @@ def test_text_and_curve_grow_while_the_page_is_read(panel: Any, ran: list[dict])
     assert "CORNER CAFE" in texts[-1] + texts[-2] + texts[len(texts) // 2]
     assert len({entry["points"] for entry in going}) > 3
     assert len({entry["boxes"] for entry in going}) > 2
-    assert "decode steps" in panel.inner_text(".opx-verdict")
+    assert " of the prefill." in panel.inner_text(".opx-verdict")
+    assert not panel.locator(".opx-form").is_visible()  # until Settings shows it again
     assert panel.inner_text(".opx-messages").strip() == ""
 
 
@@ -324,6 +326,7 @@ def test_stop_stops_and_keeps_what_was_there(panel: Any, ran: list[dict]) -> Non
 
 
 def test_an_error_is_one_sentence_and_the_kernel_goes_on(panel: Any, ran: list[dict]) -> None:
+    lab.show_settings(panel)
     panel.click(".opx-source button:has-text('File')")
     path = panel.locator(".opx-path input")
     path.fill("missing.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,9 @@ def test_a_tick_between_two_short_repeats_is_no_spread() -> None:
     [
         ({"waited_s": 2.0}, "noisy", "33 %"),
         ({"waited_s": 0.2}, "note", "4.8 %"),
+        ({"other_threads_s": 0.4}, "noisy", "the panel or other cells of this notebook used 10 % of a core"),
+        ({"other_threads_s": 0.12}, "note", "used 3.0 % of a core"),
+        ({"other_threads_s": 0.06}, "pass", "waited for a core for 0.2 %"),
         ({"steal": 0.2}, "noisy", "hypervisor took 20 %"),
         ({"others": 0.6}, "note", "other programs took 60 %"),
         ({"others": 0.6, "waited_s": None}, "noisy", "other programs took 60 %"),
@@ -257,7 +261,7 @@ def test_a_measurement_keeps_what_the_machine_did(tiny_session: Any, tmp_path: P
 
 def test_a_system_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions, "_ticks", lambda: None)
-    monkeypatch.setattr(conditions, "_waited_s", lambda: None)
+    monkeypatch.setattr(conditions, "_threads", lambda: ({}, None))
     kept = conditions.Conditions("cpu")
     with kept.of(-1):
         pass
@@ -266,15 +270,36 @@ def test_a_system_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="stopped"), kept.of(1):
         raise ValueError("stopped")
     (row,) = kept.described()["repeats"]
-    assert row["waited_s"] is row["others"] is row["steal"] is None
+    assert row["other_threads_s"] is row["waited_s"] is row["others"] is row["steal"] is None
+
+
+def test_a_panel_used_during_a_run_is_said_first() -> None:
+    said = headline(met(make_run(), other_threads_s=0.4))
+    assert says(said, "Do not trust", "panel or other cells", "Leave the panel and other cells alone")
+
+
+def test_the_time_of_another_thread_is_kept() -> None:
+    stop = threading.Event()
+    kept = conditions.Conditions("cpu")
+    busy = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(stop.is_set, True)])
+    busy.start()
+    with kept.of(0):
+        while conditions._threads()[0].get(busy.native_id, 0.0) < 0.02:
+            pass
+    stop.set()
+    busy.join()
+    (row,) = kept.described()["repeats"]
+    assert row["other_threads_s"] > 0.01
 
 
 def test_shares_of_the_cores_are_of_what_others_had() -> None:
-    before = conditions._Moment(0.0, 0.0, 0.5, 1.0, (1_000, 400, 0))
+    before = conditions._Moment(0.0, 0.0, {1: 1.0, 2: 9.0}, 0.5, 1.0, (1_000, 400, 0))
     ticks = conditions.os.sysconf("SC_CLK_TCK")
-    after = conditions._Moment(2.0, 60 / ticks, 1.5, 2.0, (1_400, 500, 40))
+    after = conditions._Moment(2.0, 60 / ticks, {1: 1.25, 3: 0.5}, 1.5, 2.0, (1_400, 500, 40))
     found = conditions._between(before, after)
     assert (found["wall_s"], found["waited_s"]) == (2.0, 1.0)
+    # One thread went on, one ended and one began.
+    assert found["other_threads_s"] == 0.75
     # 400 ticks: 100 idle, 40 stolen, 60 of our own.
     assert (found["others"], found["steal"]) == (0.5, 0.1)
 

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
 from ocr_phases import OcrPhasesError, OCRSession, Settings
+from ocr_phases.analyse.bootstrap import LEAST_REPEATS
 from ocr_phases.cli import batch, profile, report, sweep, verify
 from ocr_phases.cli.options import EVERY, KERNELS, settings_of
 from ocr_phases.settings import (
@@ -94,7 +95,7 @@ def test_the_notebooks_parameters_are_the_settings(name: str) -> None:
 def test_the_explorer_has_a_field_for_every_setting() -> None:
     form = Form(None, "tiny", lambda handler: handler, below=widgets.HTML())
     assert set(form.fields) | set(LEFT_OUT) == set(DEFAULTS)
-    assert form.asked().settings == Settings()
+    assert form.asked().settings == Settings(repeats=LEAST_REPEATS)  # so many that Compare can judge
 
 
 def test_the_record_keeps_every_setting_of_a_run(tiny_session) -> None:

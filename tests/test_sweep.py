@@ -188,6 +188,8 @@ def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path
     }
     assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "measured"
     assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "kept"
+    earlier = [PhaseRun.load(path) for path in (tmp_path / "runs" / "earlier").glob("*b2-n3*.json")]
+    assert sorted(len(run.repeats) for run in earlier) == [1, 2]  # nothing that was measured is gone
 
 
 def test_a_cell_is_measured_again_after_a_change_of_the_code(

@@ -187,7 +187,7 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
         else "so the intervals rest on the assumption that repeats scatter log-normally (Welch's t), and are "
         "wide: small changes stay inconclusive"
     )
-    return f"{repeats_text}, {rests}. Measure with {LEAST_REPEATS} repeats or more."
+    return f"{repeats_text}, {rests}. Set Repeats (--repeats) to {LEAST_REPEATS} or more."
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:

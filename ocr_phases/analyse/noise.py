@@ -31,6 +31,7 @@ CONDITION_COLUMNS = (
     "repeat",
     "wall_s",
     "cpu_s",
+    "other_threads_s",
     "waited_s",
     "others",
     "steal",
@@ -49,6 +50,10 @@ _CLEAR_MS = 2.0  # smaller differences are scheduler ticks
 _WAITED_NOTE, _WAITED_NOISY = 0.03, 0.10
 _STEAL_NOISY = 0.05
 _OTHERS_NOTE = 0.10
+# Of a core, by this process's other threads. The explorer's own drawing takes 0.01 to 0.02 on a slow CPU;
+# holding its slider's arrow key took 0.05 to 0.12 and slowed decode steps by 40 to 60 %.
+_PANEL_NOTE, _PANEL_NOISY = 0.025, 0.05
+_PANEL = "the panel or other cells"
 # A CPU run that computed for a smaller share of its time was probably preempted.
 _LITTLE_CPU = 0.80
 _SLOW_CLOCK = 0.70  # a power limit alone lowers an H200 to 0.75
@@ -108,13 +113,16 @@ def busy_host(run: PhaseRun) -> Finding:
         [text for verdict, text in found if verdict == kind] for kind in ("noisy", "note", "pass")
     )
     verdict = "noisy" if noisy else "note" if notes else "pass" if passed else "n/a"
-    what = (
-        _QUIET
-        if any("GPU" not in text for text in noisy)
-        else "leave the GPU to this program and let it cool"
-    )
+    remedies = {text: _remedy(text) for text in noisy}
+    what = "; ".join(dict.fromkeys(remedies.values()))
     measured = "; ".join([*noisy, *notes, *passed]) or "this system does not report them"
     return Finding(verdict, measured, " and ".join(noisy), f"{what}; {_REPEAT}" if noisy else "")
+
+
+def _remedy(text: str) -> str:
+    if _PANEL in text:
+        return "leave the panel and other cells alone until the run ends"
+    return _QUIET if "GPU" not in text else "leave the GPU to this program and let it cool"
 
 
 def impossible_values(run: PhaseRun) -> Finding:
@@ -216,6 +224,10 @@ def _host_findings(run: PhaseRun) -> Iterator[tuple[str, str]]:
     if math.isfinite(waited):
         verdict = "noisy" if waited > _WAITED_NOISY else "note" if waited > _WAITED_NOTE else "pass"
         yield verdict, f"this program waited for a core for {percent_text(waited)} of the CPU time it needed"
+    panel = _worst(table["other_threads_s"] / table["wall_s"])
+    if panel > _PANEL_NOTE:
+        text = f"{_PANEL} of this notebook used {percent_text(panel)} of a core during the run"
+        yield "noisy" if panel > _PANEL_NOISY else "note", text
     if steal > _STEAL_NOISY:
         yield "noisy", f"the hypervisor took {percent_text(steal)} of the cores' time"
     if others > _OTHERS_NOTE:

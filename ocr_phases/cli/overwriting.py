@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.options import settings_of
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import each_page, split_page
+from ocr_phases.files import each_page, free_path, split_page
 from ocr_phases.presets import AUTO
 from ocr_phases.settings import REQUEST_SETTINGS, resolve_infer
 
@@ -33,15 +31,9 @@ def add_overwrite(command: argparse.ArgumentParser) -> None:
 
 def free_name(name: str) -> Path:
     """``name``, or where that is taken the first free one of ``run-2.json``, ``run-3.json`` and so on."""
-    path = Path(name)
-    if not os.path.lexists(path):
-        return path
-    free = next(
-        found
-        for number in itertools.count(2)
-        if not os.path.lexists(found := path.with_name(f"{path.stem}-{number}{path.suffix}"))
-    )
-    print(f"{name} exists, so the record goes into {free}.", file=sys.stderr)
+    free = free_path(Path(name))
+    if free != Path(name):
+        print(f"{name} exists, so the record goes into {free}.", file=sys.stderr)
     return free
 
 

@@ -22,6 +22,7 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
     from ocr_phases.record import PhaseRun
+    from ocr_phases.report.artifacts import results_folder
     from ocr_phases.report.progress import watching
     from ocr_phases.report.render import report_page
 
@@ -33,7 +34,8 @@ def run(arguments: argparse.Namespace) -> None:
     warn_of_remote_code(asked)
     shown = PhaseRun.load(arguments.record) if arguments.record else None
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
-    for page, folder in jobs.items():
+    for page, wanted in jobs.items():
+        folder = results_folder(wanted, shown)
         if page is None:
             parameters = {"record": str(Path(arguments.record).resolve())}
         else:

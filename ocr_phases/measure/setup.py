@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from ocr_phases.measure.inputs.request import Request
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.compiled_vision import CompiledVision
+from ocr_phases.measure.steps.execution import preparing, told_of_preparing
 from ocr_phases.measure.steps.static_step import StaticStep, kept_step, max_cache_len_for
 
 
@@ -54,7 +57,23 @@ class PreparedStrategies:
         return kept_step(self._steps, self.model, batch, max_cache_len, strategy)
 
     def set_up(self, request: Request, inputs: DeviceInputs) -> Setup:
-        """Everything that the runs of ``request`` need, made or found; `OcrPhasesError` where it fails."""
+        """Everything that the runs of ``request`` need, made or found; `OcrPhasesError` where it fails.
+
+        `told_of_preparing` is told what is made, numbered.
+        """
+        with told_of_preparing(self._numbered(request, inputs)):
+            return self._set_up(request, inputs)
+
+    def _numbered(self, request: Request, inputs: DeviceInputs) -> Callable[[str], None]:
+        tell, numbers = preparing.get(), itertools.count(1)
+        known = not self._steps and self._vision is None  # else some of it may be made already
+        encoders = len(family_of(self.model).facts.encoders) if request.vision == "compiled" else 0
+        views = 1 if inputs.pixel_values_local is None else 2
+        captured = request.strategy != "eager" and inputs.input_ids.is_cuda
+        total = encoders * views + (request.strategy == "compiled") + captured
+        return lambda what: tell(f"{what} ({next(numbers)}{f' of {total}' if known else ''})")
+
+    def _set_up(self, request: Request, inputs: DeviceInputs) -> Setup:
         vision, vision_ms = None, None
         if request.vision == "compiled":
             vision = self._vision = self._vision or CompiledVision(self.model)

@@ -1,7 +1,8 @@
 """A sweep: one page at every combination of preset, strategies, batch size and length, a record a cell.
 
 Records lie in ``DIR/runs/``. The same sweep again measures only what is missing there, or what was measured
-with another request, other weights or other versions. A cell that cannot be measured leaves its reason.
+with another request, other weights or other versions, whose record moves into ``DIR/runs/earlier/``. A cell
+that cannot be measured leaves its reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from ocr_phases.catalogue import FamilyFacts, check_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import only_writer, output_folder, write_atomic
+from ocr_phases.files import free_path, only_writer, output_folder, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
@@ -28,6 +29,7 @@ from ocr_phases.strategies import STRATEGIES, VISIONS
 
 RUNS = "runs"
 FAILED = ".failed.json"
+EARLIER = "earlier"
 
 
 class MeasuringModel(LoadedModel, Protocol):
@@ -181,7 +183,10 @@ def _measure(
     except (OcrPhasesError, RuntimeError) as error:
         reason = one_sentence(error)
     else:
-        run.save(runs / f"{cell.name}.json")
+        target = runs / f"{cell.name}.json"
+        if target.exists():  # measured with other settings or versions
+            target.rename(free_path(output_folder(runs / EARLIER) / target.name))
+        run.save(target)
         failed.unlink(missing_ok=True)
         return CellOutcome(cell, "measured")
     # What failed for want of memory must not keep it from the next cell.

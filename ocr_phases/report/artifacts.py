@@ -24,10 +24,12 @@ from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding
 from ocr_phases.catalogue import facts_of
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import output_folder, save_or_rescue, write_atomic
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable
 
+RECORD_NAME = "run.json"
 EOS_TEXT = "<｜end▁of▁sentence｜>"
 
 MAX_CROPS = 500
@@ -210,12 +212,35 @@ def write_artifacts(folder: Path, page: Pages, text: str, family: str | None = N
     return [write_atomic(folder / name, content) for name, content in files.items()]
 
 
+def results_folder(folder: str | Path, run: PhaseRun | None = None, *, overwrite: bool = False) -> Path:
+    """``folder`` for the results of one page, created; numbered where it holds another record.
+
+    ``run`` is the record to be written if it exists already: writing that again loses nothing. Raises
+    `CannotWrite` where the folder cannot be written.
+    """
+    taken, number, place = Path(folder), 1, Path(folder)
+    while not overwrite and _holds_another(place, run):
+        number += 1
+        place = taken.with_name(f"{taken.name}-{number}")
+    return output_folder(place)
+
+
+def _holds_another(folder: Path, run: PhaseRun | None) -> bool:
+    path = folder / RECORD_NAME
+    if not path.exists():
+        return False
+    try:
+        return run is None or PhaseRun.load(path).to_dict() != run.to_dict()
+    except OcrPhasesError:  # what it holds is not ours
+        return True
+
+
 def write_results(folder: Path, run: PhaseRun) -> None:
     """Write a record as run.json into `folder`, with its first row's text and pictures if it has them.
 
     Raises as `write_artifacts` does; the record is then saved elsewhere (`files.save_or_rescue`).
     """
-    save_or_rescue(run.save, folder / "run.json")
+    save_or_rescue(run.save, folder / RECORD_NAME)
     if run.text is not None:
         write_artifacts(folder, row_images(run, 0), run.text, run.model.get("family"))
 

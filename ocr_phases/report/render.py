@@ -23,6 +23,7 @@ from ocr_phases.files import (
 )
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
+from ocr_phases.report.artifacts import results_folder
 from ocr_phases.report.jupyter_kernels import ReusedKernel, fresh_kernel
 from ocr_phases.report.progress import following
 from ocr_phases.show.document import document_html
@@ -54,7 +55,7 @@ def report_page(
     ``report.ipynb`` then shows where.
     """
     folder = output_folder(output_dir).resolve()
-    values = {**parameters, "output_dir": str(folder)}
+    values = {**parameters, "output_dir": str(folder), "overwrite": True}
     page = values.get("page") or values.get("record") or "sample page"
     title = f"{Path(str(page)).name} – ocr_phases"
     with only_writer(folder):
@@ -76,10 +77,13 @@ def report_page(
 
 
 def report_record(run: PhaseRun, output_dir: str | Path) -> Path:
-    """`report_page` of a record in memory; the path of its ``report.html``."""
+    """`report_page` of a record in memory; the path of its ``report.html``.
+
+    A folder with another record stays as it is: a number is added to the name.
+    """
     with TemporaryFolder() as folder:
         record = run.save(Path(folder) / "run.json")
-        return report_page(output_dir, {"record": str(record)})["report.html"]
+        return report_page(results_folder(output_dir, run), {"record": str(record)})["report.html"]
 
 
 def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFrame | None = None) -> Path:
@@ -88,7 +92,7 @@ def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFram
     ``references`` is what `OCRSession.references` says of the model that was measured. Raises as
     `report_page` does.
     """
-    folder = output_folder(output_dir).resolve()
+    folder = results_folder(output_dir, run).resolve()
     with only_writer(folder):
         record = save_or_rescue(run.save, folder / "run.json")
         parameters: dict[str, Any] = {"record": str(record), "output_dir": str(folder)}

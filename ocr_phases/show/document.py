@@ -16,7 +16,7 @@ def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *,
     ``sections`` are the contents, a heading and its id each. ``body`` is HTML of this package, ``css`` goes
     behind the style that all files share.
     """
-    script = _file("sort.js")
+    script = sorting_script() + 'document.querySelectorAll("table.op-table").forEach(sortable);'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
@@ -88,6 +88,11 @@ def notebook_theme() -> str:
 def fragments_css() -> str:
     """The style sheet of all fragments; colours are custom properties set by the page."""
     return _file("fragments.css")
+
+
+def sorting_script() -> str:
+    """JavaScript that defines ``sortable(table)``."""
+    return _file("sort.js")
 
 
 def _file(name: str) -> str:

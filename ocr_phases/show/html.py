@@ -50,6 +50,7 @@ _NOTHING = "–"
 _CONDITIONS = {
     "wall_s": ("wall", "s"),
     "cpu_s": ("CPU of this program", "s"),
+    "other_threads_s": ("other threads (panel, cells)", "s"),
     "waited_s": ("waited for a core", "s"),
     "others": ("other programs", "%"),
     "steal": ("stolen by a hypervisor", "%"),
@@ -94,7 +95,7 @@ def header_html(
         return title_block(name, told, rest, headline=first + stop.strip(), picture=picture)
     checks = run_checks(run)
     status = status_line(worst_verdict(checks), checks_verdict(checks))
-    below = _phase_bar(run) + status
+    below = phase_bar(run) + status
     return title_block(name, told, account(run), headline=headline(run), picture=picture, below=below)
 
 
@@ -121,7 +122,7 @@ def rows_html(run: PhaseRun) -> Html:
     return table_html(row_table(run), caption="Each row", headings={"text": ("begins with", "")})
 
 
-def _phase_bar(run: PhaseRun) -> str:
+def phase_bar(run: PhaseRun) -> str:
     """The typical repeat's time by phase, vision separate from the rest of the prefill."""
     figures = typical_run(run).summary()
     vision = figures["vision_ms"] or 0.0

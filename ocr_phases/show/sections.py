@@ -150,11 +150,6 @@ def checks(run: PhaseRun) -> Section:
     return Section(html.checks_html(run_checks(run)))
 
 
-def checks_summary(run: PhaseRun) -> Section:
-    """The result of all checks."""
-    return Section(html.note_html(checks_verdict(run_checks(run))))
-
-
 def verification(run: PhaseRun) -> Section:
     """The head of a report on the checks alone."""
     lead = checks_verdict(run_checks(run))

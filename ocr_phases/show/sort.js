@@ -1,8 +1,8 @@
-// Makes a click on a column's heading sort its table. Knows nothing of what the tables hold.
-for (const table of document.querySelectorAll("table.op-table")) {
+// Makes a click on a column's heading sort its table. Knows nothing of what the table holds.
+function sortable(table) {
   const body = table.tBodies[0];
   const original = Array.from(body.rows);
-  if (original.length < 3) continue;
+  if (original.length < 3) return;
   const headings = Array.from(table.tHead.rows[0].cells);
   const key = (row, column) => {
     const cell = row.cells[column];

@@ -10,6 +10,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,7 @@ class Conditions:
 class _Moment:
     wall_s: float
     cpu_s: float
+    threads_s: dict[int, float]  # of the other Python threads, by id
     waited_s: float | None
     load: float | None
     ticks: tuple[int, int, int] | None  # all, idle, stolen; of the cores that this process may use
@@ -62,12 +64,13 @@ def _read() -> _Moment:
         load: float | None = os.getloadavg()[0]
     except OSError:
         load = None
-    return _Moment(perf_counter(), process_time(), _waited_s(), load, _ticks())
+    return _Moment(perf_counter(), process_time(), *_threads(), load, _ticks())
 
 
 def _between(before: _Moment, after: _Moment) -> dict[str, Any]:
-    """Seconds of wall, of CPU time and of waiting for a core; shares of all cores' time; load averages."""
+    """Seconds of wall, of CPU time, of other threads and of waiting; shares of all cores; load averages."""
     cpu_s = after.cpu_s - before.cpu_s
+    others_s = sum(now - before.threads_s.get(thread, 0.0) for thread, now in after.threads_s.items())
     waited = None if before.waited_s is None or after.waited_s is None else after.waited_s - before.waited_s
     others = steal = None
     if before.ticks is not None and after.ticks is not None:
@@ -78,6 +81,7 @@ def _between(before: _Moment, after: _Moment) -> dict[str, Any]:
     return {
         "wall_s": round(after.wall_s - before.wall_s, 4),
         "cpu_s": round(cpu_s, 4),
+        "other_threads_s": None if after.waited_s is None else round(others_s, 4),
         # A thread that ended in between took its count along.
         "waited_s": None if waited is None else round(max(0.0, waited), 4),
         "others": None if others is None else round(others, 4),
@@ -87,13 +91,20 @@ def _between(before: _Moment, after: _Moment) -> dict[str, Any]:
     }
 
 
-def _waited_s() -> float | None:
-    """How long the threads of this process have stood in line for a core (the scheduler's run delay)."""
-    waited = 0
+def _threads() -> tuple[dict[int, float], float | None]:
+    """Seconds that each other Python thread of this process has run, by its id, and that all have waited.
+
+    From the scheduler's counts, ``schedstat``: run time and run delay. Without them the wait is None.
+    """
+    others = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
+    ran, waited = {}, 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            waited += int(path.read_text().split()[1])
-    return waited / 1e9 if waited else None
+            run, delay, _ = map(int, path.read_text().split())
+            waited += delay
+            if int(path.parent.name) in others:
+                ran[int(path.parent.name)] = run / 1e9
+    return ran, waited / 1e9 if waited else None
 
 
 def _ticks() -> tuple[int, int, int] | None:

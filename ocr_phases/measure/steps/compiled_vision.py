@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ocr_phases.measure.models.families import family_of
-from ocr_phases.measure.steps.execution import compiled_apart, first_call_ms
+from ocr_phases.measure.steps.execution import compiled_apart, first_call_ms, preparing
+from ocr_phases.words import stage_name
 
 
 class CompiledVision:
@@ -46,6 +47,7 @@ class CompiledVision:
             self.used.add(shape)
             if shape in self._made:
                 return self._made[shape](*args, **options)
+            preparing.get()(f"compiling {stage_name(stage)} for {' × '.join(map(str, shape[1:]))} inputs")
             compiled = compiled_apart(plain)
             given, self.compile_ms[shape] = first_call_ms(tensors[0].device, compiled, *args, **options)
             self._made[shape] = compiled

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from time import perf_counter
 from types import FunctionType
 from typing import Any
@@ -30,6 +31,9 @@ DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 STATIC_BACKENDS = (SDPBackend.MATH,)
 
 _EOS_EVERY = 16
+
+#: Told what is compiled or captured next ("compiling SAM"); it may raise `Stopped`.
+preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=lambda what: None)
 
 
 def eos_interval(strategy: str) -> int:
@@ -84,6 +88,16 @@ def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[...
 
     own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
     return torch.compile(own, fullgraph=True, dynamic=False, **options)
+
+
+@contextlib.contextmanager
+def told_of_preparing(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell ``tell`` what is compiled or captured in a ``with`` block, before each."""
+    before = preparing.set(tell)
+    try:
+        yield
+    finally:
+        preparing.reset(before)
 
 
 def first_call_ms(

@@ -22,7 +22,13 @@ from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.caches import cache_bytes_per_token, read_up_to, static_cache
 from ocr_phases.measure.models.families import family_of
-from ocr_phases.measure.steps.execution import compiled_apart, current_device, decode_execution, first_call_ms
+from ocr_phases.measure.steps.execution import (
+    compiled_apart,
+    current_device,
+    decode_execution,
+    first_call_ms,
+    preparing,
+)
 from ocr_phases.measure.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
@@ -195,10 +201,12 @@ class StaticStep:
         check_step(self.family, self._arguments())
         cuda = self.device.type == "cuda"
         if self.strategy == "compiled":
+            preparing.get()("compiling the decode step")
             run = compiled_apart(self._body, **({"mode": CUDA_MODE} if cuda else {}))
             _, compile_ms = first_call_ms(self.device, run)
             if not cuda:
                 return {self.max_cache_len: run}, compile_ms, None
+            preparing.get()("capturing the decode step")
             self._start_over()
             captured, capture_ms = first_call_ms(self.device, _captured, run)
             return {self.max_cache_len: captured}, compile_ms, capture_ms
@@ -207,6 +215,7 @@ class StaticStep:
             return dict(runs), None, None
         made, capture_ms = {}, 0.0
         for read, run in runs.items():
+            preparing.get()(f"capturing the decode step that reads {read:,} entries")
             self._start_over()
             made[read], took = first_call_ms(self.device, _captured, run)
             capture_ms += took

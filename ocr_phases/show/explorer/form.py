@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
+from ocr_phases.analyse.bootstrap import LEAST_REPEATS
 from ocr_phases.assets import asset
 from ocr_phases.catalogue import FAMILIES, PRESET_NAMES
 from ocr_phases.errors import OcrPhasesError
@@ -16,7 +17,10 @@ from ocr_phases.files import each_page
 from ocr_phases.page_formats import PAGE_SUFFIXES
 from ocr_phases.presets import PROMPTS
 from ocr_phases.settings import Settings, help_text, kind
+from ocr_phases.show.blocks import element
+from ocr_phases.show.explorer.places import found
 from ocr_phases.show.html import image_html, note_html
+from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -98,9 +102,11 @@ class PageChooser(widgets.VBox):
             continuous_update=False,
         )
         self.path.add_class("opx-path")
-        self.file = widgets.Dropdown(options=[], description="Page of the folder")
+        self.file = widgets.SelectMultiple(
+            options=[], rows=5, description="Pages of the folder", tooltip="Several run one after another"
+        )
         self.upload = widgets.FileUpload(
-            accept=",".join(("image/*", ".pdf")), multiple=False, description="Choose a page"
+            accept=",".join(("image/*", ".pdf")), multiple=True, description="Choose pages"
         )
         self.thumbnail = widgets.HTML()
         self.thumbnail.add_class("opx-thumb")
@@ -118,31 +124,37 @@ class PageChooser(widgets.VBox):
             widget.observe(guarded(handler), "value")
         guarded(self._list_folder)()
 
-    def page(self) -> tuple[str | bytes, str | None]:
-        """The page and, for an upload, its file's name; `OcrPhasesError` where none was chosen."""
+    def pages(self) -> list[tuple[str | bytes, str | None]]:
+        """Each page and, for an upload, its file's name; `OcrPhasesError` where none was chosen."""
         if self.source.value == _SAMPLE:
-            return self.sample.value, None
+            return [(self.sample.value, None)]
         if self.source.value == _UPLOAD:
             if not self.upload.value:
                 raise OcrPhasesError("No page uploaded yet: choose a file or a sample.")
-            chosen = self.upload.value[0]
-            return bytes(chosen["content"]), str(chosen["name"])
+            return [(bytes(chosen["content"]), str(chosen["name"])) for chosen in self.upload.value]
         if self.file.options:
-            return self.file.value, None
+            if not self.file.value:
+                raise OcrPhasesError("No page of the folder chosen yet: choose one or more.")
+            return [(page, None) for page in self.file.value]
         if not self.path.value.strip():
             raise OcrPhasesError("No page chosen yet: type the path of an image, or choose a sample.")
-        return str(Path(self.path.value.strip()).expanduser()), None
+        return [(str(found(self.path.value)), None)]
 
     def _list_folder(self, _: Any = None) -> None:
-        folder = Path(self.path.value.strip() or "missing").expanduser()
+        folder = found(self.path.value)
+        self.path.tooltip = str(folder)
         pages: list[Path] = []
-        if self.source.value == _PATH and folder.is_dir():
+        if self._names_folder():
             pages = sorted(path for path in folder.iterdir() if path.suffix.lower() in PAGE_SUFFIXES)
         self.file.options = [(path.name, str(path)) for path in pages]
-        self.file.value = str(pages[0]) if pages else None
+        self.file.value = [str(page) for page in pages[:1]]
         self._show()
-        if self.source.value == _PATH and folder.is_dir() and not pages:
+        if self._names_folder() and not pages:
             raise OcrPhasesError(f"There is no page in {folder}: name a folder of images, or one file.")
+
+    def _names_folder(self) -> bool:
+        name = self.path.value.strip()
+        return self.source.value == _PATH and bool(name) and found(name).is_dir()
 
     def _show(self, _: Any = None) -> None:
         kind = self.source.value
@@ -153,18 +165,39 @@ class PageChooser(widgets.VBox):
         self.image = None
         self.thumbnail.value = ""
         nothing_yet = (kind == _UPLOAD and not self.upload.value) or (
-            kind == _PATH and (not self.path.value.strip() or Path(self.path.value.strip()).is_dir())
+            kind == _PATH and (not self.path.value.strip() or self._names_folder())
         )
-        if not nothing_yet or (kind == _PATH and self.file.options):
-            from ocr_phases.measure.inputs.images import load_page  # of the measuring half: only now
-
-            page, name = self.page()
-            first = each_page(page)[0] if isinstance(page, str) else page
-            self.image = image = load_page(first, name or "image")[0]
+        if not nothing_yet or (kind == _PATH and self.file.value):
+            (page, name), *others = self.pages()
+            self.image = image = first_image(page, name)
             alt = f"The chosen page, {image.width} × {image.height} pixels"
-            self.thumbnail.value = (
-                f"{image_html(image, alt, width=104)}<p>{image.width:,} × {image.height:,} pixels</p>"
-            )
+            more = f" and {count_text(len(others), 'more page')}" if others else ""
+            size = element("p", f"{image.width:,} × {image.height:,} pixels{more}")
+            self.thumbnail.value = image_html(image, alt, width=104) + size
+
+
+def first_image(page: str | bytes, name: str | None) -> Image:
+    """The page, or the first of several of a file; `OcrPhasesError` where it cannot be read."""
+    from ocr_phases.measure.inputs.images import load_page  # of the measuring half: only now
+
+    return load_page(each_page(page)[0] if isinstance(page, str) else page, name or "image")[0]
+
+
+class Fold:
+    """A ``button`` that shows and hides ``content``: unlike an accordion's, a keyboard reaches it."""
+
+    def __init__(self, name: str, content: widgets.Widget, *, unfolded: bool = False) -> None:
+        self._content = content
+        self.button = widgets.ToggleButton(value=unfolded, description=name)
+        self.button.add_class("opx-fold")
+        self.button.observe(self._fold, "value")
+        self._fold()
+
+    def _fold(self, _: Any = None) -> None:
+        shown = self.button.value
+        self._content.layout.display = None if shown else "none"
+        self.button.icon = "caret-down" if shown else "caret-right"
+        self.button.tooltip = f"{'Hide' if shown else 'Show'} {self.button.description.lower()}"
 
 
 class Form(widgets.HBox):
@@ -186,12 +219,18 @@ class Form(widgets.HBox):
             if setting.name not in LEFT_OUT
         }
         grid = widgets.Box([self.fields[name] for name in _IN_SIGHT])
+        self.presets = widgets.SelectMultiple(
+            options=PRESET_NAMES,
+            rows=4,
+            description="Further presets",
+            tooltip="Each page runs with these too",
+        )
+        grid.children = (*grid.children, self.presets)
         more = widgets.Box([field for name, field in self.fields.items() if name not in _IN_SIGHT])
         for box in (grid, more):
             box.add_class("opx-fields")
-        others = widgets.Accordion([more], titles=("More settings",))
-        others.add_class("opx-more")
-        right = widgets.VBox([grid, others, self.warning, below])
+        more.add_class("opx-more")
+        right = widgets.VBox([grid, Fold("More settings", more).button, more, self.warning, below])
         right.add_class("opx-settings")
         super().__init__([self.page, right])
         self.add_class("opx-form")
@@ -213,8 +252,12 @@ class Form(widgets.HBox):
         self.warning.value = note_html(warning) if warning else ""
 
     def asked(self) -> Asked:
-        """The settings; `OcrPhasesError` for a missing or wrong one."""
-        page, name = self.page.page()
+        """The first of `jobs`."""
+        return self.jobs()[0]
+
+    def jobs(self) -> list[Asked]:
+        """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong setting."""
+        pages = self.page.pages()
         for what in ("model", "device"):
             if not self.fields[what].value:
                 raise OcrPhasesError(f"No {what} chosen: type one, or choose one from the list.")
@@ -222,7 +265,9 @@ class Form(widgets.HBox):
         values = {name: field.value for name, field in self.fields.items()}
         # An empty field is a setting left to the model or the device.
         given = {name: value for name, value in values.items() if value != "" or defaults[name] is not None}
-        return Asked(page, name, Settings(**given))
+        presets = dict.fromkeys([given.get("preset"), *self.presets.value])
+        settings = [Settings(**{**given, "preset": preset}) for preset in presets]
+        return [Asked(page, name, one) for page, name in pages for one in settings]
 
 
 def _field(setting: Field[Any], model: str) -> widgets.Widget:
@@ -251,7 +296,9 @@ def _field(setting: Field[Any], model: str) -> widgets.Widget:
         return widgets.Checkbox(value=setting.default, indent=False, **common)
     if kind(setting) == "int":
         least = max(setting.metadata["least"], -_MOST)
-        field = widgets.BoundedIntText(value=setting.default, min=least, max=_MOST, **common)
+        # So many that Compare can judge two records.
+        value = LEAST_REPEATS if setting.name == "repeats" else setting.default
+        field = widgets.BoundedIntText(value=value, min=least, max=_MOST, **common)
         field.add_class(f"opx-{label.split()[-1].lower()}")
         return field
     return widgets.Text(placeholder=str(setting.metadata["text"]), **common)

@@ -51,11 +51,26 @@ class Live(widgets.Box):
         self._doing = ""
         self._tokens_a_run = self._runs = self._warmup = self._done = 0
         self._texts: list[str] = []
+        self._texts_before: list[str] = []  # of the longest run before
         self._times: list[list[float]] = [[]]
         self._last: float | None = None
         self._stop.clear()
         self.layout.display = "none"
         self.status.value = self.stream.value = ""
+
+    @property
+    def text(self) -> str:
+        """What has been written so far."""
+        return "".join(self._texts)
+
+    def end(self) -> None:
+        """Show that nothing runs any more; the text so far stays until the next run."""
+        self.refresh()
+        self._texts = max(self._texts_before, self._texts, key=len)
+        self._draw()
+        self.status.value = ""
+        if not self._texts:
+            self.clear()
 
     def begin(self, tokens_a_run: int, repeats: int, warmup: int, page: Image | None = None) -> None:
         """Show that a measurement of a page starts by loading its model."""
@@ -83,6 +98,7 @@ class Live(widgets.Box):
             elif kind == "run":
                 self._doing, self._done, self._last = "", news[0], None
                 if 0 < self._done < self._runs:
+                    self._texts_before = max(self._texts_before, self._texts, key=len)
                     self._texts, self._times = [], [*self._times, []]
             else:
                 self._take(*news)
@@ -131,7 +147,7 @@ class Live(widgets.Box):
     def _draw(self) -> None:
         if not self._times[-1]:
             return
-        text = "".join(self._texts)[-_SHOWN_TEXT:]
+        text = self.text[-_SHOWN_TEXT:]
         self.stream.value = element("div", element("pre", text, tabindex=0), class_="opx-scroll")
         longest = max(map(len, self._times))
         # Room for what is still to come, without a squeezed start: the next power of two.

@@ -33,6 +33,7 @@ class Measurer:
     def _measure(self, asked: Asked, live: Live) -> PhaseRun:
         session = self._session_for(asked.settings, live)
         from ocr_phases.measure.recorder import TokenReader
+        from ocr_phases.measure.steps.execution import told_of_preparing
 
         def progress(done: int, total: int) -> None:
             live.reader(TokenReader(session.tokenizer).read)  # no half character of the run before
@@ -41,7 +42,8 @@ class Measurer:
         live.doing(set_up_text(asked.settings))
         # Every token is shown, and Stop heard, as it is written.
         options = {**asked.settings.of_run(), "eos_check_every": 1}
-        run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=progress)
+        with told_of_preparing(live.doing):
+            run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=progress)
         if asked.page_name is None:
             return run
         # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its number).

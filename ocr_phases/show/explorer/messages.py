@@ -9,12 +9,12 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ocr_phases.errors import OcrPhasesError, Stopped
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.show.blocks import element
 
 
 class Messages(widgets.HTML):
-    """One message at a time. As a context manager it shows and swallows an `Exception` (not a stop)."""
+    """One message at a time. As a context manager it shows and swallows an `Exception`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,9 +47,7 @@ class Messages(widgets.HTML):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, Stopped):
-            self.say("Stopped before a repeat was finished, so there is no record.")
-        elif isinstance(error, Exception):
+        if isinstance(error, Exception):
             self.show_error(error)
         else:
             return False

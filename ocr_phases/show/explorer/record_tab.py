@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,24 @@ from typing import Any
 import ipywidgets as widgets
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import TemporaryFolder
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, data_address, element, fragment
+from ocr_phases.show.explorer.kept_records import file_stem
 from ocr_phases.show.explorer.messages import Messages
 from ocr_phases.show.explorer.panes import Pane
+from ocr_phases.show.explorer.places import found, placed, shown_path
 from ocr_phases.show.html import measured_html
 
 
 class RecordPane(Pane):
     """Loading works without a record shown; the rest is about the one that is.
 
-    ``loaded(run)`` is called with a record that was read, ``in_background(work, done)`` runs slow work.
+    ``loaded(run, file)`` is called with a record that was read, ``in_background(work, done)`` runs slow work.
     """
 
     def __init__(
         self,
-        loaded: Callable[[PhaseRun], None],
+        loaded: Callable[..., None],
         messages: Messages,
         in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None],
     ) -> None:
@@ -70,7 +70,7 @@ class RecordPane(Pane):
 
     def draw(self, run: PhaseRun) -> None:
         """Show the actions for this record."""
-        name = _file_stem(run)
+        name = file_stem(run)
         data = json.dumps(run.to_dict(), ensure_ascii=False, separators=(",", ":")).encode()
         self.target.value = f"{name}.json"
         self._download.value = download_html(data, f"{name}.json", "application/json", "Download the record")
@@ -81,13 +81,14 @@ class RecordPane(Pane):
     def _load_path(self, _: Any) -> None:
         if not self.path.value.strip():
             raise OcrPhasesError("No record chosen yet: type the path of a run.json.")
-        self._loaded(PhaseRun.load(Path(self.path.value.strip()).expanduser()))
+        file = found(self.path.value)
+        self._loaded(PhaseRun.load(file), file)
 
     def _load_upload(self, change: Any) -> None:
         refused = []
         for file in change["new"]:
             try:
-                self._loaded(read_record(bytes(file["content"]), str(file["name"])))
+                self._loaded(read_record(bytes(file["content"]), str(file["name"])), None)
             except OcrPhasesError as error:
                 refused.append(str(error))
         if refused:
@@ -97,17 +98,17 @@ class RecordPane(Pane):
         assert self._run is not None  # the button is only there with a record
         if not self.target.value.strip():
             raise OcrPhasesError("The file has no name yet: type one.")
-        path = Path(self.target.value.strip()).expanduser()
+        path = placed(self.target.value)
         if path.exists():
             raise OcrPhasesError(f"{path} exists already: choose another name for this record.")
         self._run.save(path)
-        self._messages.say(f"Saved as {path.resolve()}.")
+        self._messages.say(f"Saved as {path}.")
 
     def _make_report(self, _: Any) -> None:
         assert self._run is not None
-        run, folder = self._run, Path(self.folder.value.strip() or ".").expanduser() / _file_stem(self._run)
-        self._messages.say(f"Writing the report into {folder} …")
-        self._in_background(lambda: make_report(run, folder), self._made)
+        run, folder = self._run, placed(self.folder.value) / file_stem(self._run)
+        self._messages.say(f"Writing the report into {shown_path(folder)} …")
+        self._in_background(lambda: run.report(folder), self._made)
 
     def _made(self, report: Path) -> None:
         self._messages.say("")
@@ -116,15 +117,6 @@ class RecordPane(Pane):
         # The frame may run the report's own table sorting and nothing else.
         shown = {"sandbox": "allow-scripts", "title": "The report", "srcdoc": document.decode()}
         self._report.value = fragment(element("p", link, f" Written to {report}"), element("iframe", **shown))
-
-
-def make_report(run: PhaseRun, folder: Path) -> Path:
-    """`report_page` of a record in memory; the HTML file's path."""
-    from ocr_phases.report.render import report_page
-
-    with TemporaryFolder() as scratch:
-        record = run.save(Path(scratch, "run.json"))
-        return report_page(folder, {"record": str(record)})["report.html"].resolve()
 
 
 def read_record(data: bytes, name: str) -> PhaseRun:
@@ -138,13 +130,6 @@ def read_record(data: bytes, name: str) -> PhaseRun:
 def download_html(data: bytes, name: str, kind: str, text: str) -> Html:
     """A link that saves ``data``, which it carries itself."""
     return element("a", text, class_="opx-link", download=name, href=data_address(data, kind))
-
-
-def _file_stem(run: PhaseRun) -> str:
-    """A file name that tells records apart: page, model and when, in harmless characters."""
-    when = re.sub(r"[^0-9T]", "", str(run.created).split("+")[0].split(".")[0])
-    name = f"{Path(str(run.page['file'])).stem}-{run.model.get('name', 'model')}-{when}"
-    return re.sub(r"[^\w.-]+", "-", name)[:120].strip("-.")
 
 
 def _line(*children: widgets.Widget) -> widgets.Box:
