@@ -9,6 +9,7 @@ from typing import Any
 
 import lab
 import pytest
+from example_run import two_page_run
 
 from ocr_phases import PhaseRun
 
@@ -349,6 +350,24 @@ def test_a_record_is_loaded_compared_and_downloaded(panel: Any, ran: list[dict],
     compared = panel.inner_text(".opx-pane-compare")
     assert "NVIDIA H200" in compared
     assert "time to first token" in compared
+
+
+def test_the_page_shown_follows_the_scrubber(panel: Any, ran: list[dict], tmp_path: Path) -> None:
+    lab.open_tab(panel, "Record")
+    panel.fill(".opx-load-path input", str(two_page_run().save(tmp_path / "two.json")))
+    panel.click(".opx-load")
+    lab.open_tab(panel, "Page")
+    pager = panel.locator(f"{VIEW} .opv-pager")
+    pager.wait_for()
+    panel.focus(f"{VIEW} .opv-scrubber")
+    for key, page in (("End", 2), ("Home", 2), ("n", 1), ("n", 2)):  # the first token is on no page
+        panel.keyboard.press(key)
+        assert f"Page {page} of 2" in pager.inner_text()
+    assert panel.evaluate(LIT)["page"] == [1]
+    pager.locator("button[aria-label='Previous page']").click()
+    assert "Page 1 of 2" in pager.inner_text()
+    panel.keyboard.press("End")
+    assert "Page 2 of 2" in pager.inner_text()
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
