@@ -491,6 +491,7 @@ class View {
 
   close() {
     this.pause(false);
+    this.timeline.sizes.disconnect();
     for (const [name, call] of Object.entries(this.changes)) this.model.off(name, call);
     this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
   }
