@@ -72,6 +72,14 @@ def report_of(run: PhaseRun, folder: Path, kernel: ReusedKernel) -> dict[str, Pa
     return report_page(folder / "out", {"record": str(record)}, kernel=kernel)
 
 
+def two_page_run() -> PhaseRun:
+    """Two pages in one prompt, with a region on each, as Unlimited-OCR marks them."""
+    first = "<PAGE>one<|det|>text [1, 2, 300, 400]<|/det|>a"
+    run = make_run(text=f"{first}<PAGE><|det|>title [5, 5, 90, 90]<|/det|>b", crops=False)
+    model = run.model | {"family": "unlimited-ocr"}
+    return dataclasses.replace(run, model=model, pages=run.pages * 2)
+
+
 def make_run(
     *,
     text: str = TEXT,

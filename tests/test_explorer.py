@@ -16,7 +16,6 @@ import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ import nbformat
 import numpy as np
 import pytest
 from conftest import GOLDEN, GPU_RECORD, PAGES
-from example_run import make_run, page_image
+from example_run import make_run, page_image, two_page_run
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -271,10 +270,7 @@ def test_a_record_without_its_page_gets_an_empty_sheet():
 
 
 def test_all_pages_of_a_prompt_are_there():
-    run = make_run(
-        text="<PAGE>one<|det|>text [1, 2, 300, 400]<|/det|>a<PAGE><|det|>title [5, 5, 90, 90]<|/det|>b"
-    )
-    run = replace(run, model=run.model | {"family": "unlimited-ocr"}, pages=run.pages * 2)
+    run = two_page_run()
     data = row_data(run, 0)
     assert [[box["region"] for box in page["boxes"]] for page in data["pages"]] == [[0], [1]]
     assert [region["page"] for region in data["regions"]] == [None, 0, 1]

@@ -3,7 +3,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const PLOT = { width: 640, height: 200, left: 46, right: 10, top: 10, bottom: 32 };
-const LANE = { left: 150, across: 800, height: 22 };
+const LANE = { left: 150, height: 22 };
 
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
 const digits = (value) => (value === 0 ? "0" : Math.abs(value) >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
@@ -318,7 +318,7 @@ class Timeline {
   constructor(view) {
     this.svg = draw("svg", { class: "opv-curve opv-timeline", tabindex: 0, role: "group" });
     const spot = (event) => share(this.svg, event);
-    const locate = (event) => [clamp((spot(event)[0] - LANE.left) / LANE.across, 0, 1)];
+    const locate = (event) => [clamp((spot(event)[0] - LANE.left) / this.across, 0, 1)];
     const span = (event) => this.spanAt(this.window.at(locate(event)[0]), this.lanes[Math.floor((spot(event)[1] - PLOT.top) / LANE.height)]);
     this.zoom = new Zoom(this.svg, () => [this.window], locate, () => this.redraw(), (event) => span(event)?.token != null && view.go(span(event).token));
     this.svg.addEventListener("pointermove", (event) => {
@@ -326,28 +326,40 @@ class Timeline {
       view.peek(found?.token ?? null, event, found ? `${found.name}: ${duration(found.ms)}, from ${duration(found.start)} on` : "");
     });
     this.svg.addEventListener("pointerleave", () => view.peek(null));
+    this.across = 800;
+    this.sizes = new ResizeObserver(() => this.resize());
+    this.sizes.observe(this.svg);
+  }
+  /** One unit is one pixel, so that names can be read at any width. */
+  resize() {
+    const { clientWidth } = this.svg;
+    if (!clientWidth || !this.lanes) return;
+    this.across = Math.max(clientWidth - LANE.left - PLOT.right, 100);
+    this.svg.setAttribute("viewBox", `0 0 ${clientWidth} ${this.height + PLOT.bottom}`);
+    this.redraw();
   }
   show({ end, lanes }) {
     Object.assign(this, { lanes, window: new Window(end, end / 5000) });
     this.height = PLOT.top + lanes.length * LANE.height;
-    this.svg.setAttribute("viewBox", `0 0 ${LANE.left + LANE.across + PLOT.right} ${this.height + PLOT.bottom}`);
+    this.svg.style.height = `${this.height + PLOT.bottom}px`;
     this.svg.setAttribute("aria-label", `Timeline of one repeat: ${lanes.length} stages over ${duration(end)}`);
     this.cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: this.height });
     this.inside = draw("g");
     this.svg.replaceChildren(this.inside, this.cursor);
     this.redraw();
+    this.resize();
   }
   x(ms) {
-    return LANE.left + ((ms - this.window.from) / this.window.width) * LANE.across;
+    return LANE.left + ((ms - this.window.from) / this.window.width) * this.across;
   }
   /** The span of a lane at a time, or the next one within two pixels. */
   spanAt(ms, lane) {
-    const near = (2 / LANE.across) * this.window.width;
+    const near = (2 / this.across) * this.window.width;
     const place = lane?.starts.findIndex((start, each) => ms >= start - near && ms <= start + lane.ms[each] + near) ?? -1;
     return place < 0 ? null : { name: lane.name, start: lane.starts[place], ms: lane.ms[place], token: lane.tokens[place] };
   }
   redraw() {
-    const right = LANE.left + LANE.across;
+    const right = LANE.left + this.across;
     const { from, width } = this.window;
     const parts = ticks(from, from + width, 8).flatMap((ms) => [
       draw("line", { class: "opv-grid", x1: this.x(ms), x2: this.x(ms), y1: PLOT.top, y2: this.height }),
@@ -374,7 +386,7 @@ class Timeline {
     this.token = token;
     const lane = this.lanes.find(({ tokens }) => tokens.includes(token));
     const at = lane ? this.x(lane.starts[lane.tokens.indexOf(token)]) : -1;
-    this.cursor.style.display = at < LANE.left || at > LANE.left + LANE.across ? "none" : "";
+    this.cursor.style.display = at < LANE.left || at > LANE.left + this.across ? "none" : "";
     this.cursor.style.transform = `translateX(${at}px)`;
   }
 }

@@ -196,7 +196,9 @@ class View {
       this.root.append(...head, this.note, this.timeline.zoom.buttons("timeline"), this.timeline.svg, this.keys, this.tip);
       return;
     }
-    this.pager = make("span", { class: "opv-pager" });
+    this.where = make("span");
+    this.pager = make("span", { class: "opv-pager" }, button("‹", "Previous page", () => this.turn(-1)), this.where,
+      button("›", "Next page", () => this.turn(1)));
     const opacity = make("input", { type: "range", min: 0, max: 0.8, step: 0.04, value: this.style.opacity, "aria-label": "Opacity of the boxes",
       on: { input: () => this.restyle({ opacity: opacity.value }) } });
     this.crops = tick("Crops", true, (crops) => this.restyle({ crops }));
@@ -222,6 +224,7 @@ class View {
     this.root.hidden = !data.texts?.length;
     if (this.root.hidden) return;
     this.peeked = null;
+    this.turned = false;
     this.style.hidden = new Set();
     this.byRegion = new Map(data.regions.map((region) => [region.region, region]));
     this.scrubber.max = data.texts.length - 1;
@@ -262,12 +265,12 @@ class View {
     const several = pages.length > 1 ? ` ${number + 1} of ${pages.length}` : "";
     const what = `The page${several} with ${pages[number].boxes.length} boxes, ${pages[number].width} by ${pages[number].height} pixels`;
     this.page.show(pages[number], this.addresses[number], what);
-    this.pager.replaceChildren();
-    if (!several) return;
-    this.pager.append(button("‹", "Previous page", () => this.turn(-1)), ` Page${several} `, button("›", "Next page", () => this.turn(1)));
+    this.pager.hidden = !several;
+    this.where.textContent = ` Page${several} `;
   }
 
   turn(step) {
+    this.turned = true; // the page stays until the scrubber moves
     this.showPage(clamp(this.shownPage + step, 0, this.data.pages.length - 1));
     this.restyle();
     this.page.mark(this.data.region[this.token]);
@@ -300,6 +303,7 @@ class View {
   go(token) {
     if (this.playing) this.pause(false);
     this.peeked = null;
+    this.turned = false;
     const next = clamp(token, 0, this.data.texts.length - 1);
     if (next === this.model.get("token")) return this.mark();
     this.model.set("token", next); // which calls `mark`, in every view of this model
@@ -367,11 +371,10 @@ class View {
       return;
     }
     const home = clamp(this.byRegion.get(region)?.page ?? this.shownPage, 0, data.pages.length - 1);
-    if (home !== this.shownPage && region !== this.markedRegion) {
+    if (home !== this.shownPage && !this.turned) {
       this.showPage(home);
       this.restyle();
     }
-    this.markedRegion = region;
     let [first, end] = [token, token + 1];
     while (first > 0 && data.region[first - 1] === region) first--;
     while (end < data.texts.length && data.region[end] === region) end++;
@@ -389,7 +392,7 @@ class View {
 
   toggle() {
     if (this.playing) return this.pause();
-    if (this.token === this.data.texts.length - 1) this.go(0);
+    this.go(this.token === this.data.texts.length - 1 ? 0 : this.token);
     let [last, owed, token] = [performance.now(), 0, this.token];
     const frame = (now) => {
       owed += Math.max(now - last, 0) * this.speed;
@@ -488,6 +491,7 @@ class View {
 
   close() {
     this.pause(false);
+    this.timeline.sizes.disconnect();
     for (const [name, call] of Object.entries(this.changes)) this.model.off(name, call);
     this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
   }
