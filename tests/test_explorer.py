@@ -16,6 +16,7 @@ import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -439,6 +440,20 @@ def test_an_empty_panel_takes_every_choice():
     assert explorer.messages.value == ""
 
 
+def test_the_head_says_what_makes_a_record_doubtful(run: PhaseRun):
+    quiet = Explorer(runs=[run], keep=None)._verdict.value
+    assert says(quiet, "Decode is", "No check failed")
+    assert "op-bar" in quiet
+    row = {"wall_s": 4.0, "cpu_s": 4.0, "other_threads_s": 1.0, "waited_s": 0.0, "others": 0.0, "steal": 0.0}
+    rows = [{"repeat": number, **row, "load_start": 1.0, "load_end": 1.0} for number in run.repeats]
+    device = {**run.device, "conditions": {"repeats": rows, "gpu": None}}
+    explorer = Explorer(runs=[replace(run, device=device)], keep=None)
+    assert says(explorer._verdict.value, "Do not trust", "panel or other cells", "25 % of a core", "too busy")
+    assert 'op-noisy">noisy<' in explorer._verdict.value
+    open_all(explorer, "Checks")
+    assert 'op-noisy">noisy<' in everything(explorer.panes["Checks"])
+
+
 def test_a_tab_never_shows_another_record(explorer: Explorer):
     open_all(explorer, "Timeline", "Text")
     timeline = explorer.panes["Timeline"]
@@ -482,6 +497,7 @@ def test_records_are_compared_on_common_axes(run: PhaseRun):
     assert shown.count('class="op-image"') == 2
     assert says(shown, "same tokens", "Decode time of each region")
     ratio = others[0]["prefill_ms"] / run["prefill_ms"]
+    assert says(shown, "Set Repeats (--repeats) to 5 or more")
     assert f'data-value="{ratio!r}"' in shown
     explorer.add(others[1])
     pane.others.value = (1, 2)

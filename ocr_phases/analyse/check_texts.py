@@ -37,7 +37,8 @@ RULES: dict[str, CheckText] = {
     "busy_host": CheckText(
         "no other program uses its cores or its GPU",
         "Waiting for a busy core and reduced clocks lengthen every time in this record.",
-        "Close other programs, use another machine, pin the process (taskset), let a hot GPU cool.",
+        "Close other programs, leave the panel and other cells alone, pin the process (taskset), let a hot "
+        "GPU cool, or use another machine.",
     ),
     "impossible_values": CheckText(
         "no MFU or MBU above 100 %, ceilings like the datasheet's",

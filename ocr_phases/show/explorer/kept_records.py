@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ipywidgets as widgets
 
@@ -84,10 +83,8 @@ class KeptRecords(widgets.Box):
         self._holds.add_class("opx-keep-size")
         super().__init__([self.on, self.folder, self._holds])
         self.add_class("opx-keep")
-        self._changed = changed
-        self.on.observe(self._look, "value")
-        self.folder.observe(self._look, "value")
-        self._tell()
+        self.on.observe(lambda _: changed(), "value")
+        self.folder.observe(lambda _: changed(), "value")
 
     @property
     def path(self) -> Path:
@@ -110,15 +107,10 @@ class KeptRecords(widgets.Box):
             return None
         target = free_path(output_folder(self.path) / f"{file_stem(run)}.json")
         save_or_rescue(run.save, target)
-        self._tell()
         return target
 
-    def _look(self, _: Any) -> None:
-        self._tell()
-        self._changed()
-
-    def _tell(self) -> None:
-        """How much the folder holds; the folder as an absolute path is the field's tooltip."""
+    def tell(self) -> None:
+        """Say how much the folder holds; the folder as an absolute path is the field's tooltip."""
         self.folder.disabled = not self.on.value
         self.folder.tooltip = str(self.path)
         sizes = [path.stat().st_size for path in self._all()]

@@ -114,12 +114,14 @@ class Explorer(widgets.VBox):
         self._show_chosen = guarded(self._choose)
         self.shown.observe(self._show_chosen, "value")
         self._verdict.layout.display = "none"
-        self._list_records()
         for run, file in [*MEASURED, *((run, None) for run in runs)]:
-            self.add(run, file)
+            self._append(run, file)
         if record is not None:
             file = found(record)
-            self.add(PhaseRun.load(file), file)
+            self._append(PhaseRun.load(file), file)
+        self._list_records()
+        with self.messages:
+            self._show()
 
     @property
     def run(self) -> PhaseRun | None:
@@ -128,15 +130,19 @@ class Explorer(widgets.VBox):
 
     def add(self, run: PhaseRun, file: Path | None = None) -> None:
         """Show another record, of ``file`` if it has one; earlier ones stay available."""
-        self.runs.append(run)
-        self._files.append(file)
-        self._current = len(self.runs) - 1
+        self._append(run, file)
         self._list_records()
         with self.messages:
             self._show()
 
+    def _append(self, run: PhaseRun, file: Path | None) -> None:
+        self.runs.append(run)
+        self._files.append(file)
+        self._current = len(self.runs) - 1
+
     def _list_records(self) -> None:
         """Offer this panel's records, then files that are not loaded."""
+        self.kept.tell()
         options: list[tuple[str, int | Path | str]] = [
             (name, number) for number, name in enumerate(self._names())
         ]
