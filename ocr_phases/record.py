@@ -27,6 +27,7 @@ from ocr_phases.files import read_regular, split_page, unpacked, write_atomic
 from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
+from ocr_phases.truth import Truth, load_truth
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
@@ -77,6 +78,7 @@ _ELSEWHERE = {
     "tokens_of": "ocr_phases.analyse.tokens",
     "stage_table": "ocr_phases.analyse.summary",
     "regions_of": "ocr_phases.analyse.regions",
+    "quality_table": "ocr_phases.analyse.quality",
     "floor_table": "ocr_phases.analyse.floors",
     "decode_floor": "ocr_phases.analyse.floors",
     "checks_table": "ocr_phases.analyse.checks",
@@ -320,6 +322,16 @@ class PhaseRun:
     def checks(self) -> pd.DataFrame:
         """Every check, of the live model and of the record: `ocr_phases.analyse.checks.checks_table`."""
         return _elsewhere("checks_table")(self)
+
+    def quality(self, truth: Truth | str | Path, row: int = 0) -> pd.DataFrame:
+        """A row's text against what its page says: `ocr_phases.analyse.quality.quality_table`.
+
+        ``truth`` is a file (`ocr_phases.truth.load_truth`) or one that was loaded.
+        """
+        if not isinstance(truth, Truth):
+            files = [str(page["file"]) for page in self.pages if page["row"] == row]
+            truth = load_truth(truth, files[0])
+        return _elsewhere("quality_table")(self, truth, row)
 
     # -- what it shows ----------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ PRESSED = (
     ),
 )
 CONTROLS = {
-    "slider": ".opx-scrubber .noUi-handle",
+    "slider": ".opv-mode-page .opv-scrubber",
     "checkbox": ".opx-keep-on input",
     "dropdown": ".opx-shown select",
     "text": ".opx-keep-folder input",
@@ -39,7 +39,7 @@ CONTROLS = {
     "fold": ".opx-fold >> nth=0",
     "toggle": ".opx-source button >> nth=0",
     "tab": ".opx-tabs .lm-TabBar-tab.lm-mod-current",
-    "list": ".opx-regions select",
+    "list": ".opv-mode-page .opv-regions",
     "upload": ".opx-pane-record button:has-text('Upload')",
     "heading of a table": ".opx-pane-vision .op-table thead button >> nth=0",
 }
