@@ -38,13 +38,14 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
+from ocr_phases.catalogue import FAMILIES
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
 from ocr_phases.report.render import execute_notebook
 from ocr_phases.settings import Settings
 from ocr_phases.show.explorer import Explorer
 from ocr_phases.show.explorer.form import Asked
-from ocr_phases.show.explorer.kept_records import MEASURED
+from ocr_phases.show.explorer.kept_records import MEASURED, file_label, file_stem, label, shipped
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
 from ocr_phases.show.explorer.places import found, placed, project_folder, shown_path
@@ -160,6 +161,18 @@ print(explorer.messages.value)
     figures, message = done.stdout.split("\n", 1)
     assert figures == f"{run.token_count} {run.token_table['region'][40]}"
     assert "ModuleNotFoundError" in message
+
+
+def test_a_record_is_listed_with_what_tells_it_apart():
+    run = make_run(rows=2)
+    run = replace(run, request={**run.request, "vision": "compiled"})
+    assert {"vision compiled", "2 rows", str(run.page["preset"])} <= set(label(run).split(", "))
+    assert file_label(Path(f"{file_stem(run)}.json")).split(", ")[0] == str(run.page["file"])
+
+
+def test_what_ships_are_records():
+    runs = [PhaseRun.load(path) for path in shipped()]
+    assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(

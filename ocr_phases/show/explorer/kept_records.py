@@ -24,7 +24,7 @@ FOLDER = "ocr_phases_records"
 MEASURED: list[tuple[PhaseRun, Path | None]] = []
 
 _MOST_LISTED = 200  # the newest
-_SHIPPED = "h200-dummy-*.json"  # the others in that folder are tables
+_SHIPPED = ("h200-dummy-*.json", "families/h200-[!b]*.json*")  # the others in these folders are benchmarks
 
 
 def description(run: PhaseRun) -> list[str]:
@@ -37,7 +37,7 @@ def description(run: PhaseRun) -> list[str]:
         printable(str(run.model.get("name")), 40),
         str(run.page.get("preset")),
         str(run.model.get("strategy")),
-        f"vision {run.model.get('vision') or 'eager'}",
+        f"vision {run.request['vision']}",
         *([f"{rows} rows"] if rows > 1 else []),
         count_text(run.token_count, "token"),
     ]
@@ -58,12 +58,13 @@ def file_stem(run: PhaseRun) -> str:
 def file_label(path: Path) -> str:
     """A record's line in a list, from nothing but its file's name."""
     when, *rest = path.stem.split("_")
-    return ", ".join([*rest, when]) if rest else path.stem
+    return ", ".join([*rest, when]) if rest else path.name.partition(".")[0]
 
 
 def shipped() -> list[Path]:
     """The records that come with the package."""
-    return sorted(asset("data", "runs").glob(_SHIPPED))
+    runs = asset("data", "runs")
+    return [path for pattern in _SHIPPED for path in sorted(runs.glob(pattern))]
 
 
 class KeptRecords(widgets.Box):

@@ -151,7 +151,8 @@ class Explorer(widgets.VBox):
         for path in self.kept.files():
             if path not in self._files:
                 options.append((file_label(path), path))
-        options += [(f"with the package: {path.stem}", path) for path in shipped() if path not in self._files]
+        with_the_package = [path for path in shipped() if path not in self._files]
+        options += [(f"with the package: {file_label(path)}", path) for path in with_the_package]
         # New options first put the list on its first record: that is not to be drawn.
         self.shown.unobserve(self._show_chosen, "value")
         self.shown.options = options
