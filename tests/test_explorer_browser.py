@@ -362,7 +362,7 @@ def test_a_record_is_loaded_compared_and_downloaded(panel: Any, ran: list[dict],
     lab.open_tab(panel, "Record")
     panel.fill(".opx-load-path input", str(GPU_RECORD))
     panel.press(".opx-load-path input", "Tab")
-    panel.keyboard.press("Enter")  # on Load, which comes next
+    panel.press(".opx-load", "Enter")
     panel.wait_for_function("document.querySelector('.opx-verdict').textContent.includes('NVIDIA H200')")
     with panel.expect_download() as download:
         panel.click(".opx-download a")
