@@ -157,7 +157,9 @@ class Curve {
       this.band, this.inside, this.cursor, this.dot);
     const locate = (event) => [clamp((share(this.svg, event)[0] - PLOT.left) / this.across, 0, 1)];
     const token = (event) => clamp(Math.floor(this.window.at(locate(event)[0])), 0, this.lines.at(-1).length - 1);
-    this.across = PLOT.width - PLOT.left - PLOT.right;
+    this.width = PLOT.width;
+    this.sizes = new ResizeObserver(() => this.resize());
+    this.sizes.observe(this.svg);
     this.zoom = new Zoom(this.svg, () => [this.window], locate, () => this.redraw(), (event) => view.go?.(token(event)));
     if (!view.go) return;
     this.svg.addEventListener("pointermove", (event) => event.buttons || view.peek(token(event), event));
@@ -167,6 +169,18 @@ class Curve {
     Object.assign(this, { lines, top, window: new Window(Math.max(count, 1), 8) });
     const label = `Latency of each of ${lines.at(-1)?.length ?? 0} tokens, 0 to ${duration(top)}; higher ones are cut off`;
     this.svg.setAttribute("aria-label", label);
+    this.redraw();
+    this.resize();
+  }
+  get across() {
+    return this.width - PLOT.left - PLOT.right;
+  }
+  /** One unit is one pixel, so that figures can be read at any width. */
+  resize() {
+    const { clientWidth } = this.svg;
+    if (!clientWidth || !this.lines) return;
+    this.width = Math.max(clientWidth, 200);
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${PLOT.height}`);
     this.redraw();
   }
   x(token) {
@@ -178,7 +192,7 @@ class Curve {
   }
   redraw() {
     const { from, width } = this.window;
-    const [right, floor] = [PLOT.width - PLOT.right, PLOT.height - PLOT.bottom];
+    const [right, floor] = [this.width - PLOT.right, PLOT.height - PLOT.bottom];
     const parts = [];
     for (const ms of ticks(0, this.top, 4)) {
       parts.push(draw("line", { class: "opv-grid", x1: PLOT.left, x2: right, y1: this.y(ms), y2: this.y(ms) }));
@@ -205,7 +219,7 @@ class Curve {
       let slowest = null;
       for (let token = start; token < Math.min(start + bunch, line.length); token++)
         if (line[token] != null && (slowest === null || line[token] > line[slowest])) slowest = token;
-      const inside = slowest !== null && this.x(slowest) >= PLOT.left && this.x(slowest) <= PLOT.width - PLOT.right;
+      const inside = slowest !== null && this.x(slowest) >= PLOT.left && this.x(slowest) <= this.width - PLOT.right;
       if (inside) points.push(`${this.x(slowest).toFixed(1)},${this.y(line[slowest]).toFixed(1)}`);
     }
     return points.join(" ");
@@ -215,12 +229,12 @@ class Curve {
     this.marked = [token, first, end];
     const ms = this.lines.at(-1)[token];
     const at = this.x(token);
-    const outside = at < PLOT.left || at > PLOT.width - PLOT.right;
+    const outside = at < PLOT.left || at > this.width - PLOT.right;
     this.cursor.style.display = outside ? "none" : "";
     this.cursor.style.transform = `translateX(${at}px)`;
     this.dot.style.display = outside || ms == null ? "none" : "";
     if (ms != null) this.dot.style.transform = `translate(${at}px, ${this.y(ms)}px)`;
-    const [left, right] = [first - 0.5, end - 0.5].map((edge) => clamp(this.x(edge), PLOT.left, PLOT.width - PLOT.right));
+    const [left, right] = [first - 0.5, end - 0.5].map((edge) => clamp(this.x(edge), PLOT.left, this.width - PLOT.right));
     this.band.style.display = end - first < this.window.size ? "" : "none";
     this.band.setAttribute("x", left);
     this.band.setAttribute("width", Math.max(right - left, 1));
