@@ -9,7 +9,6 @@ from typing import Any
 
 import lab
 import pytest
-from example_run import two_page_run
 
 from ocr_phases import PhaseRun
 
@@ -338,24 +337,6 @@ def test_an_error_is_one_sentence_and_the_kernel_goes_on(panel: Any, ran: list[d
     assert "missing.png" in panel.inner_text(".opx-error > p")
     assert not panel.locator(".opx-error pre").is_visible()
     panel.click(".opx-source button:has-text('Sample')")
-
-
-def test_the_page_shown_follows_the_scrubber(panel: Any, ran: list[dict], tmp_path: Path) -> None:
-    lab.open_tab(panel, "Record")
-    panel.fill(".opx-load-path input", str(two_page_run().save(tmp_path / "two.json")))
-    panel.click(".opx-load")
-    lab.open_tab(panel, "Page")
-    pager = panel.locator(f"{VIEW} .opv-pager")
-    pager.wait_for()
-    panel.focus(f"{VIEW} .opv-scrubber")
-    for key, page in (("End", 2), ("Home", 2), ("n", 1), ("n", 2)):  # the first token is on no page
-        panel.keyboard.press(key)
-        assert f"Page {page} of 2" in pager.inner_text()
-    assert panel.evaluate(LIT)["page"] == [1]
-    pager.locator("button[aria-label='Previous page']").click()
-    assert "Page 1 of 2" in pager.inner_text()
-    panel.keyboard.press("End")
-    assert "Page 2 of 2" in pager.inner_text()
 
 
 def test_a_record_is_loaded_compared_and_downloaded(panel: Any, ran: list[dict], tmp_path: Path) -> None:
