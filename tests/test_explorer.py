@@ -170,6 +170,11 @@ def test_a_record_is_listed_with_what_tells_it_apart():
     assert file_label(Path(f"{file_stem(run)}.json")).split(", ")[0] == str(run.page["file"])
 
 
+def test_rows_name_their_files():
+    run = make_run(rows=2)
+    assert row_data(run, 0)["rows"] == [f"{row}: {page['file']}" for row, page in enumerate(run.pages)]
+
+
 def test_what_ships_are_records():
     runs = [PhaseRun.load(path) for path in shipped()]
     assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)

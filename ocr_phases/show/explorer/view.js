@@ -229,9 +229,9 @@ class View {
     this.byRegion = new Map(data.regions.map((region) => [region.region, region]));
     this.scrubber.max = data.texts.length - 1;
     this.note.textContent = data.note;
-    this.row.replaceChildren(...Array.from({ length: data.rows }, (_, row) => make("option", { value: row }, `${row}`)));
+    this.row.replaceChildren(...data.rows.map((name, row) => make("option", { value: row }, name)));
     this.row.value = this.model.get("row");
-    this.rows.hidden = data.rows < 2;
+    this.rows.hidden = data.rows.length < 2;
     this.tokens.show(data);
     if (this.mode === "timeline") {
       this.timeline.show(data);

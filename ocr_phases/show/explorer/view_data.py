@@ -38,7 +38,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
     found = [time for time in times if time is not None]
     pages = pages_of_row(run, row)
     return {
-        "rows": len(run.results),
+        "rows": _row_names(run),
         "note": _note(run, row, grounding),
         "texts": [plain(str(text)) for text in tokens["text"]],
         "ms": times,
@@ -73,6 +73,15 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
             for place, number in enumerate(pages)
         ],
     }
+
+
+def _row_names(run: PhaseRun) -> list[str]:
+    """Each row's number and files."""
+    files = [
+        ", ".join(str(page["file"]) for page in run.pages if page["row"] == row)
+        for row in range(len(run.results))
+    ]
+    return [f"{row}: {printable(names, 40)}" for row, names in enumerate(files)]
 
 
 def timeline_data(run: PhaseRun, row: int) -> dict[str, Any]:
