@@ -96,6 +96,7 @@ def focus(page: Any, control: str) -> Any:
     if control in TAB_OF:
         lab.open_tab(page, TAB_OF[control])
     found = page.locator(CONTROLS[control])
+    found.wait_for()  # what is hidden takes no focus
     found.focus()
     return found
 
