@@ -35,7 +35,7 @@ def take(page: Any, theme: str) -> bytes:
     page.wait_for_timeout(500)  # colours change gradually
     shot = Image.open(io.BytesIO(page.locator(".opx").screenshot())).convert("RGB")
     buffer = io.BytesIO()
-    shot.save(buffer, "PNG", optimize=True)
+    shot.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
