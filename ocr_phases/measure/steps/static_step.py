@@ -214,8 +214,8 @@ class StaticStep:
         if self.strategy == "eager" or not cuda:
             return dict(runs), None, None
         made, capture_ms = {}, 0.0
+        preparing.get()("capturing the decode step")
         for read, run in runs.items():
-            preparing.get()(f"capturing the decode step that reads {read:,} entries")
             self._start_over()
             made[read], took = first_call_ms(self.device, _captured, run)
             capture_ms += took
