@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def test_ctrl_c_ends_a_report_with_the_finished_repeats(tmp_path):
     command += ["--repeats", "1000", "--warmup", "0", "--max-new-tokens", "8", "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
-            if line.startswith("Repeat 1 of 1000 done"):
+            if re.match(r"Repeat \d+ of 1000 done", line):  # on a busy machine not each is seen
                 process.send_signal(signal.SIGINT)
                 break
         out, err = process.communicate(timeout=240)
