@@ -48,9 +48,8 @@ class Truth:
 def find_truth(page: str | Path) -> Path | None:
     """The truth beside a page: a file of its name with another suffix (`TRUTH_SUFFIXES`); None without."""
     file, number = split_page(str(page))
-    stem = Path(file).with_suffix("")
-    names = [f"{stem.name}{number.replace('#', '-')}"] if number else [stem.name]
-    paths = [stem.with_name(f"{name}{suffix}") for name in names for suffix in TRUTH_SUFFIXES]
+    stem = f"{Path(file).with_suffix('')}{number.replace('#', '-')}"
+    paths = [Path(f"{stem}{suffix}") for suffix in TRUTH_SUFFIXES]
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.grounding import intersection_over_union, parse_grounding
 from ocr_phases.analyse.quality import (
     QUALITY_COLUMNS,
-    intersection_over_union,
     match_boxes,
     plain_text,
     quality_table,

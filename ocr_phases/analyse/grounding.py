@@ -90,6 +90,8 @@ class Grounding:
     """Boxes that were not four integers, plus one for each box list that could not be read at all."""
     page_starts: tuple[int, ...] = ()
     """Character at which each page's mark starts, where the family has one."""
+    page_mark: str = ""
+    """That mark."""
 
     def on_page(self, page: int) -> Grounding:
         """The regions of one page alone, with their numbers."""
@@ -131,7 +133,17 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
                 page=max(bisect_right(pages, match.start()) - 1, 0),
             )
         )
-    return Grounding(tuple(regions), dropped, tuple(pages))
+    return Grounding(tuple(regions), dropped, tuple(pages), mark or "")
+
+
+def intersection_over_union(one: Box, other: Box, ends: int = 0) -> float:
+    """Of two boxes; 0 where neither has an area. With ``ends`` 1 both ends count, so a line has an area."""
+    corners = max(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), min(one[3], other[3])
+    inside, *whole = (
+        max(box[2] - box[0] + ends, 0) * max(box[3] - box[1] + ends, 0) for box in (corners, one, other)
+    )
+    union = sum(whole) - inside
+    return inside / union if union else 0.0
 
 
 def _short_mark(inside: str) -> tuple[str, str]:

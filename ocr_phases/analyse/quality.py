@@ -17,7 +17,13 @@ import pandas as pd
 from apted import APTED, Config
 from rapidfuzz.distance import Levenshtein
 
-from ocr_phases.analyse.grounding import Box, Grounding, Region, parse_grounding
+from ocr_phases.analyse.grounding import (
+    Box,
+    Grounding,
+    Region,
+    intersection_over_union,
+    parse_grounding,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.truth import TrueRegion, Truth
@@ -67,8 +73,8 @@ def written_text(text: str, grounding: Grounding) -> str:
     starts = [0, *(region.content_start for region in grounding.regions)]
     ends = [*(region.start for region in grounding.regions), len(text)]
     parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-    if grounding.page_starts:
-        parts = [part.replace("<PAGE>", " ") for part in parts]
+    if grounding.page_mark:
+        parts = [part.replace(grounding.page_mark, " ") for part in parts]
     return plain_text("\n\n".join(parts))
 
 
@@ -257,12 +263,3 @@ def match_boxes(ours: Sequence[Sequence[Box]], theirs: Sequence[Box]) -> list[tu
             used.add(mine)
             taken.add(place)
     return pairs
-
-
-def intersection_over_union(one: Box, other: Box) -> float:
-    """Of two boxes ``(x1, y1, x2, y2)``; 0 where neither has an area."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    inside = max(width, 0) * max(height, 0)
-    whole = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)) - inside
-    return inside / whole if whole else 0.0

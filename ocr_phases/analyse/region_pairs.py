@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, parse_grounding
+from ocr_phases.analyse.grounding import (
+    PREAMBLE,
+    Box,
+    Grounding,
+    Region,
+    intersection_over_union,
+    parse_grounding,
+)
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.record import PhaseRun
 
@@ -43,7 +50,7 @@ def matched_regions(base: Grounding, other: Grounding) -> dict[int, int]:
         if not region.boxes:
             continue
         overlaps = {
-            number: overlap(_outline(region), _outline(one))
+            number: intersection_over_union(_outline(region), _outline(one), ends=1)
             for number, one in free.items()
             if one.page == region.page
         }
@@ -52,17 +59,6 @@ def matched_regions(base: Grounding, other: Grounding) -> dict[int, int]:
             found[region.index] = best
             del free[best]
     return found
-
-
-def overlap(one: Box, other: Box) -> float:
-    """The area that both boxes cover over the area that either covers, 0 to 1."""
-    both = _area((max(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), min(one[3], other[3])))
-    return both / (_area(one) + _area(other) - both)
-
-
-def _area(box: Box) -> int:
-    """In steps of the grid, ends included: a line has an area too."""
-    return max(box[2] - box[0] + 1, 0) * max(box[3] - box[1] + 1, 0)
 
 
 def _outline(region: Region) -> Box:

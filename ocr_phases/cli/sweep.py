@@ -6,13 +6,16 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import PRESET_NAMES
 from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings
 from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
+
+if TYPE_CHECKING:
+    from ocr_phases.analyse.sweep import Sweep
 
 SUMMARY = "measure one page over presets, strategies, batch sizes and lengths"
 USAGE = "[options] PAGE | --records DIR"
@@ -35,9 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.report.render import execute_notebook, render_html
 
     source = Path(arguments.records or arguments.out)
-    if arguments.page:
-        _measure(arguments)
-    found = Sweep.load(source)
+    found = _measure(arguments) if arguments.page else Sweep.load(source)
     folder = output_folder(arguments.out)
     table = found.table
     columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if table.empty else 0
 
 
-def _measure(arguments: argparse.Namespace) -> None:
+def _measure(arguments: argparse.Namespace) -> Sweep:
     from tqdm import tqdm
 
     from ocr_phases.measure.inputs.images import load_page, unnamed_pages
@@ -101,7 +102,7 @@ def _measure(arguments: argparse.Namespace) -> None:
         load = settings.of_model()
         models = arguments.models or [load["model"]]
         del load["model"]
-        sweep(arguments.page, models, load=load, loading=bar.set_description_str, **options)
+        return sweep(arguments.page, models, load=load, loading=bar.set_description_str, **options)
 
 
 def model_list(text: str) -> list[str]:

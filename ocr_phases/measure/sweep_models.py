@@ -45,11 +45,11 @@ def sweep(
             if loading is not None:
                 loading(settings.model)
             session = OCRSession.load(**vars(settings))
-            session.sweep(page, folder=place, **options)
+            found = session.sweep(page, folder=place, **options)
             device = session.device
             del session
             free_memory(device)
-        return SweepResult.load(kept)
+        return found if len(places) == 1 else SweepResult.load(kept)
 
 
 def model_folders(models: Sequence[str], folder: Path) -> list[Path]:

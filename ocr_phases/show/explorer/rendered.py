@@ -14,7 +14,6 @@ from typing import Any
 import mistune
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding
-from ocr_phases.catalogue import FAMILIES
 
 Node = str | list[Any]
 
@@ -49,16 +48,15 @@ def _reader() -> mistune.Markdown:
 _MARKDOWN = _reader()
 
 
-def rendered(text: str, grounding: Grounding, family: str | None = None) -> list[list[Any]]:
+def rendered(text: str, grounding: Grounding) -> list[list[Any]]:
     """``[region, *nodes]`` of each region in the order of the text, and of what stands before one (-1)."""
-    mark = FAMILIES[family].page_mark if family in FAMILIES else None
     starts = [(0, PREAMBLE), *((start, PREAMBLE) for start in grounding.page_starts)]
     parts = sorted([*starts, *((region.start, region.index) for region in grounding.regions)])
     ends = [start for start, _ in parts[1:]] + [len(text)]
     found = []
     for (start, number), end in zip(parts, ends, strict=True):
         if number == PREAMBLE:
-            words = text[start:end].removeprefix(mark or "").strip()
+            words = text[start:end].removeprefix(grounding.page_mark).strip()
         else:
             words = grounding.regions[number].text
         if words:

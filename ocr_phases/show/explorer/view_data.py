@@ -50,7 +50,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
         "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
         "palette": [_ground(time_colour(step / (_COLOURS - 1))) for step in range(_COLOURS)],
         "regions": _regions(run, row, grounding),
-        "rendered": rendered(plain(text), parse_grounding(plain(text), family), family),
+        "rendered": rendered(plain(text), parse_grounding(plain(text), family)),
         "kinds": [
             {
                 "label": printable(label),
