@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from synth import blocks, parts, pictures, tables
+from synth import blocks, more_layouts, parts, pictures, tables
 from synth.sheet import Sheet
 from synth.vocabulary import HEADINGS
 
@@ -332,5 +332,11 @@ LAYOUTS: dict[str, Layout] = {
         exercise,
         notice,
         report,
+        more_layouts.statement,
+        more_layouts.boxed_form,
+        more_layouts.code_listing,
+        more_layouts.signed,
+        more_layouts.magazine,
+        more_layouts.unreadable,
     )  # fmt: skip
 }
