@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from forward import Batch
-from pages import Bucket, make_example
+from pages import Bucket, Sources, make_example
 from tokenizer import PAD, Codec
 
 CHUNKS = 8
@@ -56,7 +56,7 @@ class Recipe:
     seed: int
     buckets: dict[str, Bucket]
     prompts: dict[str, float]
-    families: tuple[Any, ...]
+    sources: Sources
     codec: Codec
     longest: int
 
@@ -82,7 +82,7 @@ class Store:
         for index in range(bucket.pages):
             seed = f"train {recipe.seed} {order.number} {index}"
             example = make_example(
-                seed, bucket, order.stage, recipe.prompts, recipe.families, recipe.codec, recipe.longest
+                seed, bucket, order.stage, recipe.prompts, recipe.sources, recipe.codec, recipe.longest
             )
             views = np.concatenate([example.views.global_view.ravel(), example.views.crops.ravel()])
             pixels[index * size : (index + 1) * size] = views

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from synth import CHARACTERS
-from synth.texts import LANGUAGES, PASSAGES, WORDS
+from synth.texts import HELD_OUT, LANGUAGES, PASSAGES, WORDS
 from synth.vocabulary import COMMON
 
 #: Debian packages by language.
@@ -157,8 +157,8 @@ def build(folder: Path) -> None:
                 break
         (folder / PASSAGES.format(language)).write_text("\n".join(kept))
         if language == "en":
-            (folder / WORDS.format("held-out")).write_text("\n".join(filter(is_held_out_word, every)))
-            (folder / PASSAGES.format("held-out")).write_text("\n".join(apart))
+            (folder / WORDS.format(HELD_OUT)).write_text("\n".join(filter(is_held_out_word, every)))
+            (folder / PASSAGES.format(HELD_OUT)).write_text("\n".join(apart))
         print(f"{language}: {len(every)} words, {len(kept)} passages, {len(apart)} held out", flush=True)
 
 

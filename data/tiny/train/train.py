@@ -25,7 +25,7 @@ from heads import Heads
 from loader import Direct, Loader, Recipe, Shipper
 from model import build_model
 from optim import make_optimisers
-from pages import CHARACTERS, Bucket, load_families, make_buckets
+from pages import CHARACTERS, Bucket, Sources, load_sources, make_buckets
 from ranks import Ranks
 from schedule import Schedule
 from tokenizer import IMAGE, Codec, build_tokenizer, page_texts, save_tokenizer
@@ -144,7 +144,7 @@ class Training:
         config: dict[str, Any],
         out: Path,
         *,
-        fonts: Path | None,
+        sources: Sources,
         tokenizer: Path,
         device: str,
         workers: int,
@@ -154,9 +154,8 @@ class Training:
         self.ranks = Ranks()
         codec = Codec.load(tokenizer)
         buckets = make_buckets(config["buckets"])
-        families = load_families(fonts)
         seed = config["seed"] + _SEEDS_APART * self.ranks.rank
-        recipe = Recipe(seed, buckets, config["prompts"], families, codec, config["longest"])
+        recipe = Recipe(seed, buckets, config["prompts"], sources, codec, config["longest"])
         self.schedule = Schedule(config, buckets)
         # Forked before CUDA starts, which would not survive it.
         self.loader = Loader(
@@ -260,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--fonts", type=Path, help="Debian's font files; without, matplotlib's families alone"
     )
+    parser.add_argument("--texts", type=Path, help="words and passages of texts.py; without, the generator's list")
+    parser.add_argument("--printed", type=Path, help="pages of browser.py; without, all are the generator's")
     parser.add_argument("--tokenizer", type=Path, help="a folder; without, OUT/tokenizer, built if missing")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -309,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training = Training(
         config,
         args.out,
-        fonts=args.fonts,
+        sources=load_sources(args.fonts, args.texts, args.printed),
         tokenizer=tokenizer,
         device=args.device,
         workers=args.workers,

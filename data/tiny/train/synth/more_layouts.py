@@ -10,6 +10,7 @@ from synth.fonts import FontFamily, load_face
 from synth.fonts.faces import matplotlib_families
 from synth.page import Pixels
 from synth.sheet import Setting, Sheet, enclose
+from synth.words import Words
 
 _SCRIPTS = ((0x0391, 0x03C9), (0x0410, 0x044F), (0x0531, 0x0586), (0x05D0, 0x05EA), (0x0627, 0x064A),
             (0x10D0, 0x10F0), (0x1401, 0x1440))  # fmt: skip
@@ -80,7 +81,7 @@ def boxed_form(sheet: Sheet) -> None:
             texts = words.label(), words.drawable(make)
             if max(label.width(texts[0]), value.width(texts[1])) > wide - 2 * pad - 2:
                 continue
-            sheet.draw.rectangle((x, top, x + wide - 1, top + high - 1), outline=sheet.look.ink, width=thick)
+            _frame(sheet, (x, top, x + wide, top + high), thick)
             baselines = top + pad + label.rise, top + high - pad - value.fall
             inks = [
                 sheet.ink(text, x + pad, baseline, Setting(face, sheet.look.ink, high))
@@ -91,6 +92,12 @@ def boxed_form(sheet: Sheet) -> None:
             sheet.record("text", enclose(inks), "\n".join(texts))
         sheet.y = top + high + rng.choice((0, 0, pad))
     sheet.skip()
+
+
+def _frame(sheet: Sheet, box: Pixels, thick: int) -> None:
+    x1, y1, x2, y2 = box
+    for edge in ((x1, y1, x2, y1 + thick), (x1, y2 - thick, x2, y2), (x1, y1, x1 + thick, y2), (x2 - thick, y1, x2, y2)):
+        sheet.decorate(edge, sheet.look.ink)
 
 
 def code_listing(sheet: Sheet) -> None:
@@ -105,13 +112,19 @@ def code_listing(sheet: Sheet) -> None:
         face = load_face(fixed.regular, sheet.look.size)
         lines = []
         for _ in range(rng.randint(2, 9)):
-            names = words.plain(), words.plain(), rng.choice((str(rng.randrange(1000)), words.plain()))
-            line = rng.choice(_CODE).format(*names)
+            line = code_line(words) if lines else code_line(words).lstrip()
             if face.width(line) < sheet.width - 2 and words.shows(line):
                 lines.append(line)
         if not lines or not sheet.text("text", lines, blocks.setting(sheet, face)):
             return
         sheet.skip()
+
+
+def code_line(words: Words) -> str:
+    """A line of code of any language, its indentation kept."""
+    rng = words.rng
+    names = words.plain(), words.plain(), rng.choice((str(rng.randrange(1000)), words.plain()))
+    return rng.choice(_CODE).format(*names)
 
 
 def signed(sheet: Sheet) -> None:
@@ -224,7 +237,7 @@ def _scribble(sheet: Sheet) -> bool:
         baseline = sheet.y + round(1.2 * size) + row * leading
         if baseline + size > sheet.bottom:
             break
-        x, end = float(sheet.left + 2), sheet.left + sheet.width * rng.uniform(0.3, 0.95)
+        x, end = float(sheet.left + pen), sheet.left + sheet.width * rng.uniform(0.3, 0.8)
         while x < end:
             points = []
             for stroke in range(rng.randint(4, 22)):
@@ -233,7 +246,7 @@ def _scribble(sheet: Sheet) -> bool:
                 x += size * rng.uniform(0.06, 0.2)
             sheet.draw.line(points, fill=hue, width=pen, joint="curve")
             xs, ys = zip(*points, strict=True)
-            boxes.append((int(min(xs)), int(min(ys)) - pen, int(max(xs)) + pen, int(max(ys)) + pen + 1))
+            boxes.append((int(min(xs)) - pen, int(min(ys)) - pen, int(max(xs)) + pen, int(max(ys)) + pen + 1))
             x += size * rng.uniform(0.3, 0.6)
     boxes = [(max(0, a), b, min(sheet.image.width, c), d) for a, b, c, d in boxes]
     return _blank(sheet, boxes)

@@ -7,22 +7,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-LANGUAGES = ("en", "de", "fr", "es")
+LANGUAGES, HELD_OUT = ("en", "de", "fr", "es"), "held-out"
 WORDS, PASSAGES = "words-{}.txt", "passages-{}.txt"
 _SHARES = (70, 10, 10, 10)
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """One language's words, the most frequent first, and passages of prose."""
+    """One language's words, the most frequent first, and passages of prose; ``even``: no word is likelier."""
 
     words: tuple[str, ...]
     passages: tuple[str, ...]
+    even: bool = False
 
     def word(self, rng: random.Random) -> str:
         """A word: half of the time any of them, else the likelier the more frequent it is."""
         count = len(self.words)
-        return self.words[int(count ** rng.random() if rng.random() < 0.5 else count * rng.random())]
+        frequent = not self.even and rng.random() < 0.5
+        return self.words[int(count ** rng.random() if frequent else count * rng.random())]
 
     def passage(self, rng: random.Random) -> str:
         """A passage."""
@@ -35,7 +37,7 @@ def load_texts(folder: Path, language: str) -> Texts:
     words, passages = (
         tuple((folder / name.format(language)).read_text("utf-8").split("\n")) for name in (WORDS, PASSAGES)
     )
-    return Texts(words, passages)
+    return Texts(words, passages, language == HELD_OUT)
 
 
 def any_texts(folder: Path, rng: random.Random) -> Texts:
