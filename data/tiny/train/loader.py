@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import os
 import queue
 import random
 import threading
@@ -136,6 +137,7 @@ def _shared(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def _work(store: Store, recipe: Recipe, orders: Any, done: Any) -> None:
     torch.set_num_threads(1)
+    os.nice(5)  # whoever compiles and learns goes first
     while (order := orders.get()) is not None:
         try:
             store.fill(order, recipe)
