@@ -69,7 +69,8 @@ import pages, torch, torch.distributed as dist, train
 folder, tokenizer = map(Path, sys.argv[1:])
 config = json.loads((folder / "config.json").read_text())
 run = train.Training(
-    config, folder / "out", sources=pages.load_sources(None), tokenizer=tokenizer, device="cpu", workers=0, compiled=False
+    config, folder / "out", sources=pages.load_sources(None), tokenizer=tokenizer, device="cpu", workers=0,
+    compiled=False
 )
 parameters = list(run.modules["model"].parameters())[:6]
 ones = torch.ones(()) * (run.ranks.rank + 1)
@@ -136,7 +137,13 @@ def codec(vocabulary: Path) -> tokens.Codec:
 def training(config: dict[str, Any], out: Path, vocabulary: Path) -> train.Training:
     out.mkdir(exist_ok=True)
     return train.Training(
-        config, out, sources=pages.load_sources(None), tokenizer=vocabulary, device="cpu", workers=0, compiled=False
+        config,
+        out,
+        sources=pages.load_sources(None),
+        tokenizer=vocabulary,
+        device="cpu",
+        workers=0,
+        compiled=False,
     )
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
+
 from synth import CHARACTERS
-from synth.fonts import FontFamily
 from synth.fonts.debian import TABLE
 from synth.texts import HELD_OUT, any_texts, load_texts
 from synth.web import STYLE, WebPage, page_html
@@ -30,70 +30,7 @@ _SMALLEST, _LARGEST = 0.0095, 0.05  # body type, as a part of the longer side
 _FAMILIES = 9  # of one PDF, which holds each face that it shows
 _CHUNK = 120
 
-MEASURE = """() => [...document.querySelectorAll('section')].map(section => {
-  const home = section.getBoundingClientRect(), style = getComputedStyle(section)
-  const bottom = home.bottom - parseFloat(style.paddingBottom), right = home.right
-  for (const element of [...section.querySelectorAll('main > *, .columns > div > *')]) {
-    if (element.className === 'columns') continue
-    const box = element.getBoundingClientRect()
-    if (box.bottom > bottom || box.right > right || element.scrollWidth > element.clientWidth + 1 && element.clientWidth) element.remove()
-  }
-  const context = document.createElement('canvas').getContext('2d'), faces = {}
-  const face = element => {
-    const s = getComputedStyle(element), font = `${s.fontStyle} ${s.fontWeight} ${s.fontSize} ${s.fontFamily}`
-    if (!faces[font]) {
-      context.font = font
-      const tall = context.measureText('bdfhklt'), deep = context.measureText('gpqy')
-      faces[font] = { up: tall.fontBoundingBoxAscent, down: tall.fontBoundingBoxDescent, size: parseFloat(s.fontSize),
-        rise: tall.actualBoundingBoxAscent, fall: deep.actualBoundingBoxDescent }
-    }
-    return faces[font]
-  }
-  const lines = root => {
-    const found = [], range = document.createRange(), walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT)
-    let line = null, node
-    while (node = walker.nextNode()) {
-      const f = face(node.parentElement)
-      for (let i = 0; i < node.length; i++) {
-        range.setStart(node, i); range.setEnd(node, i + 1)
-        const rect = range.getClientRects()[0], letter = node.data[i]
-        if (!rect || !rect.width) { if (line && /\\s/.test(letter)) line.text += ' '; continue }
-        const baseline = (rect.top + rect.bottom - f.up - f.down) / 2 + f.up - home.top, x = rect.left - home.left
-        if (!line || Math.abs(baseline - line.baseline) > f.size / 3 || x < line.end - f.size) {
-          line = { text: '', baseline, start: x, end: x, middles: [], size: f.size, rise: 0, fall: 0 }
-          found.push(line)
-        }
-        if (x - line.end > f.size / 4 && !/\\s$/.test(line.text)) { line.text += ' '; line.middles.push((x + line.end) / 2) }
-        while (line.middles.length < line.text.length) line.middles.push(x)
-        line.text += letter === '\\u00a0' ? ' ' : letter
-        line.middles.push(x + rect.width / 2)
-        if (letter.trim()) line.end = x + rect.width
-        line.rise = Math.max(line.rise, f.rise); line.fall = Math.max(line.fall, f.fall)
-      }
-    }
-    return found.filter(line => line.text.trim()).map(line => ({
-      text: line.text, size: line.size, middles: line.middles.map((x, i, all) => Math.round(x) - (i ? Math.round(all[i - 1]) : 0)), y: line.baseline + (line.fall - line.rise) / 2,
-      box: [line.start, line.baseline - line.rise, line.end, line.baseline + line.fall] }))
-  }
-  const enclose = boxes => [0, 1, 2, 3].map(i => Math[i < 2 ? 'min' : 'max'](...boxes.map(box => box[i])))
-  const regions = [...section.querySelectorAll('[data-label]')].map(element => {
-    const label = element.dataset.label, own = element.getBoundingClientRect()
-    const around = [own.left - home.left, own.top - home.top, own.right - home.left, own.bottom - home.top]
-    if (label === 'image') return { label, box: around, text: '', lines: [] }
-    const found = lines(element)
-    if (!found.length) return null
-    let text = found.map(line => line.text.trimEnd()).join('\\n'), box = enclose(found.map(line => line.box))
-    if (label === 'table') {
-      const cell = td => lines(td).map(line => line.text.trim()).join(' ')
-      text = `<table>${[...element.rows].map(row => `<tr>${[...row.cells].map(td => `<td>${cell(td)}</td>`).join('')}</tr>`).join('')}</table>`
-      if (element.className !== 'bare') box = around
-    }
-    if (label === 'title') text = `# ${text}`
-    if (label === 'sub_title') text = `## ${text}`
-    return { label, box, text, lines: found }
-  }).filter(Boolean)
-  return { width: home.width, height: home.height, body: parseFloat(style.fontSize), regions }
-})"""
+MEASURE = Path(__file__).with_suffix(".js").read_text("utf-8")
 
 
 def find_files(fonts: Path) -> dict[str, Path]:
@@ -105,23 +42,33 @@ def font_faces(files: dict[str, Path], rows: Sequence[Any]) -> str:
     """The families as CSS."""
     faces = []
     for row in rows:
-        for name, style in ((row.regular, ""), (row.bold, "font-weight:700"), (row.italic, "font-style:italic")):
+        for name, style in (
+            (row.regular, ""),
+            (row.bold, "font-weight:700"),
+            (row.italic, "font-style:italic"),
+        ):
             if name:
-                faces.append(f"@font-face{{font-family:{row.name};src:url('{files[name].as_uri()}');{style}}}")
+                faces.append(
+                    f"@font-face{{font-family:{row.name};src:url('{files[name].as_uri()}');{style}}}"
+                )
     return "\n".join(faces)
 
 
 def document(rng: random.Random, shape: tuple[int, int], count: int, files: dict[str, Path], texts: Path,
              held_out: bool) -> str:  # fmt: skip
     """So many random pages of one shape as one HTML document."""
-    usable = [r for r in TABLE if (held_out or not r.held_out) and r.regular.endswith("ttf")]  # else they are large
+    usable = [
+        r for r in TABLE if (held_out or not r.held_out) and r.regular.endswith("ttf")
+    ]  # else they are large
     rows = rng.sample(usable, _FAMILIES)
     fixed = rng.choice([row for row in usable if row.mono])
     sections = []
     for _ in range(count):
         family, display = rng.choice(rows), rng.choice(rows)
         chosen = load_texts(texts, HELD_OUT) if held_out else any_texts(texts, rng)
-        words = Words(rng, frozenset(CHARACTERS) - frozenset("→≠≤≥µ"), rng.uniform(0.7, 1.0), chosen, rng.random() < 0.6)
+        words = Words(
+            rng, frozenset(CHARACTERS) - frozenset("→≠≤≥µ"), rng.uniform(0.7, 1.0), chosen, rng.random() < 0.6
+        )
         size = max(shape) * _SMALLEST * (_LARGEST / _SMALLEST) ** rng.random()
         room = 1.5 * shape[0] * shape[1] / size**2
         letters = round(min(2800, room * rng.uniform(0.2, 1.0)))
@@ -172,7 +119,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for index, section in enumerate(browser.query_selector_all("section")):
                     section.screenshot(path=f"{stem}-{index}.png")
             else:
-                browser.pdf(path=stem.with_suffix(".pdf"), prefer_css_page_size=True, print_background=True, tagged=False)
+                browser.pdf(
+                    path=stem.with_suffix(".pdf"),
+                    prefer_css_page_size=True,
+                    print_background=True,
+                    tagged=False,
+                )
             with gzip.open(stem.with_suffix(".json.gz"), "wt", encoding="utf-8", compresslevel=9) as out:
                 json.dump(pages, out, ensure_ascii=False, separators=(",", ":"))
             print(stem.name, shape, len(pages), flush=True)

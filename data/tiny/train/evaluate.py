@@ -110,9 +110,7 @@ def draw_case(codec: Codec, sources: Sources, task: Task) -> Case:
     return Case(f"{task.number}", views, page.markdown, len(codec.target(page, "markdown")), type_px)
 
 
-def draw_tasks(
-    config: dict[str, Any], preset: str, condition: str, pages: int, first: int = 0
-) -> list[Task]:
+def draw_tasks(config: dict[str, Any], preset: str, condition: str, pages: int, first: int = 0) -> list[Task]:
     """That many pages for a preset and a condition; with crops, spread over the condition's grids."""
     changes = CONDITIONS[condition]
     a4 = "size" in changes

@@ -117,7 +117,7 @@ class Sources:
 def load_sources(
     fonts: Path | None, texts: Path | None = None, printed: Path | None = None, *, held_out: bool = False
 ) -> Sources:
-    """From their folders; without ``fonts`` matplotlib's families alone. ``held_out``: the families for evaluation."""
+    """From their folders, as `load_families` does."""
     return Sources(load_families(fonts, held_out), texts, load_printed(printed))
 
 

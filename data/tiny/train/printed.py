@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from synth.page import Letters, Region, SynthPage, to_box
 
 from ocr_phases.measure.inputs.packing import Preset, crop_grid
+from synth.page import Letters, Region, SynthPage, to_box
 
 _TRIES = 40
 _POINT = 0.75  # a CSS pixel in PDF's points
@@ -60,9 +60,7 @@ def load_printed(folder: Path | None) -> tuple[PrintedPage, ...]:
             for number, row in enumerate(json.load(source)):
                 regions = tuple(_region(region) for region in row["regions"])
                 if regions:
-                    pages.append(
-                        PrintedPage(file, number, row["width"], row["height"], row["body"], regions)
-                    )
+                    pages.append(PrintedPage(file, number, row["width"], row["height"], row["body"], regions))
     return tuple(pages)
 
 
@@ -123,9 +121,7 @@ def printed_page(
     return None
 
 
-def _drawn(
-    page: PrintedPage, regions: Sequence[Any], part: tuple[float, float], scale: float
-) -> SynthPage:
+def _drawn(page: PrintedPage, regions: Sequence[Any], part: tuple[float, float], scale: float) -> SynthPage:
     top, bottom = part
     trims = (0, (page.height - bottom) * _POINT, 0, top * _POINT)  # left, bottom, right, top
     bitmap = _open(page.file)[page.number].render(scale=scale / _POINT, crop=trims)
@@ -140,6 +136,9 @@ def _drawn(
         found.append(Region(label, box(pixels), text))
         lines += [Region(label, box(line.box), line.text.strip()) for line in its]
         letters += [
-            Letters(line.text[: len(line.middles)], round(line.size * scale), (line.middles - (0, top)) * scale) for line in its
+            Letters(
+                line.text[: len(line.middles)], round(line.size * scale), (line.middles - (0, top)) * scale
+            )
+            for line in its
         ]
     return SynthPage(image, tuple(found), tuple(lines), (), tuple(letters))

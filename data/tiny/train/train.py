@@ -259,7 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--fonts", type=Path, help="Debian's font files; without, matplotlib's families alone"
     )
-    parser.add_argument("--texts", type=Path, help="words and passages of texts.py; without, the generator's list")
+    parser.add_argument(
+        "--texts", type=Path, help="words and passages of texts.py; without, the generator's list"
+    )
     parser.add_argument("--printed", type=Path, help="pages of browser.py; without, all are the generator's")
     parser.add_argument("--tokenizer", type=Path, help="a folder; without, OUT/tokenizer, built if missing")
     parser.add_argument("--out", type=Path, required=True)

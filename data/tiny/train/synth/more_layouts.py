@@ -1,4 +1,4 @@
-"""Kinds of page that came later: statements, boxed forms, code, signed letters, magazines, unreadable text."""
+"""More kinds of page: statements, boxed forms, code, signed letters, magazines, unreadable text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def _sums(sheet: Sheet, rows: list[tuple[str, str]], mark: str) -> bool:
             continue
         baseline = sheet.y + face.rise + len(lines) * style.leading
         right = round(sheet.right - face.width(amount)) - 1
-        one, two = sheet.ink(label + mark, sheet.left, baseline, style), sheet.ink(amount, right, baseline, style)
+        one, two = (
+            sheet.ink(label + mark, sheet.left, baseline, style),
+            sheet.ink(amount, right, baseline, style),
+        )
         lines.append(f"{label}{mark} {amount}")
         sheet.keep_line("text", lines[-1], enclose((one, two)))
         inks += [one, two]
@@ -96,7 +99,12 @@ def boxed_form(sheet: Sheet) -> None:
 
 def _frame(sheet: Sheet, box: Pixels, thick: int) -> None:
     x1, y1, x2, y2 = box
-    for edge in ((x1, y1, x2, y1 + thick), (x1, y2 - thick, x2, y2), (x1, y1, x1 + thick, y2), (x2 - thick, y1, x2, y2)):
+    for edge in (
+        (x1, y1, x2, y1 + thick),
+        (x1, y2 - thick, x2, y2),
+        (x1, y1, x1 + thick, y2),
+        (x2 - thick, y1, x2, y2),
+    ):
         sheet.decorate(edge, sheet.look.ink)
 
 
@@ -241,7 +249,9 @@ def _scribble(sheet: Sheet) -> bool:
         while x < end:
             points = []
             for stroke in range(rng.randint(4, 22)):
-                reach = rng.choices((0.5, 1.0, -0.35), (7, 2, 1))[0] if stroke % 2 else rng.uniform(-0.08, 0.1)
+                reach = (
+                    rng.choices((0.5, 1.0, -0.35), (7, 2, 1))[0] if stroke % 2 else rng.uniform(-0.08, 0.1)
+                )
                 points.append((x, baseline - reach * size + rng.uniform(-0.05, 0.05) * size))
                 x += size * rng.uniform(0.06, 0.2)
             sheet.draw.line(points, fill=hue, width=pen, joint="curve")

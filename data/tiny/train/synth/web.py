@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from synth.more_layouts import code_line
 from synth.vocabulary import COLUMNS, FIELDS, HEADINGS
@@ -58,12 +59,20 @@ def _colours(rng: random.Random) -> tuple[str, str, str, str]:
     if rng.random() < 0.2:
         return rng.choice(("#1e1e1e", "#0d1b2a", "#222b33")), "#e6e6e6", "#ffd166", "#3a3f4a"
     paper = f"rgb({rng.randint(225, 255)},{rng.randint(225, 255)},{rng.randint(215, 255)})"
-    return paper, f"rgb({rng.randint(0, 90)},{rng.randint(0, 90)},{rng.randint(0, 90)})", rng.choice(_HUES), "#dde3ea"
+    return (
+        paper,
+        f"rgb({rng.randint(0, 90)},{rng.randint(0, 90)},{rng.randint(0, 90)})",
+        rng.choice(_HUES),
+        "#dde3ea",
+    )
 
 
 def _edge(page: WebPage, label: str, side: str) -> str:
     rng, words = page.rng, page.words
-    parts = [words.phrase(1, 4), rng.choice((str(rng.randint(1, 400)), f"Page {rng.randint(1, 40)}", words.date()))]
+    parts = [
+        words.phrase(1, 4),
+        rng.choice((str(rng.randint(1, 400)), f"Page {rng.randint(1, 40)}", words.date())),
+    ]
     chosen = parts if rng.random() < 0.6 else parts[rng.randrange(2) :][:1]
     spans = "".join(f'<span data-label="{label}">{html.escape(text)}</span>' for text in chosen)
     return f'<div class="edge {side}">{spans}</div>'
@@ -103,8 +112,13 @@ def callout(page: WebPage) -> str:
 def points(page: WebPage) -> str:
     rng = page.rng
     mark = rng.choice(("• ", "• ", "- ", "1. ", "– "))
-    items = [f"{mark.replace('1', str(i + 1))}{_running(page, rng.choice((8, 20, 50)))}" for i in range(rng.randint(2, 6))]
-    return f'<div class="list" data-label="text">{"".join(f"<div>{html.escape(t)}</div>" for t in items)}</div>'
+    items = [
+        f"{mark.replace('1', str(i + 1))}{_running(page, rng.choice((8, 20, 50)))}"
+        for i in range(rng.randint(2, 6))
+    ]
+    return (
+        f'<div class="list" data-label="text">{"".join(f"<div>{html.escape(t)}</div>" for t in items)}</div>'
+    )
 
 
 def table(page: WebPage) -> str:
@@ -125,7 +139,11 @@ def table(page: WebPage) -> str:
     wide = "width:100%" if rng.random() < 0.6 else ""
     caption = ""
     if rng.random() < 0.25:
-        caption = _region("div", "table_caption", f"{rng.choice(('Table', 'Tab.'))} {rng.randint(1, 20)}: {words.phrase(1, 6)}")
+        caption = _region(
+            "div",
+            "table_caption",
+            f"{rng.choice(('Table', 'Tab.'))} {rng.randint(1, 20)}: {words.phrase(1, 6)}",
+        )
     return f'{caption}<table class="{look}" style="{wide}" data-label="table">{body}</table>'
 
 
@@ -136,12 +154,15 @@ def _cell(tag: str, text: str, align: str) -> str:
 
 def sums(page: WebPage) -> str:
     rng, words = page.rng, page.words
+    mark = rng.choice(("", ":"))
+    rows = [(words.label() + mark, words.money()) for _ in range(rng.randint(1, 5))]
     lines = "".join(
-        f"<div><span>{html.escape(words.label())}{rng.choice(('', ':'))}</span> <span>{html.escape(words.money())}</span></div>"
-        for _ in range(rng.randint(1, 5))
+        f"<div><span>{html.escape(label)}</span> <span>{html.escape(value)}</span></div>"
+        for label, value in rows
     )
     wide = rng.choice((40, 60, 100))
-    return f'<div class="sums" data-label="text" style="width:{wide}%;margin-left:{rng.choice((0, 100 - wide))}%">{lines}</div>'
+    style = f"width:{wide}%;margin-left:{rng.choice((0, 100 - wide))}%"
+    return f'<div class="sums" data-label="text" style="{style}">{lines}</div>'
 
 
 def boxes(page: WebPage) -> str:
@@ -158,10 +179,10 @@ def boxes(page: WebPage) -> str:
 def pairs(page: WebPage) -> str:
     rng, words = page.rng, page.words
     makers = (words.name, words.date, words.code, words.money, words.number, words.email)
-    rows = "".join(
-        f"<div><b>{html.escape(rng.choice(FIELDS) if rng.random() < 0.4 else words.label())}:</b> {html.escape(rng.choice(makers)())}</div>"
-        for _ in range(rng.randint(2, 6))
-    )
+    rows = ""
+    for _ in range(rng.randint(2, 6)):
+        label = rng.choice(FIELDS) if rng.random() < 0.4 else words.label()
+        rows += f"<div><b>{html.escape(label)}:</b> {html.escape(rng.choice(makers)())}</div>"
     return f'<div data-label="text">{rows}</div>'
 
 
@@ -179,26 +200,32 @@ def figure(page: WebPage) -> str:
         for i, y in enumerate(rng.randint(10, 80) for _ in range(8))
     )
     line = " ".join(f"{4 + 12 * i},{rng.randint(8, 92)}" for i in range(9))
-    dots = "".join(f'<circle cx="{rng.randint(5, 95)}" cy="{rng.randint(5, 95)}" r="{rng.randint(3, 25)}" fill="{rng.choice(_HUES)}"/>' for _ in range(5))
+    spots = [
+        (rng.randint(5, 95), rng.randint(5, 95), rng.randint(3, 25), rng.choice(_HUES)) for _ in range(5)
+    ]
+    dots = "".join(f'<circle cx="{x}" cy="{y}" r="{r}" fill="{hue}"/>' for x, y, r, hue in spots)
     inner = rng.choice((bars, f'<polyline points="{line}" fill="none" stroke="{rng.choice(_HUES)}"/>', dots))
     back = rng.choice(("#fff", "#f4f4f4", "#dde", "var(--panel)"))
-    svg = (
-        f'<svg data-label="image" viewBox="0 0 100 100" preserveAspectRatio="none" '
-        f'style="width:{wide}%;height:{high * page.width // 140}px;background:{back}">{inner}</svg>'
+    svg = _picture(inner, f"width:{wide}%;height:{high * page.width // 140}px;background:{back}")
+    text = (
+        f"{rng.choice(('Fig.', 'Figure', 'Photo', 'Chart'))} {rng.randint(1, 20)}: {page.words.phrase(1, 8)}"
     )
-    text = f"{rng.choice(('Fig.', 'Figure', 'Photo', 'Chart'))} {rng.randint(1, 20)}: {page.words.phrase(1, 8)}"
     return f"<div>{svg}{_region('div', 'image_caption', text) if rng.random() < 0.7 else ''}</div>"
+
+
+def _picture(inner: str, style: str) -> str:
+    frame = 'viewBox="0 0 100 100" preserveAspectRatio="none"'
+    return f'<svg data-label="image" {frame} style="{style}">{inner}</svg>'
 
 
 def signature(page: WebPage) -> str:
     rng = page.rng
     points = " ".join(
-        f"{10 + 0.5 * t + 8 * math.cos(t / 3):.0f},{50 + rng.uniform(20, 38) * math.sin(t / 3):.0f}" for t in range(150)
+        f"{10 + 0.5 * t + 8 * math.cos(t / 3):.0f},{50 + rng.uniform(20, 38) * math.sin(t / 3):.0f}"
+        for t in range(150)
     )
-    svg = (
-        f'<svg data-label="image" viewBox="0 0 100 100" preserveAspectRatio="none" style="width:30%;height:{page.width // 12}px;'
-        f'border-bottom:1px solid"><polyline points="{points}" fill="none" stroke="{rng.choice(_HUES)}"/></svg>'
-    )
+    line = f'<polyline points="{points}" fill="none" stroke="{rng.choice(_HUES)}"/>'
+    svg = _picture(line, f"width:30%;height:{page.width // 12}px;border-bottom:1px solid")
     return f"<div>{svg}{_region('div', 'text', page.words.drawable(page.words.name))}</div>"
 
 
@@ -230,7 +257,9 @@ def _invoice(page: WebPage) -> str:
 
 
 def _form(page: WebPage) -> str:
-    return title(page) + _filled(page, (boxes, pairs, paragraph, signature, heading), (6, 3, 2, 1, 1), page.letters)
+    return title(page) + _filled(
+        page, (boxes, pairs, paragraph, signature, heading), (6, 3, 2, 1, 1), page.letters
+    )
 
 
 def _manual(page: WebPage) -> str:
@@ -244,23 +273,4 @@ def _letter(page: WebPage) -> str:
 
 _KINDS = (_article, _article, _columns, _invoice, _form, _manual, _letter)
 
-STYLE = """
-* { box-sizing: border-box; margin: 0 }
-section { position: relative; overflow: hidden; break-after: page; break-inside: avoid }
-main > *, .columns > div > * { margin-bottom: var(--gap) }
-h1 { font: 700 1.7em var(--display); line-height: 1.2; color: var(--accent) }
-h2 { font: 700 1.2em var(--display); color: var(--accent); line-height: 1.3 }
-.edge { position: absolute; left: 4%; right: 4%; display: flex; justify-content: space-between; font-size: .85em }
-.top { top: .6% } .bottom { bottom: .6% }
-.callout { background: var(--panel); color: #111; padding: .6em; border-left: 3px solid var(--accent) }
-.columns { display: grid; grid-template-columns: 1fr 1fr; gap: 1.6em }
-.sums > div { display: flex; justify-content: space-between; gap: 1em }
-.sums span { white-space: nowrap } .boxes { display: grid } .cell { border: 1px solid; padding: .3em .5em; margin: 0 -1px -1px 0; overflow: hidden }
-.small { font-size: .8em } .code { font-family: var(--fixed); background: var(--panel); color: #111; white-space: pre }
-[data-label$=caption] { font-size: .9em; font-style: italic }
-table { border-collapse: collapse } td, th { padding: .25em .6em; white-space: nowrap }
-.grid td, .grid th { border: 1px solid } .rows tr { border-bottom: 1px solid } .zebra tr:nth-child(odd) { background: var(--panel); color: #111 }
-.head tr:first-child { border-bottom: 2px solid }
-svg { display: block; border: 1px solid #666 } hr { border: 0; border-top: 1px solid }
-p, .list, [data-label] { overflow-wrap: anywhere }
-"""
+STYLE = Path(__file__).with_suffix(".css").read_text("utf-8")

@@ -49,7 +49,9 @@ _ATTACHED = ("®", "™", "©", "§", "#", "@", "*", "^", "_", "\\", "`", "¡", 
 _ENDINGS = ("s", "s", "s", "ed", "ed", "ing", "ing", "er", "ly", "'s")
 _BRACKETS = ("()", "()", "()", "[]", "{}", "<>", "“”", '""', "‘’")
 _CURRENCY = "$€£"
-_SYLLABLES = "an ber con del er fen gra hin is jor kel lum mer nis or pra qui ran sten tor ul ver wen xi yor zen"
+_SYLLABLES = (
+    "an ber con del er fen gra hin is jor kel lum mer nis or pra qui ran sten tor ul ver wen xi yor zen"
+)
 _DOUBLES = "bcdefglmnoprst"
 _MARKUP = re.compile(r"<\||\|>|</?(?:table|tr|td|image)>")
 
