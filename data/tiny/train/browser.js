@@ -7,6 +7,7 @@
     const box = element.getBoundingClientRect()
     if (box.bottom > bottom || box.right > right || element.scrollWidth > element.clientWidth + 1 && element.clientWidth) element.remove()
   }
+  for (const edge of section.querySelectorAll('.edge')) if (edge.scrollWidth > edge.clientWidth) edge.remove()
   const context = document.createElement('canvas').getContext('2d'), faces = {}
   const face = element => {
     const s = getComputedStyle(element), font = `${s.fontStyle} ${s.fontWeight} ${s.fontSize} ${s.fontFamily}`

@@ -219,7 +219,7 @@ def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int)
     _remember(codec, plan)
     # Forked before CUDA starts, which would not survive it.
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        checkpoint = load_checkpoint(str(folder), device=device, dtype=_dtype(device), local_only=True)
+        checkpoint = load_checkpoint(str(folder), device=device, dtype=compute_dtype(device), local_only=True)
         see_in_parts(checkpoint.model, _VIEWS)
         if plan.samples is not None:
             for preset in plan.presets:
@@ -245,7 +245,8 @@ def _draw(task: Task) -> Case:
     return draw_case(_INHERITED["codec"], _INHERITED[task.condition == "held-out"], task)
 
 
-def _dtype(device: str) -> torch.dtype:
+def compute_dtype(device: str) -> torch.dtype:
+    """What answers are computed in there."""
     return torch.bfloat16 if device == "cuda" else torch.float32
 
 
@@ -332,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "checkpoint": str(args.checkpoint),
             "pages": args.pages,
             "device": args.device,
-            "dtype": str(_dtype(args.device)).removeprefix("torch."),
+            "dtype": str(compute_dtype(args.device)).removeprefix("torch."),
             "rows": rows,
         }
         args.out.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -40,15 +40,18 @@ def page_html(page: WebPage, family: str, display: str, fixed: str) -> str:
     kind = rng.choice(_KINDS)
     paper, ink, accent, panel = _colours(rng)
     margin = rng.uniform(0.03, 0.1) * page.width
+    head = _edge(page, "header", "top") if rng.random() < 0.25 else ""
+    foot = _edge(page, "footer", "bottom") if rng.random() < 0.3 else ""
+    above, below = (
+        max(rng.uniform(0.03, 0.08) * page.height, 3 * page.size if edge else 0) for edge in (head, foot)
+    )
     style = {
         "width": f"{page.width}px", "height": f"{page.height}px", "font": f"{page.size:.2f}px {family}",
         "line-height": f"{rng.uniform(1.1, 1.7):.2f}", "background": paper, "color": ink,
-        "padding": f"{rng.uniform(0.03, 0.08) * page.height:.0f}px {margin:.0f}px",
+        "padding": f"{above:.0f}px {margin:.0f}px {below:.0f}px",
         "--accent": accent, "--panel": panel, "--fixed": fixed, "--display": display,
         "--gap": f"{rng.uniform(0.4, 1.3):.2f}em", "text-align": rng.choice(("left",) * 4 + ("justify",)),
     }  # fmt: skip
-    head = _edge(page, "header", "top") if rng.random() < 0.25 else ""
-    foot = _edge(page, "footer", "bottom") if rng.random() < 0.3 else ""
     css = ";".join(f"{name}:{value}" for name, value in style.items())
     return f'<section style="{html.escape(css)}">{head}<main>{kind(page)}</main>{foot}</section>'
 
