@@ -1,6 +1,6 @@
 """Twelve pages with what a checkpoint reads on them, as one HTML file for a person to look at.
 
-    python data/tiny/train/sheet.py --fonts FONTS --texts TEXTS --printed WEB-HELD-OUT --preset small --out sheet.html
+    python data/tiny/train/sheet.py --fonts FONTS --texts TEXTS --printed PAGES --out sheet.html
 
 Six pages are the generator's with held-out sentences, six the browser's; a row shows one of each. Boxes are
 the checkpoint's, words that it got wrong are marked.
@@ -89,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     head = element("tr", *(element("th", f"Drawn by {side}") for side in SIDES))
     rows = [element("tr", *(element("td", block) for block in row)) for row in zip(*columns, strict=True)]
     title = f"What {args.checkpoint} reads at {args.preset}"
-    page = fragment(
-        Html(f'<!doctype html><meta charset="utf-8"><style>{_STYLE}</style>'), element("title", title), element("h1", title), element("table", head, *rows),
-    )  # fmt: skip
+    style = Html(f'<!doctype html><meta charset="utf-8"><style>{_STYLE}</style>')
+    table = element("table", head, *rows)
+    page = fragment(style, element("title", title), element("h1", title), table)
     args.out.write_text(page, encoding="utf-8")
     print(args.out)
 
