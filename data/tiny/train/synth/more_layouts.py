@@ -25,6 +25,15 @@ def statement(sheet: Sheet) -> None:
     rng, words = sheet.rng, sheet.words
     if rng.random() < 0.6 and blocks.title(sheet):
         sheet.skip()
+    if rng.random() < 0.3:  # begins like a table's caption and is none
+        face = sheet.face()
+        lines = [
+            f"Table {rng.randint(1, 40)}, {words.phrase(1, 2)} {words.number()}",
+            words.drawable(words.date),
+        ]
+        fitted = [x for line in lines for x in sheet.wrap(line, face, 1)]
+        if sheet.text("text", fitted, blocks.setting(sheet, face)):
+            sheet.skip()
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.5 and blocks.paragraph(sheet, rng.randint(1, 4)):
             sheet.skip()
