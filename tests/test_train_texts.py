@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import sys
 from pathlib import Path
@@ -17,8 +18,11 @@ if not CODE.is_dir():
 pytest.importorskip("transformers.models.unlimited_ocr")
 sys.path.insert(0, str(CODE))
 
+import evaluate  # noqa: E402
+import metrics  # noqa: E402
 import pages  # noqa: E402
 import printed  # noqa: E402
+import sheet  # noqa: E402
 import texts  # noqa: E402
 
 import synth  # noqa: E402
@@ -143,6 +147,31 @@ def test_what_cannot_be_read_has_a_box_and_no_text() -> None:
         for region in page.regions:
             if not region.text:
                 assert region.markdown.endswith("<|/det|>")
+
+
+def test_a_text_where_none_can_be_read_is_invented() -> None:
+    head = "<|ref|>text<|/ref|><|det|>[[0, {}, 100, {}]]<|/det|>"
+    blank = "\n\n".join((head.format(0, 100), head.format(200, 300) + "\nabc"))
+    for answer, share in ((blank, 0.0), (blank.replace("\n\n", "\nhello\n\n"), 1.0)):
+        score = metrics.score(answer, blank, ended=True, tokens=1)
+        assert score.blank == 1
+        assert metrics.summary([score])["invented"] == share
+
+
+def test_full_pages_have_rows_and_buckets_of_their_own() -> None:
+    config = json.loads((CODE / "config.json").read_text())
+    for preset, condition in (("small", "long"), ("base", "long"), ("gundam", "A4 11 pt")):
+        assert all(task.bucket.long for task in evaluate.draw_tasks(config, preset, condition, 8))
+    assert {t.bucket.grid for t in evaluate.draw_tasks(config, "gundam", "A4 18 pt", 8)} == {(2, 3)}
+    for condition in ("clean", "words", "browser", "unreadable"):
+        assert not any(task.bucket.long for task in evaluate.draw_tasks(config, "base", condition, 8))
+    known = evaluate.draw_tasks(config, "base", "clean", 1)[0].stage
+    assert set(known["kinds"]) < set(synth.KINDS)
+    assert "wide" not in known
+
+
+def test_the_sheet_marks_what_is_wrong() -> None:
+    assert sheet.marked("a <b> c", "a <b> d") == "a &lt;b&gt; <mark>c</mark><ins> [d] </ins>"
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")
