@@ -13,7 +13,7 @@ import importlib
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from ocr_phases.files import read_regular, split_page, unpacked, write_atomic
 from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
-from ocr_phases.truth import Truth, load_truth
+from ocr_phases.truth import Truth
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
@@ -67,7 +67,7 @@ TOKEN_COLUMNS = (
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 #: Fields that a record has only where they were asked for.
-_OPTIONAL = ("kernels",)
+_OPTIONAL = ("kernels", "truths")
 
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
@@ -79,6 +79,7 @@ _ELSEWHERE = {
     "stage_table": "ocr_phases.analyse.summary",
     "regions_of": "ocr_phases.analyse.regions",
     "quality_table": "ocr_phases.analyse.quality",
+    "load_truth": "ocr_phases.analyse.truth_files",
     "floor_table": "ocr_phases.analyse.floors",
     "decode_floor": "ocr_phases.analyse.floors",
     "checks_table": "ocr_phases.analyse.checks",
@@ -168,6 +169,7 @@ class PhaseRun:
     cache: dict[str, Any]
     live_checks: list[dict[str, Any]] = field(default_factory=list)
     kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
+    truths: list[dict[str, Any] | None] | None = None  # what each row's page says, where it was given
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
@@ -323,15 +325,29 @@ class PhaseRun:
         """Every check, of the live model and of the record: `ocr_phases.analyse.checks.checks_table`."""
         return _elsewhere("checks_table")(self)
 
-    def quality(self, truth: Truth | str | Path, row: int = 0) -> pd.DataFrame:
+    def quality(self, truth: Truth | str | Path | None = None, row: int = 0) -> pd.DataFrame:
         """A row's text against what its page says: `ocr_phases.analyse.quality.quality_table`.
 
-        ``truth`` is a file (`ocr_phases.truth.load_truth`) or one that was loaded.
+        ``truth`` is as for `with_truth`, by default the record's own.
         """
-        if not isinstance(truth, Truth):
-            files = [str(page["file"]) for page in self.pages if page["row"] == row]
-            truth = load_truth(truth, files[0])
-        return _elsewhere("quality_table")(self, truth, row)
+        run = self if truth is None else self.with_truth(truth, row)
+        return _elsewhere("quality_table")(run, run.truth_of(row), row)
+
+    def truth_of(self, row: int = 0) -> Truth | None:
+        """What the page of a row says, where the record has it."""
+        kept = None if self.truths is None else self.truths[row]
+        return None if kept is None else Truth.from_dict(kept)
+
+    def with_truth(self, truth: Truth | str | Path, row: int = 0) -> PhaseRun:
+        """The same record with what the page of a row says.
+
+        ``truth`` is that, or a path for `ocr_phases.analyse.truth_files.load_truth`; raises as that does.
+        """
+        file = next(str(page["file"]) for page in self.pages if page["row"] == row)
+        said = truth if isinstance(truth, Truth) else _elsewhere("load_truth")(truth, file)
+        truths = list(self.truths or [None] * len(self.results))
+        truths[row] = said.as_dict()
+        return replace(self, truths=truths)
 
     # -- what it shows ----------------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ from ocr_phases.analyse.quality import (
     plain_text,
     quality_table,
     text_measures,
-    written_text,
 )
-from ocr_phases.truth import Truth, find_truth, load_truth
+from ocr_phases.analyse.truth_files import find_truth, load_truth
+from ocr_phases.truth import Truth
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(" ".join)
 
@@ -80,11 +80,11 @@ def test_any_text_becomes_plain_text(text: str) -> None:
 def test_marks_of_regions_and_pages_do_not_count() -> None:
     box = "<|det|>[[1, 2, 3, 4]]<|/det|>"
     text = f"<|ref|>title<|/ref|>{box}\n# A b\n\n<|ref|>text<|/ref|>{box}\nc"
-    assert written_text(text, parse_grounding(text)) == "A b c"
+    assert plain_text(parse_grounding(text).without_marks(text)) == "A b c"
     short = "<PAGE><|det|>title [1, 2, 3, 4]<|/det|>A<PAGE><|det|>text [1, 2, 3, 4]<|/det|>b"
-    assert written_text(short, parse_grounding(short, "unlimited-ocr")) == "A b"
+    assert plain_text(parse_grounding(short, "unlimited-ocr").without_marks(short)) == "A b"
     broken = "<|ref|>title<|/ref|>A"
-    assert "A" in written_text(broken, parse_grounding(broken))
+    assert "A" in plain_text(parse_grounding(broken).without_marks(broken))
 
 
 def table(*rows: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -17,18 +17,19 @@ import pandas as pd
 from apted import APTED, Config
 from rapidfuzz.distance import Levenshtein
 
-from ocr_phases.analyse.grounding import (
-    Box,
-    Grounding,
-    Region,
-    intersection_over_union,
-    parse_grounding,
-)
+from ocr_phases.analyse.grounding import Box, Region, intersection_over_union, parse_grounding
+from ocr_phases.analyse.steps import repetition_loop
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.truth import TrueRegion, Truth
 
 QUALITY_COLUMNS = ("measure", "label", "value", "count")
+#: What measures are called against a reference; the others are then left out.
+AGREEMENT = {
+    "edit_distance": "agreement",
+    "table_similarity": "table_agreement",
+    "box_recall": "box_agreement",
+}
 MATCHED_IOU = 0.5
 """Two boxes are of one region from this intersection over union on."""
 
@@ -46,36 +47,58 @@ _TABLE = re.compile(r"<table\b.*?</table\s*>", re.IGNORECASE | re.DOTALL)
 _AST = mistune.create_markdown(renderer="ast", plugins=["table", "strikethrough"])
 
 
-def quality_table(run: PhaseRun, truth: Truth, row: int = 0) -> pd.DataFrame:
+def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFrame:
     """A row's text against the truth, columns `QUALITY_COLUMNS`, one line a measure and label of region.
 
     ``value`` is a ratio, ``count`` what it was taken over: characters, words, regions or tables of the truth.
-    ``label`` is empty for the whole page. Measures of regions and tables are there where the truth has them.
-    Raises `OcrPhasesError` for a record without its text and a truth without any.
+    ``label`` is empty for the whole page. Measures of regions and tables are there where the truth has them;
+    ``repetition``, over the generated tokens, needs none. Against a reference (`Truth.reference`) the
+    measures are called agreement. Raises `OcrPhasesError` for a record without its text and a truth without
+    any.
     """
     text = run.results[row]["text"]
     if text is None:
         raise OcrPhasesError("This record has no text (return_text=False): measure the page with it.")
-    grounding = parse_grounding(text, run.model.get("family"))
-    written, true = written_text(text, grounding), plain_text(truth.text)
-    if not true:
-        raise OcrPhasesError(f"The truth {truth.file} has no text: give the page's text.")
-    lines = [("", name, *pair) for name, pair in text_measures(written, true).items()]
-    lines += [("", "table_similarity", *pair) for pair in _tables(text, truth.text)]
-    if any(region.box for region in truth.regions):
-        lines += _boxes(grounding.regions, truth.regions)
+    pages = sum(page["row"] == row for page in run.pages)
+    lines = [] if truth is None else _against(truth, text, run.model.get("family"), pages)
+    lines.append(("", "repetition", *_repetition(run.results[row])))
     table = pd.DataFrame(lines, columns=["label", "measure", "value", "count"])
     return table[list(QUALITY_COLUMNS)]
 
 
-def written_text(text: str, grounding: Grounding) -> str:
-    """What the model wrote as plain text, without the marks of regions and pages."""
-    starts = [0, *(region.content_start for region in grounding.regions)]
-    ends = [*(region.start for region in grounding.regions), len(text)]
-    parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-    if grounding.page_mark:
-        parts = [part.replace(grounding.page_mark, " ") for part in parts]
-    return plain_text("\n\n".join(parts))
+def quality_of(run: PhaseRun, row: int = 0) -> dict[str, float]:
+    """The measures of a whole row by the record's own truth, by name; empty without a text or a truth."""
+    truth = run.truth_of(row)
+    if truth is None or run.results[row]["text"] is None:
+        return {}
+    table = quality_table(run, truth, row)
+    whole = table[table["label"] == ""]
+    return dict(zip(whole["measure"], whole["value"], strict=True))
+
+
+def _against(truth: Truth, text: str, family: str | None, pages: int) -> list[tuple[str, str, float, int]]:
+    grounding = parse_grounding(text, family)
+    written, true = plain_text(grounding.without_marks(text)), plain_text(truth.text)
+    if not true:
+        raise OcrPhasesError(f"The truth {truth.file} has no text: give the page's text.")
+    lines = [("", name, *pair) for name, pair in text_measures(written, true).items()]
+    lines += [("", "table_similarity", *pair) for pair in _tables(text, truth.text)]
+    if pages == 1 and any(region.box for region in truth.regions):  # a truth's boxes are of one page
+        lines += _boxes(grounding.regions, truth.regions)
+    if not truth.reference:
+        return lines
+    return [
+        (label, AGREEMENT[measure], 1.0 - value if measure == "edit_distance" else value, count)
+        for label, measure, value, count in lines
+        if measure in AGREEMENT
+    ]
+
+
+def _repetition(result: Mapping[str, Any]) -> tuple[float, int]:
+    """The share of the tokens that repeat those before them in a loop that ends the text."""
+    ids = result["ids"][:-1] if result.get("finish_reason") == "eos" else result["ids"]
+    period, covered = repetition_loop(ids) or (0, 0)
+    return (covered - period) / max(len(ids), 1), len(ids)
 
 
 def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:

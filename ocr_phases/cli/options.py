@@ -83,6 +83,16 @@ def add_trace(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_truth(command: argparse.ArgumentParser) -> None:
+    """``--truth``."""
+    command.add_argument(
+        "--truth",
+        metavar="PATH",
+        help="compare the text with what the page says: a text, Markdown, page JSON or OmniDocBench file, a "
+        "record, or a folder that has it by the page's name",
+    )
+
+
 def add_page(command: argparse.ArgumentParser, **options: Any) -> None:
     """The page, or pages, as the first argument."""
     command.add_argument(**{"dest": "page", "nargs": "?", "metavar": "PAGE", **options}, help=_PAGE)

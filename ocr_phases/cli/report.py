@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ocr_phases.cli.measuring import look_at, warn_of_remote_code
-from ocr_phases.cli.options import EVERY, KERNELS, add_out, add_page, add_settings, add_trace, settings_of
+from ocr_phases.cli.options import (
+    EVERY,
+    KERNELS,
+    add_out,
+    add_page,
+    add_settings,
+    add_trace,
+    add_truth,
+    settings_of,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 
@@ -21,6 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise OcrPhasesError("Name either pages to measure or one --record to show.")
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
+    from ocr_phases.analyse.truth_files import load_truth
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import results_folder
     from ocr_phases.report.progress import watching
@@ -33,14 +43,19 @@ def run(arguments: argparse.Namespace) -> None:
         look_at(page, arguments)
     warn_of_remote_code(asked)
     shown = PhaseRun.load(arguments.record) if arguments.record else None
+    if arguments.truth:
+        for page in arguments.pages or [shown and shown.page["file"]]:
+            load_truth(arguments.truth, page)
+    truth = arguments.truth and str(Path(arguments.truth).resolve())
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, wanted in jobs.items():
         folder = results_folder(wanted, shown)
         if page is None:
-            parameters = {"record": str(Path(arguments.record).resolve())}
+            parameters = {"record": str(Path(arguments.record).resolve()), "truth": truth}
         else:
             name, number = split_page(page)
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
+            parameters["truth"] = truth
         with watching(arguments.warmup, arguments.max_new_tokens) as watch:
             written = report_page(folder, parameters, show_code=arguments.show_code, watch=watch)
         record = shown or PhaseRun.load(written["run.json"])
@@ -67,6 +82,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``report``."""
     add_page(command, dest="pages", nargs="*")
     command.add_argument("--record", help="show this run.json instead of measuring")
+    add_truth(command)
     add_out(command)
     command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
     add_trace(command)
