@@ -30,6 +30,8 @@ AGREEMENT = {
     "table_similarity": "table_agreement",
     "box_recall": "box_agreement",
 }
+#: Measures that are better when they are higher.
+QUALITY_HIGHER = ("table_similarity", "box_recall", "box_iou", *AGREEMENT.values())
 MATCHED_IOU = 0.5
 """Two boxes are of one region from this intersection over union on."""
 

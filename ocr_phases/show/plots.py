@@ -245,7 +245,7 @@ def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
     axes.set_ylim(0, 1.18 * max(*peaks.values(), weights or 0))
     axes.grid(visible=False, axis="x")
     sources = {"cuda_peak_allocated": "allocated on the device", "process_high_water_mark": "whole process"}
-    _byte_axis(axes, sources.get(str(run.memory.get("source")), "peak"))
+    byte_axis(axes.yaxis, sources.get(str(run.memory.get("source")), "peak"))
 
 
 def _draw_cache(axes: Axes, run: PhaseRun) -> None:
@@ -278,7 +278,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("decode steps done (0: after the prefill)")
-    _byte_axis(axes, "keys and values")
+    byte_axis(axes.yaxis, "keys and values")
 
 
 def _name_outliers(axes: Axes, outliers: pd.DataFrame, top: float, last: int) -> None:
@@ -468,14 +468,14 @@ def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
         axis.set_label_text(f"{label} ({unit}){note}")
 
 
-def _byte_axis(axes: Axes, label: str) -> None:
-    """Ticks in one decimal unit that suits the axis."""
-    top = axes.get_ylim()[1]
+def byte_axis(axis: Axis, label: str) -> None:
+    """Ticks of an axis of bytes in one decimal unit that suits it; after its limits are set."""
+    top = axis.get_view_interval()[1]
     units: Sequence[tuple[float, str]] = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
     size, unit = next((pair for pair in units if top >= pair[0]), units[-1])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g}"))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    axes.set_ylabel(f"{label} ({unit})")
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g}"))
+    axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_label_text(f"{label} ({unit})")
 
 
 def _inside(axes: Axes, text: str) -> None:

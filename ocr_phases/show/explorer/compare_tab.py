@@ -7,7 +7,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ocr_phases.analyse.compare import Compared, run_labels, same_tokens
+from ocr_phases.analyse.compare import Compared, same_tokens
+from ocr_phases.analyse.environments import run_labels
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.record import PhaseRun

@@ -1,0 +1,103 @@
+"""What each way to read a page costs beside what it loses: the frontier of both, over a sweep or a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.quality import plain_text, quality_of, text_measures
+from ocr_phases.record import PhaseRun
+from ocr_phases.words import ms_text, percent_text
+
+#: One row a way to read a page: ``lost`` is its distance to the truth, or from agreement with the reference,
+#: a share of one; ``frontier`` whether no other costs and loses less.
+POINT_COLUMNS = ("name", "page_ms", "prompt_tokens", "peak_bytes", "lost", "measure", "frontier")
+
+_TOLD = 3  # points beside the best
+
+
+def losses(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
+    """What each record of one page lost: columns ``edit_distance``, ``agreement`` and ``reference``.
+
+    The index is their names. ``edit_distance`` is by the record's own truth. Where no record has one,
+    ``agreement`` is with the record of the longest prompt, an eager one first, named in ``reference``;
+    records that ignored the end token are left out. Both are of the first row.
+    """
+    table = pd.DataFrame(index=list(records), columns=["edit_distance", "agreement", "reference"])
+    found = {name: quality_of(run) for name, run in records.items()}
+    for column in ("edit_distance", "agreement"):
+        table[column] = [found[name].get(column, np.nan) for name in records]
+    if not any(found.values()):
+        texts = {name: _ended_text(run) for name, run in records.items()}
+        texts = {name: text for name, text in texts.items() if text}
+        if len(texts) > 1:
+            reference = max(texts, key=lambda name: _richness(records[name]))
+            table["agreement"] = {
+                name: 1.0 - text_measures(text, texts[reference])["edit_distance"][0]
+                for name, text in texts.items()
+            }
+            table["reference"] = reference
+    return table.astype({"edit_distance": "float64", "agreement": "float64"})
+
+
+def frontier(costs: pd.Series, lost: pd.Series) -> pd.Series:
+    """Whether no other point has at most this cost and this loss, and less of one: the Pareto frontier."""
+    beaten = [
+        bool((((costs <= cost) & (lost <= loss)) & ((costs < cost) | (lost < loss))).any())
+        for cost, loss in zip(costs, lost, strict=True)
+    ]
+    return ~pd.Series(beaten, index=costs.index, dtype=bool) & costs.notna() & lost.notna()
+
+
+def sweep_points(table: pd.DataFrame, names: pd.Series) -> pd.DataFrame:
+    """The cells of a sweep as points, columns `POINT_COLUMNS`: the smallest batch, the longest output.
+
+    ``table`` is `ocr_phases.analyse.sweep.sweep_table`'s, ``names`` what its cells are called.
+    """
+    known = table[(table["batch"] == table["batch"].min())].assign(name=names)
+    measure = "edit_distance" if known["edit_distance"].notna().any() else "agreement"
+    known = known[known[measure].notna() & known["page_ms"].notna()]
+    known = known.sort_values("max_new_tokens").drop_duplicates("name", keep="last")
+    lost = known[measure] if measure == "edit_distance" else 1.0 - known[measure]
+    points = known.assign(lost=lost, measure=measure, prompt_tokens=known["prefill_len"].astype("float64"))
+    points["frontier"] = frontier(points["page_ms"], points["lost"])
+    return points[list(POINT_COLUMNS)].sort_values("page_ms").reset_index(drop=True)
+
+
+def cost_quality_sentence(points: pd.DataFrame) -> str:
+    """What the ways on the frontier of time lose against the best, and what they save; empty for one way."""
+    if len(points) < 2:
+        return ""
+    best = points.sort_values(["lost", "page_ms"]).iloc[0]
+    others = points[points["frontier"] & (points["name"] != best["name"])].sort_values("lost").head(_TOLD)
+    if best["measure"] == "agreement":
+        sentence = f"Compared with the text of {best['name']} (agreement, not accuracy)"
+        told = [f"{row.name_} agrees to {percent_text(1.0 - row.lost)}" for row in _named(others)]
+    else:
+        sentence = f"{best['name']} loses least (edit distance {percent_text(best['lost'])})"
+        told = [f"{row.name_} loses {percent_text(row.lost - best['lost'])} more" for row in _named(others)]
+    ratios = [f"takes {row.page_ms / best['page_ms']:.2f} of its time" for row in _named(others)]
+    parts = [f"{what} and {takes}" for what, takes in zip(told, ratios, strict=True)]
+    if not parts:
+        parts = [f"no other way is quicker than its {ms_text(best['page_ms'])} a page"]
+    return f"{sentence}: {'; '.join(parts)}."
+
+
+def _named(points: pd.DataFrame) -> list:
+    return list(points.rename(columns={"name": "name_"}).itertuples(index=False))
+
+
+def _ended_text(run: PhaseRun) -> str:
+    """A run's plain text, where it ended by itself or by its limit; else empty."""
+    text = run.result["text"]
+    if run.request.get("ignore_eos") or not text:
+        return ""
+    return plain_text(parse_grounding(text, run.model.get("family")).without_marks(text))
+
+
+def _richness(run: PhaseRun) -> tuple[int, bool, bool]:
+    eager = run.model["strategy"] == "eager", run.request["vision"] == "eager"
+    return run.request["prefill_len"], *eager
