@@ -67,6 +67,68 @@ def sweep_points(table: pd.DataFrame, names: pd.Series) -> pd.DataFrame:
     return points[list(POINT_COLUMNS)].sort_values("page_ms").reset_index(drop=True)
 
 
+def preset_points(pages: pd.DataFrame) -> pd.DataFrame:
+    """The presets of a batch as points, columns `POINT_COLUMNS`, over the pages that all of them read.
+
+    ``pages`` are `ocr_phases.batch.index.BatchIndex`'s. Time and prompt are medians over pages, memory is the
+    largest, and ``lost`` the mean over pages, as OmniDocBench's edit distance is. Empty without a measure.
+    """
+    measure = measure_of(pages)
+    if measure is None:
+        return pd.DataFrame(columns=list(POINT_COLUMNS))
+    known = _read_by_all(pages.dropna(subset=[measure, "page_ms"]))
+    lost = known[measure] if measure == "edit_distance" else 1.0 - known[measure]
+    groups = known.assign(lost=lost).groupby("preset", sort=False)
+    points = groups.agg(
+        page_ms=("page_ms", "median"),
+        prompt_tokens=("prompt_tokens", "median"),
+        peak_bytes=("peak_bytes", "max"),
+        lost=("lost", "mean"),
+    ).reset_index(names="name")
+    points = points.assign(measure=measure, frontier=frontier(points["page_ms"], points["lost"]))
+    return points[list(POINT_COLUMNS)].sort_values("page_ms").reset_index(drop=True)
+
+
+def measure_of(pages: pd.DataFrame) -> str | None:
+    """What a batch's pages are judged by: ``edit_distance`` where any has a truth, else ``agreement``."""
+    return next((name for name in ("edit_distance", "agreement") if pages[name].notna().any()), None)
+
+
+def preset_table(pages: pd.DataFrame) -> pd.DataFrame:
+    """Each preset over the pages that have a measure: medians of cost, means of the measures, a row a preset.
+
+    Columns: ``preset``, ``pages``, ``page_ms``, ``image_tokens``, ``compression`` (medians), the measures,
+    and ``loops``, the pages that end in a loop.
+    """
+    measure = measure_of(pages)
+    known = pages.dropna(subset=[measure]) if measure else pages.head(0)
+    groups = known.assign(loops=known["repetition"] > 0).groupby("preset", sort=False)
+    means = ("edit_distance", "cer", "table_similarity", "box_recall", "agreement")
+    table = groups.agg(
+        pages=("page", "size"),
+        **{name: (name, "median") for name in ("page_ms", "image_tokens", "compression")},
+        **{name: (name, "mean") for name in means},
+        loops=("loops", "sum"),
+    )
+    return table.reset_index().dropna(axis="columns", how="all")
+
+
+def category_table(pages: pd.DataFrame) -> pd.DataFrame:
+    """The mean measure by category (rows) and preset (columns); empty for a single category."""
+    measure = measure_of(pages)
+    if measure is None or pages["category"].fillna("").replace("", np.nan).nunique() < 2:
+        return pd.DataFrame()
+    known = pages.dropna(subset=[measure])
+    table = known.pivot_table(index="category", columns="preset", values=measure, sort=False)
+    table.insert(0, "pages", known.groupby("category")["page"].nunique())
+    return table.reset_index()
+
+
+def _read_by_all(pages: pd.DataFrame) -> pd.DataFrame:
+    presets = pages.groupby("page")["preset"].nunique()
+    return pages[pages["page"].isin(presets.index[presets == pages["preset"].nunique()])]
+
+
 def cost_quality_sentence(points: pd.DataFrame) -> str:
     """What the ways on the frontier of time lose against the best, and what they save; empty for one way."""
     if len(points) < 2:

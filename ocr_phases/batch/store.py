@@ -68,7 +68,10 @@ class Report(TypedDict):
 
 
 class Status(TypedDict):
-    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record (none in older ones)."""
+    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record (none in older ones).
+
+    ``truth`` is the SHA-256 of what the page says, where its record has that.
+    """
 
     schema: Literal[1]
     id: str
@@ -85,6 +88,7 @@ class Status(TypedDict):
     attempts: Annotated[list[Attempt], msgspec.Meta(min_length=1)]
     finished: NotRequired[str]
     record: NotRequired[str | None]
+    truth: NotRequired[str]
     report: Report | None
 
 

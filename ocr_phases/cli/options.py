@@ -87,10 +87,16 @@ def add_truth(command: argparse.ArgumentParser) -> None:
     """``--truth``."""
     command.add_argument(
         "--truth",
+        type=Path,
         metavar="PATH",
         help="compare the text with what the page says: a text, Markdown, page JSON or OmniDocBench file, a "
         "record, or a folder that has it by the page's name",
     )
+
+
+def name_list(text: str) -> list[str]:
+    """Names from a comma-separated list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def add_page(command: argparse.ArgumentParser, **options: Any) -> None:

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.truth:
         for page in arguments.pages or [shown and shown.page["file"]]:
             load_truth(arguments.truth, page)
-    truth = arguments.truth and str(Path(arguments.truth).resolve())
+    truth = arguments.truth and str(arguments.truth.resolve())
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, wanted in jobs.items():
         folder = results_folder(wanted, shown)

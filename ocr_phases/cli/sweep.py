@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import PRESET_NAMES
-from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings, add_truth
+from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings, add_truth, name_list
 from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.truth:
             found = found.with_truth(arguments.truth)
     folder = output_folder(arguments.out)
-    truth = arguments.truth and str(Path(arguments.truth).resolve())
+    truth = arguments.truth and str(arguments.truth.resolve())
     table = found.table
     columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
     columns += ["page_ms", "pages_per_min"]
@@ -140,11 +140,6 @@ def model_list(text: str) -> list[str]:
         else:
             models.append(part)
     return models
-
-
-def name_list(text: str) -> list[str]:
-    """Names from a comma-separated list."""
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def number_list(text: str) -> list[int]:

@@ -28,10 +28,11 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
+from ocr_phases.words import count_text
 
 _COSTS = (("page_ms", "Time per page"), ("prompt_tokens", "Prompt tokens"), ("peak_bytes", "Peak memory"))
 _LOST = {"edit_distance": "edit distance to the truth (%)", "agreement": "distance to the reference (%)"}
-_PRESET_COLOURS = (SKY, BLUE, GREEN, ORANGE, VERMILLION, PURPLE, INK)
+_PRESET_LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (VERMILLION, "v"), (SKY, "P"))
 _MOST_NAMED = 12
 
 
@@ -125,15 +126,15 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
     order = known.groupby("preset")["compression"].median().sort_values(ascending=False).index
     for number, preset in enumerate(order):
         rows = known["preset"] == preset
-        colour = _PRESET_COLOURS[number % len(_PRESET_COLOURS)]
+        colour, marker = _PRESET_LOOKS[number % len(_PRESET_LOOKS)]
         median = 100.0 * values[rows].median()
-        label = f"{preset}: {rows.sum():,}, median {median:.1f} %"
+        label = f"{preset}: {count_text(int(rows.sum()), 'page')}, median {median:.1f} %"
         axes.plot(
             known["compression"][rows],
             100.0 * values[rows],
-            "o",
+            marker,
             color=colour,
-            alpha=0.55,
+            alpha=0.7,
             mew=0,
             label=label,
         )
