@@ -21,7 +21,7 @@ TYPE = (16.0, 34.0)  # pixels on a page of 1024
 
 
 def draw(folder: Path, pages: int, seed: int) -> None:
-    """``pages`` PNG files with a page JSON each: every kind of page, few letters to many, small type to large."""
+    """``pages`` PNG files with a page JSON each: each kind of page, few letters to many, any type."""
     sys.path.insert(0, str(ROOT / "data" / "tiny" / "train"))
     from synth import KINDS, PageSettings, matplotlib_families, random_page
 
