@@ -98,7 +98,7 @@ def _by_words(written: Sequence[_Side], true: str) -> Iterator[tuple[object, ...
         for place, word in zip(range(op.src_start, op.src_end), found, strict=False):
             given[owners[place]].append(word)
     for side, own in zip(written or [_PREAMBLE], given, strict=True):
-        yield _row(side, " ".join(own) or None)
+        yield _row(side, " ".join(own))
 
 
 def _row(side: _Side, true: str | None, *, missing: bool = False) -> tuple[object, ...]:
@@ -106,8 +106,8 @@ def _row(side: _Side, true: str | None, *, missing: bool = False) -> tuple[objec
     written = "" if missing else text
     if missing:
         outcome = MISSING
-    elif true is None:
-        outcome = EXTRA if written else EQUAL
+    elif true is None or (written and not true):
+        outcome = EXTRA
     else:
         outcome = EQUAL if written == true else DIFFERENT
     cer = text_measures(written, true)["cer"][0] if true else None
