@@ -22,7 +22,11 @@ _BLOCKS = """() => ({
   source: document.documentElement.dataset.source,
   language: document.documentElement.lang,
   blocks: [...document.querySelectorAll("[data-label]")].map(block => {
-    const box = block.getBoundingClientRect();
+    // A paragraph is as wide as its column; what is printed is the range of its text.
+    const text = document.createRange();
+    text.selectNodeContents(block);
+    const whole = ["TABLE", "FIGURE"].includes(block.tagName);
+    const box = (whole ? block : text).getBoundingClientRect();
     const clean = table => { const copy = table.cloneNode(true);
       copy.querySelectorAll("*").forEach(cell => cell.removeAttribute("class"));
       return `<table>${copy.querySelector("tbody").innerHTML}</table>`; };

@@ -7,14 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from elements import Elements
 from example_run import ATTACK, REGIONS, make_run, two_page_run
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from benchmarks import quality_figures
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.differences import DIFFERENCE_COLUMNS, region_differences, word_edits
+from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.headline import key_metrics
 from ocr_phases.analyse.quality import plain_text, quality_of, quality_table
 from ocr_phases.analyse.truth_files import load_truth, page_truth, reference_of
@@ -24,6 +28,7 @@ from ocr_phases.show import sections
 from ocr_phases.show.quality import OUTCOME_COLOURS, draw_outcomes, edits_html, quality_html
 from ocr_phases.truth import TrueRegion, Truth
 
+ROOT = Path(__file__).parents[1]
 TRUTH = Truth(
     "\n\n".join(text for _, _, text in REGIONS),
     tuple(TrueRegion(label, box, text) for label, box, text in REGIONS),
@@ -127,10 +132,7 @@ def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -
     assert 0.0 < quality_of(run)["agreement"] < 1.0 == quality_of(base.with_truth(truth))["agreement"]
     shown = quality_html(run)
     assert "agreement with it, not accuracy" in shown and "error rate" not in shown
-    assert (
-        dict((label, value) for label, value, _ in key_metrics(base.with_truth(truth)))["Agreement"]
-        == "100 %"
-    )
+    assert key_metrics(base.with_truth(truth))[-1][:2] == ("Agreement", "100 %")
     with pytest.raises(OcrPhasesError, match="return_text"):
         reference_of(make_run(return_text=False), name="x.json")
 
@@ -205,3 +207,25 @@ def test_report_compares_with_a_truth(tmp_path: Path, capsys: pytest.CaptureFixt
     wrong = ["report", "--record", str(record), "--truth", str(tmp_path / "no.md"), "--out", str(out)]
     assert main(wrong) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_tables_of_the_docs_are_of_the_shipped_results() -> None:
+    text = quality_figures.DOCUMENT.read_text(encoding="utf-8")
+    assert quality_figures.with_tables(text) == text, "run: python -m benchmarks.quality_figures"
+    pages = quality_figures.load("generated")
+    assert pages["page"].nunique() == 200 and pages.groupby("preset").size().tolist() == [200] * 5
+
+
+def test_the_browser_pages_have_their_truth() -> None:
+    folder = ROOT / "data" / "browser_pages"
+    images = sorted((folder / "images").iterdir())
+    assert len(images) == len(list((folder / "html").glob("*.html"))) == 10
+    for path in images:
+        truth = load_truth(folder / "pages.json", path.name)
+        assert truth.category and len(truth.text) > 60
+        with Image.open(path) as image:
+            ink = np.asarray(image.convert("L")) < 160
+        for region in truth.regions:
+            assert region.box is not None
+            x1, y1, x2, y2 = pixel_box(region.box, ink.shape[1], ink.shape[0])
+            assert ink[y1:y2, x1:x2].any() or region.label == "image"

@@ -34,6 +34,7 @@ _COSTS = (("page_ms", "Time per page"), ("prompt_tokens", "Prompt tokens"), ("pe
 _LOST = {"edit_distance": "edit distance to the truth (%)", "agreement": "distance to the reference (%)"}
 _PRESET_LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (VERMILLION, "v"), (SKY, "P"))
 _MOST_NAMED = 12
+_NAME_WIDTH, _NAME_HEIGHT = 0.2, 0.07  # of an axis
 
 
 def plot_cost_quality(points: pd.DataFrame) -> Figure:
@@ -97,9 +98,7 @@ def _frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
         label="frontier: no other costs and loses less",
     )
     axes.set_xlim(0, 1.28 * points[cost].max())
-    for name, x, y in zip(points["name"], points[cost], lost, strict=True):
-        if len(points) <= _MOST_NAMED or name in set(best["name"]):
-            axes.annotate(name, (x, y), (7, 5), textcoords="offset points", fontsize=9, color=INK)
+    _name_points(axes, points if len(points) <= _MOST_NAMED else best, cost)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
     if cost == "page_ms":
         time_axis(axes.xaxis, "from file to last token")
@@ -108,6 +107,16 @@ def _frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
     else:
         axes.set_xlabel("tokens, image and text")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
+def _name_points(axes: Axes, points: pd.DataFrame, cost: str) -> None:
+    """A name beside each point, below it where another's name stands just above."""
+    across, up = (points[name].to_numpy(float) for name in (cost, "lost"))
+    for name, x, y in zip(points["name"], across, up, strict=True):
+        beside = abs(across - x) < _NAME_WIDTH * across.max()
+        over = (up > y) & (up - y < _NAME_HEIGHT * up.max())
+        shift = -13 if (beside & over).any() else 5
+        axes.annotate(name, (x, 100.0 * y), (7, shift), textcoords="offset points", fontsize=9, color=INK)
 
 
 def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:

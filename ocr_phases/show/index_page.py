@@ -46,9 +46,10 @@ def index_html(
     """
     failed = pages[pages["status"] != "done"]
     measured = pages[pages["status"] == "done"]
+    quality = quality_section(measured, _address)
     sections = [
         ("Failures", _failures(failed)) if len(failed) else None,
-        ("Quality", quality_section(measured, _address)),
+        ("Quality", quality) if quality else None,
         ("Pages", _pages(pages)),
         ("Distributions", _distributions(measured)),
         ("Slowest regions", _regions(regions, set(measured.loc[measured["report"], "folder"]))),
