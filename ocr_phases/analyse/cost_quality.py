@@ -10,7 +10,7 @@ import pandas as pd
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import plain_text, quality_of, text_measures
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import ms_text, percent_text
+from ocr_phases.words import percent_text
 
 #: One row a way to read a page: ``lost`` is its distance to the truth, or from agreement with the reference,
 #: a share of one; ``frontier`` whether no other costs and loses less.
@@ -133,23 +133,21 @@ def cost_quality_sentence(points: pd.DataFrame) -> str:
     """What the ways on the frontier of time lose against the best, and what they save; empty for one way."""
     if len(points) < 2:
         return ""
-    best = points.sort_values(["lost", "page_ms"]).iloc[0]
+    by_agreement = points["measure"].iloc[0] == "agreement"
+    # The reference is the longest prompt; of those that lose as little the quickest is best.
+    order = {"lost": True, "prompt_tokens": False} if by_agreement else {"lost": True, "page_ms": True}
+    best = points.sort_values(list(order), ascending=list(order.values())).iloc[0]
     others = points[points["frontier"] & (points["name"] != best["name"])].sort_values("lost").head(_TOLD)
-    if best["measure"] == "agreement":
-        sentence = f"Compared with the text of {best['name']} (agreement, not accuracy)"
-        told = [f"{row.name_} agrees to {percent_text(1.0 - row.lost)}" for row in _named(others)]
-    else:
+    told = []
+    for name, lost, ms in others[["name", "lost", "page_ms"]].itertuples(index=False, name=None):
+        what = f"agrees to {percent_text(1.0 - lost)}"
+        if not by_agreement:
+            what = f"loses {percent_text(lost - best['lost'])} more"
+        told.append(f"{name} {what} and takes {ms / best['page_ms']:.2f} of its time")
+    sentence = f"Compared with the text of {best['name']} (agreement, not accuracy)"
+    if not by_agreement:
         sentence = f"{best['name']} loses least (edit distance {percent_text(best['lost'])})"
-        told = [f"{row.name_} loses {percent_text(row.lost - best['lost'])} more" for row in _named(others)]
-    ratios = [f"takes {row.page_ms / best['page_ms']:.2f} of its time" for row in _named(others)]
-    parts = [f"{what} and {takes}" for what, takes in zip(told, ratios, strict=True)]
-    if not parts:
-        parts = [f"no other way is quicker than its {ms_text(best['page_ms'])} a page"]
-    return f"{sentence}: {'; '.join(parts)}."
-
-
-def _named(points: pd.DataFrame) -> list:
-    return list(points.rename(columns={"name": "name_"}).itertuples(index=False))
+    return f"{sentence}: {'; '.join(told) or 'no other way is quicker'}."
 
 
 def _ended_text(run: PhaseRun) -> str:

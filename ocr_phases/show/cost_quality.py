@@ -55,7 +55,7 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
         _frontier(axes, points.dropna(subset=[column]), column)
         title_axes(axes, title)
     panels[0].set_ylabel(_LOST[points["measure"].iloc[0]], fontsize=10, color=INK)
-    panels[0].set_ylim(bottom=-0.04 * max(100.0 * points["lost"].max(), 0.1))
+    panels[0].set_ylim(bottom=-0.1 * max(100.0 * points["lost"].max(), 0.1))
     keys = panels[0].get_legend_handles_labels()[0]
     legend_below(figure, keys, 2)
     return figure
