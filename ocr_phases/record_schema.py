@@ -205,6 +205,7 @@ class _Truth(TypedDict):
     file: str
     reference: bool
     category: str
+    ignored: _Texts
 
 
 class _Check(TypedDict):

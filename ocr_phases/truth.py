@@ -21,7 +21,8 @@ class Truth:
     """A page's text as Markdown in reading order, and its regions in that order where they are known.
 
     ``reference`` is true where another run wrote it: a run is in agreement with that, not right or wrong.
-    ``category`` is the kind of page, where the truth says it.
+    ``category`` is the kind of page, where the truth says it. ``ignored`` are labels of regions that the text
+    leaves out: what a run wrote in such regions is left out, too.
     """
 
     text: str
@@ -29,14 +30,16 @@ class Truth:
     file: str = ""
     reference: bool = False
     category: str = ""
+    ignored: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a record keeps them; `from_dict` is the inverse."""
         regions = [{**asdict(region), "box": region.box and list(region.box)} for region in self.regions]
-        return {**asdict(self), "regions": regions}
+        return {**asdict(self), "regions": regions, "ignored": list(self.ignored)}
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> Truth:
         """The truth that `as_dict` wrote."""
         regions = [{**region, "box": region["box"] and tuple(region["box"])} for region in kept["regions"]]
-        return cls(**{**kept, "regions": tuple(TrueRegion(**region) for region in regions)})
+        found = tuple(TrueRegion(**region) for region in regions)
+        return cls(**{**kept, "regions": found, "ignored": tuple(kept["ignored"])})

@@ -64,6 +64,7 @@ def test_text_measures_by_hand() -> None:
         ("<sub>2</sub> H<b>2</b>O", "2 H 2 O"),
         ("```\ncode block\n```", "code block"),
         ("one\ntwo  \nthree", "one two three"),
+        ("• one\n  ▪ two • three", "one two • three"),
         ("", ""),
     ],
 )
@@ -166,6 +167,9 @@ def test_an_omnidocbench_file_is_read_by_page_and_order(tmp_path: Path) -> None:
     truth = load_truth(path, "/elsewhere/one.png")
     assert [region.label for region in truth.regions] == ["title", "text", "table", "equation"]
     assert plain_text(truth.text) == "First Second a b x^2"
+    header = "<|ref|>header<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>\nTop of the page\n\n"
+    rest = "<|ref|>text<|/ref|><|det|>[[1, 20, 30, 40]]<|/det|>\nFirst Second a b x^2"
+    assert make_run(text=header + rest).quality(truth)["value"].iloc[0] == 0.0
     assert truth.regions[0].box == (100, 50, 300, 100)
     with pytest.raises(OcrPhasesError, match=r"no page two\.png"):
         load_truth(path, "two.png")

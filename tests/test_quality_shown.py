@@ -99,7 +99,7 @@ def test_word_edits_hold_both_texts(mine: list[str], theirs: list[str]) -> None:
 def test_any_truth_is_kept_in_a_record(
     text: str, regions: list[TrueRegion], file: str, reference: bool
 ) -> None:
-    truth = Truth(text, tuple(regions), file, reference, "book")
+    truth = Truth(text, tuple(regions), file, reference, "book", ("header",))
     run = RUN.with_truth(truth)
     kept = json.loads(json.dumps(run.to_dict()["truths"]))
     check_record({**PLAIN, "truths": kept})

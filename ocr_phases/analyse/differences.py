@@ -32,7 +32,7 @@ def region_differences(run: PhaseRun, truth: Truth, row: int = 0) -> pd.DataFram
     grounding = parse_grounding(text, run.model.get("family"))
     before = plain_text(text[: grounding.regions[0].start] if grounding.regions else text)
     written: list[_Side] = [(*_PREAMBLE[:3], before)] if before else []
-    for region in grounding.regions:
+    for region in (region for region in grounding.regions if region.label not in truth.ignored):
         box = region.boxes[0] if region.boxes else None
         written.append((region.index, region.label, box, plain_text(region.text)))
     true = [(None, region.label, region.box, plain_text(region.text)) for region in truth.regions]

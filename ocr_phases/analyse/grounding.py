@@ -94,11 +94,15 @@ class Grounding:
         """The regions of one page alone, with their numbers."""
         return replace(self, regions=tuple(region for region in self.regions if region.page == page))
 
-    def without_marks(self, text: str) -> str:
-        """The text that was parsed, without the marks of regions and pages."""
-        starts = [0, *(region.content_start for region in self.regions)]
-        ends = [*(region.start for region in self.regions), len(text)]
-        parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+    def without_marks(self, text: str, left_out: Sequence[str] = ()) -> str:
+        """The text that was parsed, without the marks of regions and pages, and regions of these labels."""
+        starts = [region.start for region in self.regions] + [len(text)]
+        parts = [text[: starts[0]]]
+        parts += [
+            text[region.content_start : end]
+            for region, end in zip(self.regions, starts[1:], strict=True)
+            if region.label not in left_out
+        ]
         if self.page_mark:
             parts = [part.replace(self.page_mark, " ") for part in parts]
         return "\n\n".join(parts)

@@ -41,6 +41,7 @@ MOST_NODES = 1_500
 _IGNORED = ("image", "thematic_break")
 _INLINE = ("link", "emphasis", "strong", "strikethrough")
 _SPACE = re.compile(r"\s+")
+_BULLET = re.compile(r"^[ \t]*[•◦▪‣●■][ \t]+", re.MULTILINE)
 #: The marks of formulas. A single $ opens one where no space follows, and closes it where none precedes and
 #: no digit follows, so that sums of money keep theirs.
 _MATH = re.compile(r"\\[()\[\]]|\$\$")
@@ -80,7 +81,7 @@ def quality_of(run: PhaseRun, row: int = 0) -> dict[str, float]:
 
 def _against(truth: Truth, text: str, family: str | None, pages: int) -> list[tuple[str, str, float, int]]:
     grounding = parse_grounding(text, family)
-    written, true = plain_text(grounding.without_marks(text)), plain_text(truth.text)
+    written, true = plain_text(grounding.without_marks(text, truth.ignored)), plain_text(truth.text)
     if not true:
         raise OcrPhasesError(f"The truth {truth.file} has no text: give the page's text.")
     lines = [("", name, *pair) for name, pair in text_measures(written, true).items()]
@@ -124,7 +125,7 @@ def plain_text(markdown: str) -> str:
     """
     pieces: list[str] = []
     # To a Markdown reader the marks of formulas are escapes, and tags within a line are text.
-    prepared = _INLINE_MATH.sub(r" \1 ", _MATH.sub(" ", markdown))
+    prepared = _INLINE_MATH.sub(r" \1 ", _MATH.sub(" ", _BULLET.sub("", markdown)))
     prepared = _TABLE.sub(lambda table: f"\n\n{_without_tags(table[0])}\n\n", prepared)
     _collect(_AST(prepared), pieces)
     return _SPACE.sub(" ", unicodedata.normalize("NFKC", "".join(pieces))).strip()

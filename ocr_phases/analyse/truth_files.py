@@ -164,7 +164,7 @@ def _annotated(pages: Sequence[Mapping[str, Any]], page: str, file: str) -> Trut
         for block in blocks
     )
     category = str((info.get("page_attribute") or {}).get("data_source", ""))
-    return Truth(_joined(regions), regions, file, category=category)
+    return Truth(_joined(regions), regions, file, category=category, ignored=_NO_TEXT)
 
 
 def _on_grid(across: Sequence[float], down: Sequence[float], width: float, height: float) -> Box:
