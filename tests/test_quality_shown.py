@@ -155,6 +155,10 @@ def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
     assert page_truth(tmp_path, "doc.pdf#4") is None
     with pytest.raises(OcrPhasesError, match=r"no truth of doc\.pdf#4"):
         load_truth(tmp_path, "doc.pdf#4")
+    for name, text in (("blank.md", " \n"), ("picture.md", "![a](b.png)")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(OcrPhasesError, match="has no text"):
+            load_truth(tmp_path / name)
     (tmp_path / "long.txt").write_text("a " * 600_000)
     with pytest.raises(OcrPhasesError, match="more than a page's text"):
         load_truth(tmp_path / "long.txt")
@@ -185,6 +189,11 @@ def test_the_section_tells_measures_and_differences(rows: int) -> None:
     assert section.count("<h2") == 1 and section.count("Row 1") == (rows == 2)
     assert sum(tag == "ins" for tag, _ in shown.found) >= rows
     assert key_metrics(run)[-1][0] == "Character error rate"
+
+
+def test_a_truth_without_text_judges_nothing() -> None:
+    run = make_run().with_truth(Truth("", file="blank.md"))
+    assert quality_of(run) == {} and "has no text to compare with" in quality_html(run)
 
 
 def test_an_attack_in_truth_or_text_stays_text() -> None:

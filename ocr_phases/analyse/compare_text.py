@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ocr_phases.analyse.quality import QUALITY_HIGHER, quality_of, quality_table
+from ocr_phases.analyse.quality import QUALITY_HIGHER, plain_text, quality_of, quality_table
 from ocr_phases.analyse.truth_files import reference_of
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import percent_text
@@ -27,7 +27,7 @@ def text_changes(base: PhaseRun, other: PhaseRun) -> pd.DataFrame:
     same_page = base.page["sha256"] == other.page["sha256"]
     if same_page and base.text is not None and other.text is not None:
         reference = reference_of(base)
-        if reference.text.strip():
+        if plain_text(reference.text):
             found = quality_table(other, reference).set_index("measure")["value"]
             agreement = float(found["agreement"])
             rows.append(("agreement", 1.0, agreement, EQUIVALENT if agreement == 1.0 else "different"))

@@ -70,9 +70,9 @@ def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFr
 
 
 def quality_of(run: PhaseRun, row: int = 0) -> dict[str, float]:
-    """The measures of a whole row by the record's own truth, by name; empty without a text or a truth."""
+    """The measures of a whole row by the record's own truth, by name; empty where either has no text."""
     truth = run.truth_of(row)
-    if truth is None or run.results[row]["text"] is None:
+    if truth is None or run.results[row]["text"] is None or not plain_text(truth.text):
         return {}
     table = quality_table(run, truth, row)
     whole = table[table["label"] == ""]

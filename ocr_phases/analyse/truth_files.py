@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.analyse.grounding import GRID, Box, parse_grounding
+from ocr_phases.analyse.quality import plain_text
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page
 from ocr_phases.record import PhaseRun
@@ -58,6 +59,8 @@ def page_truth(path: str | Path, page: str) -> Truth | None:
         raise OcrPhasesError(
             f"The truth {found} has {len(truth.text):,} characters, more than a page's text."
         )
+    if truth is not None and not plain_text(truth.text):
+        raise OcrPhasesError(f"The truth {found} has no text: give the page's text, or leave it out.")
     return truth
 
 

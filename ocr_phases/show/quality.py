@@ -14,7 +14,7 @@ from ocr_phases.analyse.differences import (
     word_edits,
 )
 from ocr_phases.analyse.grounding import pixel_box
-from ocr_phases.analyse.quality import quality_table
+from ocr_phases.analyse.quality import plain_text, quality_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.html import note_html, pictures_html, table_html
@@ -91,6 +91,8 @@ def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
 def _row_html(run: PhaseRun, truth: Truth, row: int) -> Html:
     if run.results[row]["text"] is None:
         return note_html("This record has no text (return_text=False), so its quality is not known.")
+    if not plain_text(truth.text):
+        return note_html(f"The truth {truth.file} has no text to compare with.")
     differences = region_differences(run, truth, row)
     pages = pages_of_row(run, row)
     page = run.page_image(pages[0]) if len(pages) == 1 else None
