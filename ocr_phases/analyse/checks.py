@@ -27,6 +27,7 @@ from ocr_phases.analyse.steps import (
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.analyse.typical import one_repeat, typical_run
 from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.kept import kept
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
 
@@ -74,6 +75,7 @@ def _of_published_size(run: PhaseRun) -> bool:
     return run.device.get("kind") == "cuda" and parameters.get("total", 0) >= _PUBLISHED_PARAMETERS
 
 
+@kept
 def run_rules(run: PhaseRun) -> list[Check]:
     """The checks that say whether a record may be believed, without the expectations."""
     stored = {str(check.get("name")): check for check in run.live_checks}

@@ -23,6 +23,7 @@ import pandas as pd
 from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
 from ocr_phases.catalogue import ENCODERS, VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.kept import kept
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import ms_text, percent_text, stage_name
 
@@ -75,6 +76,7 @@ def has_kernels(run: PhaseRun) -> bool:
     return run.kernels is not None and "error" not in run.kernels
 
 
+@kept
 def kernel_table(run: PhaseRun) -> pd.DataFrame:
     """One row per stage, columns `KERNEL_COLUMNS`; a stage includes its inner stages.
 
@@ -119,6 +121,7 @@ def short_kernel(name: str, length: int = 80) -> str:
     return short if len(short) <= length else f"{short[: length - 1]}…"
 
 
+@kept
 def idle_gaps(run: PhaseRun) -> pd.DataFrame:
     """Idle time between the device's work, columns `GAP_COLUMNS`: by stage, cause and length of the gap.
 
@@ -254,6 +257,7 @@ def _table(run: PhaseRun, name: str) -> pd.DataFrame:
         raise OcrPhasesError(f"This record's kernel view is damaged ({name}: {error}).") from error
 
 
+@kept
 def _steps(run: PhaseRun) -> int:
     return max(1, len(_table(run, "decode_steps")))
 
