@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -180,7 +180,7 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
     """
     table = kernel_table(run).dropna(subset=["wall_ms"])
     table = table[(table["phase"] != "prepare") & (table["busy_ms"] > 0) & (table["wall_ms"] > 0)]
-    gaps = idle_gaps(run)
+    gaps = idle_gaps(run).to_dict("records")
     known = {} if floors is None else floors.set_index([*STAGE_KEYS]).to_dict("index")
     rows = []
     for row in table.to_dict("records"):
@@ -289,14 +289,14 @@ def _waits(run: PhaseRun) -> list[str]:
     ]
 
 
-def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series:
+def _idle_ms(gaps: Sequence[Mapping[Any, Any]], phase: str, stage: str, view: str) -> dict[str, float]:
     """A stage's idle time between its kernels in ms, by cause."""
-    mine = gaps[gaps["phase"] == phase]
-    if stage == "decode_step":
-        mine = mine[mine["stage"] != "decode"]
-    elif stage != phase:
-        mine = mine[(mine["stage"] == stage) & (mine["view"] == view)]
-    return mine.groupby("cause")["idle_ms"].sum()
+    idle: dict[str, float] = {}
+    for gap in gaps:
+        whole = stage == phase or (stage == "decode_step" and gap["stage"] != "decode")
+        if gap["phase"] == phase and (whole or (gap["stage"], gap["view"]) == (stage, view)):
+            idle[gap["cause"]] = idle.get(gap["cause"], 0.0) + gap["idle_ms"]
+    return idle
 
 
 def _verdict(

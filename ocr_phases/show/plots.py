@@ -20,7 +20,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -342,9 +342,9 @@ def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
 def _block(axes: Axes, lane: int, start: float, length: float, end: float, colour: str, name: str) -> None:
     # An outline would hide a block that is as thin as itself.
     outline = 0.6 if length > 0.01 * end else 0.0
-    axes.barh(
-        lane, length, left=start, height=_ROW_HEIGHT, color=colour, edgecolor="white", linewidth=outline
-    )
+    corner = (start, lane - _ROW_HEIGHT / 2)
+    look = {"facecolor": colour, "edgecolor": "white", "linewidth": outline}
+    axes.add_patch(Rectangle(corner, length, _ROW_HEIGHT, **look))
     if _fits(name, length, end):
         light = colour in (YELLOW, SKY, ORANGE, "#bdbdbd", PURPLE)
         axes.text(
@@ -451,7 +451,8 @@ def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes 
 
 def title_axes(axes: Axes, text: str) -> None:
     """Set a plot's title, which states the finding."""
-    axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
+    # Its place given, matplotlib need not look for it above what is drawn: nothing is.
+    axes.set_title(text, loc="left", y=1.0, fontsize=11.5, fontweight="bold", color=INK, pad=9)
 
 
 def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
