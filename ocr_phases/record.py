@@ -375,10 +375,8 @@ class PhaseRun:
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values; spans become one list a column."""
         record = {item.name: getattr(self, item.name) for item in fields(self)}
-        record["spans"] = {
-            name: [None if value is pd.NA else value for value in self.spans[name].tolist()]
-            for name in SPAN_COLUMNS
-        }
+        record["spans"] = {name: self.spans[name].tolist() for name in SPAN_COLUMNS}
+        record["spans"]["step"] = self.spans["step"].to_numpy(dtype=object, na_value=None).tolist()
         optional = {name: record.pop(name) for name in _OPTIONAL}
         present = {name: value for name, value in optional.items() if value is not None}
         return {"schema": record.pop("schema"), **record, **present}

@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import results_folder
     from ocr_phases.report.progress import watching
-    from ocr_phases.report.render import report_page
+    from ocr_phases.report.render import page_report
 
     # A wrong page, setting or record is refused before anything slow starts.
     asked = settings_of(arguments)
@@ -42,8 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
             name, number = split_page(page)
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
         with watching(arguments.warmup, arguments.max_new_tokens) as watch:
-            written = report_page(folder, parameters, show_code=arguments.show_code, watch=watch)
-        record = shown or PhaseRun.load(written["run.json"])
+            written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
         print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
         arguments.stopped = watch.asked
         if arguments.stopped:

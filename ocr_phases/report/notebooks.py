@@ -84,8 +84,8 @@ def with_parameters(notebook: Notebook, values: Mapping[str, Any]) -> Notebook:
     return notebook
 
 
-def run_cells(notebook: Notebook) -> None:
-    """Run all code cells in one new namespace and keep in each what it printed and showed.
+def run_cells(notebook: Notebook) -> dict[str, Any]:
+    """Run all code cells in one new namespace, which is returned; each keeps what it printed and showed.
 
     Raises `CellFailed` at the first that fails.
     """
@@ -101,6 +101,7 @@ def run_cells(notebook: Notebook) -> None:
         except Exception as error:
             outputs.append(_error(error))
             raise CellFailed(place, error) from error
+    return names
 
 
 def _run(source: str, names: dict[str, Any], place: str) -> Any:

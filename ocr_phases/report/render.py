@@ -45,7 +45,18 @@ def report_page(
     show_code: bool = False,
     watch: Watch | None = None,
 ) -> dict[str, Path]:
-    """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, ``report.html`` among it.
+    """`page_report`, of which only the files are of interest."""
+    return page_report(output_dir, parameters, show_code=show_code, watch=watch)[0]
+
+
+def page_report(
+    output_dir: str | Path,
+    parameters: Mapping[str, Any],
+    *,
+    show_code: bool = False,
+    watch: Watch | None = None,
+) -> tuple[dict[str, Path], PhaseRun]:
+    """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, and the record it shows.
 
     ``parameters`` are the notebook's; ``output_dir`` among them is set here. ``watch`` shows how far its
     measurement is. Raises `OcrPhasesError` where the folder cannot be written, another report is being written
@@ -56,7 +67,7 @@ def report_page(
     page = values.get("page") or values.get("record") or "sample page"
     title = f"{Path(str(page)).name} – ocr_phases"
     with only_writer(folder):
-        notebook = execute_notebook("page_report", values, folder / "report.ipynb", watch=watch)
+        notebook, left = _executed("page_report", values, folder / "report.ipynb", watch)
         render_html(notebook, folder / "report.html", show_code=show_code, title=title)
     names = (
         "run.json",
@@ -68,7 +79,7 @@ def report_page(
         "report.ipynb",
         "report.html",
     )
-    return {name: folder / name for name in names if (folder / name).exists()}
+    return {name: folder / name for name in names if (folder / name).exists()}, left["run"]
 
 
 def report_record(run: PhaseRun, output_dir: str | Path) -> Path:
@@ -107,15 +118,22 @@ def execute_notebook(
     a measurement is, and ends it. Raises `OcrPhasesError` for an unknown notebook or parameter, and
     `NotebookFailed` where a cell fails: the notebook is then kept up to its error, which the message names.
     """
+    return _executed(name, parameters, output_path, watch)[0]
+
+
+def _executed(
+    name: str, parameters: Mapping[str, Any], output_path: str | Path, watch: Watch | None
+) -> tuple[Path, dict[str, Any]]:
+    """`execute_notebook`, and the names that the notebook has set."""
     source = _notebook(name)
     notebook = read_notebook(source)
     _check_parameters(name, parameter_names(notebook), parameters)
     target = output_file(Path(output_path).resolve())
     executed = with_parameters(notebook, parameters)
-    failure = None
+    failure, left = None, {}
     try:
         with followed_by(watch):
-            run_cells(executed)
+            left = run_cells(executed)
     except CellFailed as failed:
         failure = failed
     write_atomic(target, json.dumps(executed, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
@@ -124,7 +142,7 @@ def execute_notebook(
         raise NotebookFailed(
             f"Cell {failure.number} of {name} failed ({ename}: {_one_line(evalue)}): see {target}.", ename, evalue
         ) from failure.error
-    return target
+    return target, left
 
 
 def render_html(
