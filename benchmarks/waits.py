@@ -139,7 +139,7 @@ def largest(folder: Path) -> Iterator[Row]:
 
 
 def stretched(run: PhaseRun, tokens: int) -> PhaseRun:
-    """A record whose decode goes on until it has this many ``tokens``: its own steps, each a little different."""
+    """A record whose decode goes on until it has ``tokens``: its own steps, each a little different."""
     noise = np.random.default_rng(0)
     own = run["decode_steps"]
     again = -(-(tokens - 1) // own)
@@ -184,7 +184,7 @@ def main() -> None:
     """Print the rows of the parts asked for, or with ``--profile`` what takes longest in them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waits", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--profile", action="store_true", help="cProfile's largest items instead of the table")
+    parser.add_argument("--profile", action="store_true", help="what takes longest, by cProfile")
     parser.add_argument("--save", type=Path, help="the rows as JSON")
     asked = parser.parse_args()
     rows = []

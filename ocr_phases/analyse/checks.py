@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, CheckText
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.noise import FINDINGS, is_noisy
 from ocr_phases.analyse.page_type import recorded_type, small_type_in
@@ -27,7 +28,6 @@ from ocr_phases.analyse.steps import (
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.analyse.typical import one_repeat, typical_run
 from ocr_phases.catalogue import VISION_STAGES
-from ocr_phases.kept import kept
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
 

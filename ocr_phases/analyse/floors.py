@@ -20,9 +20,9 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import attended, step_table, typical_stage_ms
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.kept import kept
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, ms_text
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
 from ocr_phases.catalogue import ENCODERS, VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.kept import kept
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import ms_text, percent_text, stage_name
 

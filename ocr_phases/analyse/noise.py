@@ -23,8 +23,8 @@ from ocr_phases.analyse.floors import (
     rate_text,
     times_text,
 )
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import PHASES, repeat_table
-from ocr_phases.kept import kept
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, ms_text, percent_text, stage_name
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
-from ocr_phases.kept import kept
+from ocr_phases.analyse.kept import kept
 from ocr_phases.record import TOKEN_COLUMNS, PhaseRun
 
 # Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.

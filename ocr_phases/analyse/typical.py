@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from ocr_phases.kept import kept
+from ocr_phases.analyse.kept import kept
 from ocr_phases.record import PhaseRun
 
 

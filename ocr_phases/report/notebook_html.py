@@ -59,7 +59,7 @@ def contents(notebook: Notebook) -> list[tuple[str, str]]:
         if has_tag(cell, NOTEBOOK_ONLY):
             continue
         if cell["cell_type"] == "markdown":
-            lines = [line.removeprefix("## ").strip() for line in cell["source"].splitlines() if line[:3] == "## "]
+            lines = [line[3:].strip() for line in cell["source"].splitlines() if line[:3] == "## "]
             found += [(line, anchor(line)) for line in lines]
         for output in cell.get("outputs", []):
             shown = joined(output.get("data", {}).get("text/html", ""))

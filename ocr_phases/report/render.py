@@ -59,8 +59,8 @@ def page_report(
     """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, and the record it shows.
 
     ``parameters`` are the notebook's; ``output_dir`` among them is set here. ``watch`` shows how far its
-    measurement is. Raises `OcrPhasesError` where the folder cannot be written, another report is being written
-    into it, or the notebook fails; ``report.ipynb`` then shows where.
+    measurement is. Raises `OcrPhasesError` where the folder cannot be written, another report is being
+    written into it, or the notebook fails; ``report.ipynb`` then shows where.
     """
     folder = output_folder(output_dir).resolve()
     values = {**parameters, "output_dir": str(folder), "overwrite": True}
@@ -139,9 +139,8 @@ def _executed(
     write_atomic(target, json.dumps(executed, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
     if failure is not None:
         ename, evalue = type(failure.error).__name__, str(failure.error)
-        raise NotebookFailed(
-            f"Cell {failure.number} of {name} failed ({ename}: {_one_line(evalue)}): see {target}.", ename, evalue
-        ) from failure.error
+        why = f"Cell {failure.number} of {name} failed ({ename}: {_one_line(evalue)}): see {target}."
+        raise NotebookFailed(why, ename, evalue) from failure.error
     return target, left
 
 
@@ -171,9 +170,7 @@ def _check_parameters(name: str, known: Sequence[str], parameters: Mapping[str, 
     """A notebook would ignore an unknown parameter."""
     unknown = sorted(set(parameters) - set(known))
     if unknown:
-        raise OcrPhasesError(
-            f"{name} has no parameter {', '.join(unknown)}: it takes {', '.join(known)}."
-        )
+        raise OcrPhasesError(f"{name} has no parameter {', '.join(unknown)}: it takes {', '.join(known)}.")
     try:
         json.dumps(dict(parameters), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -34,7 +34,7 @@ SHARPNESS = 2
 STILL = '<div class="op-still">'
 """Begins what stands for a drawing where a viewer drops it: a report takes what is in front of it."""
 
-_NO_DRAWING = "The drawing is in the HTML file beside this notebook; trust or run the notebook to see it here."
+_NO_DRAWING = "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
 _LARGEST_SVG = 300_000  # characters; a report holds about eight figures
 _HREF = "{http://www.w3.org/1999/xlink}href"
 
@@ -104,7 +104,7 @@ class Picture:
         return element("div", Html(drawn), **frame)
 
     def bundle(self, *, still: bool = True) -> tuple[dict[str, str], dict[str, Any]]:
-        """What a cell shows, by MIME type, and about it. Without ``still`` words stand where the drawing cannot."""
+        """What a cell shows, by MIME type, and about it; without ``still`` words stand for the drawing."""
         alt, drawn = plain(self.alt), self.html()
         data = {"text/plain": alt}
         width = round(self.figure.get_size_inches()[0] * FIGURE_DPI)  # CSS pixels
@@ -152,7 +152,7 @@ def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
 
 
 def _drawn(figure: Figure) -> str:
-    """The figure on no ground as matplotlib writes it. `Figure.savefig` would draw it twice, once to lay it out."""
+    """The figure on no ground as matplotlib writes it; `Figure.savefig` would draw it twice."""
     buffer, canvas, dpi = io.StringIO(), figure.canvas, figure.dpi
     grounds = [(patch, patch.get_facecolor()) for patch in (figure.patch, *(ax.patch for ax in figure.axes))]
     # Without a fixed salt the ids would differ from run to run.
