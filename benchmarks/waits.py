@@ -29,6 +29,7 @@ from ocr_phases import PhaseRun
 from ocr_phases.assets import asset
 
 RECORD = asset("data", "runs", "h200-dummy-gundam.json")
+TINY = Path(__file__).parents[1] / "tests" / "golden" / "run.json"
 OTHER = asset("data", "runs", "h200-dummy-base.json")
 PAGE = asset("data", "pages", "receipt.png")
 COMMAND = ("-m", "ocr_phases.cli")
@@ -84,14 +85,14 @@ def commands(folder: Path) -> Iterator[Row]:
 
 def batch_report(folder: Path) -> Iterator[Row]:
     """One report in a batch's worker that has made some."""
-    from ocr_phases.batch.worker import Notebooks
+    from ocr_phases.batch.worker import render
 
-    PhaseRun.load(RECORD).save(folder / "run.json")
-    notebooks = Notebooks(str(folder))
-    for _ in range(3):
-        with Clock() as clock:
-            notebooks.render({"folder": str(folder)}, lambda: None)
-    yield clock.row("a report in a batch's worker, H200")
+    for name, record in (("H200", RECORD), ("tiny", TINY)):
+        PhaseRun.load(record).save(folder / "run.json")
+        for _ in range(3):
+            with Clock() as clock:
+                render({"folder": str(folder)}, lambda: None)
+        yield clock.row(f"a report in a batch's worker, {name}")
 
 
 def explorer(folder: Path) -> Iterator[Row]:

@@ -28,6 +28,7 @@ def kept(
         if key not in store:
             store[key] = make(run, *args, **named)
         found = store[key]
-        return copy.copy(found) if isinstance(found, (pd.DataFrame, list, dict)) else found
+        changeable: bool = isinstance(found, (pd.DataFrame, list, dict))
+        return copy.copy(found) if changeable else found
 
     return known

@@ -19,6 +19,8 @@ from ocr_phases.files import read_regular
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.sections import Section
 
+_VALUE = "_"  # the name that a cell's value has while it is shown, as in IPython
+
 Notebook = dict[str, Any]
 Output = dict[str, Any]
 
@@ -106,10 +108,13 @@ def run_cells(notebook: Notebook) -> dict[str, Any]:
 
 def _run(source: str, names: dict[str, Any], place: str) -> Any:
     """Run a cell; the value of its last line, if that is an expression."""
-    body = ast.parse(source, place).body
-    last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None
-    exec(compile(ast.Module(body, []), place, "exec"), names)
-    return None if last is None else eval(compile(last, place, "eval"), names)  # noqa: S307 (our notebooks)
+    tree = ast.parse(source, place)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        kept = ast.Assign([ast.Name(_VALUE, ast.Store())], last.value)
+        tree.body[-1] = ast.fix_missing_locations(ast.copy_location(kept, last))
+    exec(compile(tree, place, "exec"), names)
+    return names.pop(_VALUE, None)
 
 
 def _shown(value: Any) -> Iterator[Output]:

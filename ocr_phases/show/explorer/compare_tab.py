@@ -36,7 +36,8 @@ class ComparePane(Pane):
         self.others.add_class("opx-others")
         slots = widgets.Box([self.base, self.others])
         slots.add_class("opx-slots")
-        self.children = [slots, self._content]
+        self._content = self._shown[0]
+        self.children = [slots, *self._shown]
         for slot in (self.base, self.others):
             slot.observe(self._chosen, "value")
 
