@@ -82,7 +82,7 @@ def hostile_record(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("verb", ["verify", "artifacts", "compare", "missing"])
 def test_no_verb_sends_an_escape_sequence(
-    verb: str, hostile_record: Path, no_kernel: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verb: str, hostile_record: Path, not_run: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out\x1b[2J")
     arguments = {
