@@ -61,6 +61,7 @@ class Check:
 Found = tuple[str, str]  # verdict and what was measured
 
 
+@kept
 def run_checks(run: PhaseRun) -> list[Check]:
     """Run every check on a record of any kind and age: the rules, then the published expectations.
 
@@ -75,7 +76,6 @@ def _of_published_size(run: PhaseRun) -> bool:
     return run.device.get("kind") == "cuda" and parameters.get("total", 0) >= _PUBLISHED_PARAMETERS
 
 
-@kept
 def run_rules(run: PhaseRun) -> list[Check]:
     """The checks that say whether a record may be believed, without the expectations."""
     stored = {str(check.get("name")): check for check in run.live_checks}

@@ -134,6 +134,7 @@ def idle_gaps(run: PhaseRun) -> pd.DataFrame:
     return table[list(GAP_COLUMNS)]
 
 
+@kept
 def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     """The KV cache's part, columns `SHARE_COLUMNS`: ``kv_update`` (write) and ``attention`` (read), by phase.
 
