@@ -655,7 +655,7 @@ def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(tm
     report_page(out, {"record": str(records[0])})
     chance = random.Random(7)
     for _ in range(3):
-        killed([*command, str(records[1])], lambda: chance.uniform(1.0, 5.0), ready=False)
+        killed([*command, str(records[1])], lambda: chance.uniform(0.5, 3.0), ready=False)
         assert (out / "report.html").read_text().rstrip().endswith("</html>")
         assert json.loads((out / "report.ipynb").read_text())["cells"]
         assert (out / "result.mmd").read_text()

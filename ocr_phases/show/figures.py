@@ -14,14 +14,18 @@ import io
 import re
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.backend_bases import RendererBase
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backends.backend_mixed import MixedModeRenderer
+from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
 
 from ocr_phases.plain_text import plain
 from ocr_phases.show.blocks import Html, data_address, element
@@ -153,7 +157,7 @@ def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
 
 def _drawn(figure: Figure) -> str:
     """The figure on no ground as matplotlib writes it; `Figure.savefig` would draw it twice."""
-    buffer, canvas, dpi = io.StringIO(), figure.canvas, figure.dpi
+    canvas, dpi = figure.canvas, figure.dpi
     grounds = [(patch, patch.get_facecolor()) for patch in (figure.patch, *(ax.patch for ax in figure.axes))]
     # Without a fixed salt the ids would differ from run to run.
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "op"}):
@@ -161,13 +165,45 @@ def _drawn(figure: Figure) -> str:
         try:
             for patch, _ in grounds:
                 patch.set_facecolor("none")
-            FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+            return _Canvas(figure).drawn()
         finally:
             figure.set_canvas(canvas)
             figure.dpi = dpi
             for patch, colour in grounds:
                 patch.set_facecolor(colour)
-    return buffer.getvalue()
+
+
+class _Renderer(RendererSVG):
+    """Measures a text once: many stand in several figures, and in those of the next record."""
+
+    def get_text_width_height_descent(
+        self, s: str, prop: FontProperties, ismath: Any
+    ) -> tuple[float, float, float]:
+        return _text_size(s, prop.copy(), ismath)
+
+
+@lru_cache(maxsize=4096)
+def _text_size(text: str, font: FontProperties, math: Any) -> tuple[float, float, float]:
+    return text_to_path.get_text_width_height_descent(text, font, math)
+
+
+class _Canvas(FigureCanvasSVG):
+    """As its `print_svg`, but what draws the figure lays it out too."""
+
+    def drawn(self) -> str:
+        buffer, image_dpi = io.StringIO(), self.figure.dpi
+        self.figure.dpi = self.fixed_dpi
+        width, height = (float(inches) for inches in self.figure.get_size_inches())
+        size = (width * self.fixed_dpi, height * self.fixed_dpi)
+        svg = _Renderer(*size, buffer, image_dpi=image_dpi, metadata={"Date": None})
+        self.renderer: Any = MixedModeRenderer(self.figure, width, height, image_dpi, svg)
+        self.figure.draw(self.renderer)
+        self.renderer.finalize()
+        return buffer.getvalue()
+
+    def get_renderer(self) -> RendererBase:
+        """What the layout measures texts with."""
+        return self.renderer
 
 
 def _references(root: ElementTree.Element) -> set[str]:
