@@ -196,9 +196,10 @@ class _Canvas(FigureCanvasSVG):
         width, height = (float(inches) for inches in self.figure.get_size_inches())
         size = (width * self.fixed_dpi, height * self.fixed_dpi)
         svg = _Renderer(*size, buffer, image_dpi=image_dpi, metadata={"Date": None})
-        self.renderer: Any = MixedModeRenderer(self.figure, width, height, image_dpi, svg)
-        self.figure.draw(self.renderer)
-        self.renderer.finalize()
+        renderer: Any = MixedModeRenderer(self.figure, width, height, image_dpi, svg)
+        self.renderer: RendererBase = renderer
+        self.figure.draw(renderer)
+        renderer.finalize()
         return buffer.getvalue()
 
     def get_renderer(self) -> RendererBase:
