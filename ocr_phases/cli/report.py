@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
     shown = PhaseRun.load(arguments.record) if arguments.record else None
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, wanted in jobs.items():
-        folder = results_folder(wanted, shown)
+        folder, shown = results_folder(wanted, shown), None  # which the notebook loads
         if page is None:
             parameters = {"record": str(Path(arguments.record).resolve())}
         else:
