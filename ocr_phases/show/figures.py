@@ -12,6 +12,7 @@ import base64
 import hashlib
 import io
 import re
+import threading
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,6 +41,7 @@ STILL = '<div class="op-still">'
 
 _NO_DRAWING = "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
 _LARGEST_SVG = 300_000  # characters; a report holds about eight figures
+_DRAWING = threading.Lock()
 _HREF = "{http://www.w3.org/1999/xlink}href"
 
 #: What a figure draws with -> the property that stands for it; the colour itself stays its fallback.
@@ -159,8 +161,12 @@ def _drawn(figure: Figure) -> str:
     """The figure on no ground as matplotlib writes it; `Figure.savefig` would draw it twice."""
     canvas, dpi = figure.canvas, figure.dpi
     grounds = [(patch, patch.get_facecolor()) for patch in (figure.patch, *(ax.patch for ax in figure.axes))]
-    # Without a fixed salt the ids would differ from run to run.
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "op"}):
+    # Without a fixed salt the ids would differ from run to run. Settings and filters are the whole process's.
+    with (
+        _DRAWING,
+        warnings.catch_warnings(),
+        matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "op"}),
+    ):
         warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
         try:
             for patch, _ in grounds:
