@@ -24,6 +24,7 @@ from types import SimpleNamespace
 import ipywidgets as widgets
 import nbformat
 import numpy as np
+import papermill
 import pytest
 from conftest import GOLDEN, GPU_RECORD, PAGES
 from example_run import make_run, page_image, two_page_run
@@ -38,10 +39,10 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
+from ocr_phases.assets import asset
 from ocr_phases.catalogue import FAMILIES
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
-from ocr_phases.report.render import execute_notebook
 from ocr_phases.settings import Settings
 from ocr_phases.show.explorer import Explorer
 from ocr_phases.show.explorer.form import Asked
@@ -885,7 +886,8 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
 
 def test_the_notebook_runs_through_papermill(run: PhaseRun, tmp_path: Path):
     record = run.save(tmp_path / "run.json")
-    done = execute_notebook("explore", {"record": str(record)}, tmp_path / "done.ipynb")
+    done, source = tmp_path / "done.ipynb", asset("notebooks", "explore.ipynb")
+    papermill.execute_notebook(source, done, {"record": str(record)}, kernel_name="python3")
     notebook = nbformat.read(done, as_version=4)
     panel = next(cell for cell in notebook.cells if cell.id == "panel")
     assert any("widget-view+json" in kind for kind in panel.outputs[0]["data"])

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import results_folder
     from ocr_phases.report.progress import watching
-    from ocr_phases.report.render import report_page
+    from ocr_phases.report.render import page_report
 
     # A wrong page, setting or record is refused before anything slow starts.
     asked = settings_of(arguments)
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     truth = arguments.truth and str(arguments.truth.resolve())
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, wanted in jobs.items():
-        folder = results_folder(wanted, shown)
+        folder, shown = results_folder(wanted, shown), None  # which the notebook loads
         if page is None:
             parameters = {"record": str(Path(arguments.record).resolve()), "truth": truth}
         else:
@@ -57,8 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
             parameters["truth"] = truth
         with watching(arguments.warmup, arguments.max_new_tokens) as watch:
-            written = report_page(folder, parameters, show_code=arguments.show_code, watch=watch)
-        record = shown or PhaseRun.load(written["run.json"])
+            written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
         print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
         arguments.stopped = watch.asked
         if arguments.stopped:

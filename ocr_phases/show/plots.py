@@ -20,7 +20,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -58,6 +58,7 @@ STAGE_COLOURS = {
 _VIEW_COLOURS = {"global": BLUE, "local": SKY, "": BLUE}
 _NAMED_OUTLIERS = 4
 _ROW_HEIGHT = 0.62
+_MOST_MARKS = 1_000  # a figure is as many CSS pixels wide
 
 _Given = ParamSpec("_Given")
 
@@ -91,15 +92,16 @@ def plot_token_latency(
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
     figure, axes = new_figure(3.9, ax=ax)
-    steps, device = table["step"].to_numpy(), table["device_ms"].to_numpy()
+    drawn = _fewer(table)
+    steps, device = drawn["step"].to_numpy(), drawn["device_ms"].to_numpy()
     own_clock = run.device.get("kind") == "cuda"
     name = "device, median" if own_clock else "median"
     marker = "o" if len(table) == 1 else ""
     if len(run.repeats) > 1:
         axes.fill_between(
             steps,
-            table["device_ms_p10"],
-            table["device_ms_p90"],
+            drawn["device_ms_p10"],
+            drawn["device_ms_p90"],
             color=BLUE,
             alpha=0.22,
             linewidth=0,
@@ -107,13 +109,14 @@ def plot_token_latency(
         )
     axes.plot(steps, device, color=BLUE, linewidth=1.3, marker=marker, label=name)
     if own_clock:
-        host = table["host_ms"]
-        axes.plot(steps, host, color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median")
+        axes.plot(
+            steps, drawn["host_ms"], color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median"
+        )
     median = float(run.summary()["inter_token_ms"])
     axes.axhline(median, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
     floor = np.asarray([] if floor_ms is None else floor_ms, dtype=np.float64)
     if floor.size:
-        curve = np.broadcast_to(floor, steps.shape)
+        curve = np.broadcast_to(floor, len(table))[drawn.index]
         ends = dict.fromkeys((ms_text(curve[0]), ms_text(curve[-1])))
         label = f"hardware floor, {' to '.join(ends)}"
         axes.plot(steps, curve, color=GREEN, linewidth=1.4, linestyle=(0, (6, 2)), marker=marker, label=label)
@@ -123,8 +126,9 @@ def plot_token_latency(
     room = 1.6 if table["outlier"].any() else 1.35  # for the names of outliers
     top = room * max(usual["device_ms"], usual["host_ms"], band, median, floor.max(initial=0.0))
     axes.set_ylim(0, top)
-    axes.set_xlim(-0.5, max(float(steps[-1]), 0.0) + 0.5)
-    _name_outliers(axes, table[table["outlier"]], top, int(steps[-1]))
+    last = int(table["step"].iloc[-1])
+    axes.set_xlim(-0.5, max(last, 0) + 0.5)
+    _name_outliers(axes, table[table["outlier"]], top, last)
     axes.set_xlabel("decode step")
     time_axis(axes.yaxis, "time of the step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -256,9 +260,10 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
     if not sizes:
         _inside(axes, "The cache was not observed in this run.")
         return
-    after = np.arange(len(sizes))
-    axes.fill_between(after, sizes, color=GREEN, alpha=0.18, linewidth=0)
-    axes.plot(after, sizes, color=GREEN, linewidth=1.6, marker="o" if len(sizes) == 1 else "")
+    after = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_MARKS)).astype(int))
+    drawn = np.asarray(sizes)[after]
+    axes.fill_between(after, drawn, color=GREEN, alpha=0.18, linewidth=0)
+    axes.plot(after, drawn, color=GREEN, linewidth=1.6, marker="o" if len(sizes) == 1 else "")
     axes.set_xlim(0, max(1, len(sizes) - 1))
     axes.set_ylim(0, 1.22 * max(sizes))
     named = [(len(sizes) - 1, "right", -4, 6) if len(sizes) > 1 else (0, "left", 4, 6)]
@@ -270,7 +275,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
         tokens += f" seen, {held[place]:,} held" if tokens and held[place] < lengths[place] else ""
         axes.annotate(
             f"{bytes_text(sizes[place])}{tokens}",
-            (after[place], sizes[place]),
+            (place, sizes[place]),
             (right, up),
             textcoords="offset points",
             ha=side,
@@ -320,8 +325,12 @@ def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
         _block(axes, 1, start, length, end, PHASE_COLOURS[phase], name)
     steps = spans[spans["stage"] == "decode_step"].sort_values("step")
     if len(steps):
-        shades = _step_shades(steps["device_ms"].to_numpy())
-        bars = list(zip(steps["device_start_ms"], steps["device_ms"], strict=True))
+        bunch = _bunches(len(steps))
+        starts = steps["device_start_ms"].groupby(bunch).min()
+        ends = (steps["device_start_ms"] + steps["device_ms"]).groupby(bunch).max()
+        slowest = steps["device_ms"].groupby(bunch).max()
+        bars = list(zip(starts, ends - starts, strict=True))
+        shades = _step_shades(slowest.to_numpy())
         axes.broken_barh(bars, (-_ROW_HEIGHT / 2, _ROW_HEIGHT), facecolors=shades, linewidth=0)
         axes.text(end, -0.42, "darker: slower step", ha="right", va="top", fontsize=9, color=MUTED)
     inner = spans[(spans["stage"] != spans["phase"]) & (spans["phase"] != "decode")]
@@ -342,9 +351,9 @@ def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
 def _block(axes: Axes, lane: int, start: float, length: float, end: float, colour: str, name: str) -> None:
     # An outline would hide a block that is as thin as itself.
     outline = 0.6 if length > 0.01 * end else 0.0
-    axes.barh(
-        lane, length, left=start, height=_ROW_HEIGHT, color=colour, edgecolor="white", linewidth=outline
-    )
+    block = Rectangle((start, lane - _ROW_HEIGHT / 2), length, _ROW_HEIGHT)
+    block.set(facecolor=colour, edgecolor="white", linewidth=outline)
+    axes.add_patch(block)
     if _fits(name, length, end):
         light = colour in (YELLOW, SKY, ORANGE, "#bdbdbd", PURPLE)
         axes.text(
@@ -361,6 +370,18 @@ def _block(axes: Axes, lane: int, start: float, length: float, end: float, colou
 def _fits(name: str, length: float, end: float) -> bool:
     """Whether a block can carry its name: about 140 characters of 9 points fit across a panel."""
     return length / (end or 1.0) * 140 > len(name) + 1
+
+
+def _bunches(count: int) -> np.ndarray:
+    """The bunch of each of so many marks: one each, or as many bunches as a figure has room for."""
+    places = np.arange(count)
+    return places if count <= 2 * _MOST_MARKS else places * _MOST_MARKS // count
+
+
+def _fewer(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a step table that a line needs: all, or the fastest and the slowest of each bunch."""
+    each = table["device_ms"].groupby(_bunches(len(table)))
+    return table.loc[sorted({*each.idxmin(), *each.idxmax()})]
 
 
 def _step_shades(times: np.ndarray) -> np.ndarray:
@@ -451,7 +472,8 @@ def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes 
 
 def title_axes(axes: Axes, text: str) -> None:
     """Set a plot's title, which states the finding."""
-    axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
+    # Its place given, matplotlib need not look for it above what is drawn: nothing is.
+    axes.set_title(text, loc="left", y=1.0, fontsize=11.5, fontweight="bold", color=INK, pad=9)
 
 
 def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
