@@ -112,6 +112,6 @@ def followed_by(watch: Watch | None) -> Iterator[None]:
 
 
 def notebook_callbacks() -> Callbacks:
-    """`run_inference`'s callbacks in a notebook: they tell the command that runs it, in a kernel they print."""
+    """`run_inference`'s callbacks in a notebook: they tell the command that runs it; a kernel prints."""
     told = _CALLBACKS.get()
     return {"progress": lambda done, total: print(f"{done} of {total} runs done")} if told is None else told
