@@ -49,12 +49,14 @@ from ocr_phases.show.explorer.form import Asked
 from ocr_phases.show.explorer.kept_records import MEASURED, file_label, file_stem, label, shipped
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
+from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.places import found, placed, project_folder, shown_path
 from ocr_phases.show.explorer.record_tab import read_record
 from ocr_phases.show.explorer.rendered import markdown_nodes
 from ocr_phases.show.explorer.static_picture import picture_bundle
 from ocr_phases.show.explorer.view import LiveView, View
 from ocr_phases.show.explorer.view_data import row_data, timeline_data
+from ocr_phases.show.sections import Section
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
 
@@ -879,6 +881,23 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
     Measurer().start(asked, live).result()
     live.refresh()
     assert ET.fromstring(live.stream.value).find("pre").text == "\ufffd!"
+
+
+def test_a_tab_shows_each_section_before_it_draws_the_next(run: PhaseRun):
+    seen = []
+
+    def second(_: PhaseRun) -> Section:
+        seen.append(pane.children[0].value)
+        return Section("<p>two</p>")
+
+    pane = Pane("two", lambda _: Section("<p>one</p>"), second)
+    pane.show(run)
+    assert [child.value for child in pane.children] == ["", ""]
+    pane.reveal()
+    assert seen == ["<p>one</p>"]
+    assert pane.children[1].value == "<p>two</p>"
+    pane.show(make_run())
+    assert [child.value for child in pane.children] == ["", ""]
 
 
 # -- the notebook -------------------------------------------------------------------------------------

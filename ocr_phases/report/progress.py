@@ -16,7 +16,8 @@ from typing import Any
 
 from ocr_phases.errors import Stopped
 
-_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+Callbacks = dict[str, Callable[..., None]]
+_CALLBACKS: ContextVar[Callbacks | None] = ContextVar("callbacks", default=None)
 
 
 class Watch:
@@ -101,17 +102,16 @@ def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
 
 @contextlib.contextmanager
 def followed_by(watch: Watch | None) -> Iterator[None]:
-    """For the length of a ``with`` block, `notebook_callbacks` are those of ``watch``."""
-    token = _WATCH.set(watch)
+    """For the length of a ``with`` block, `notebook_callbacks` are those of ``watch``, or none."""
+    told: Callbacks = {} if watch is None else {"progress": watch.progress, "on_tokens": watch.on_tokens}
+    token = _CALLBACKS.set(told)
     try:
         yield
     finally:
-        _WATCH.reset(token)
+        _CALLBACKS.reset(token)
 
 
-def notebook_callbacks(say: Callable[[str], None] = print) -> dict[str, Callable[..., None]]:
-    """`run_inference`'s callbacks in a notebook: they tell the command that runs it, else ``say`` lines."""
-    watch = _WATCH.get()
-    if watch is None:
-        return {"progress": lambda done, total: say(f"{done} of {total} runs done")}
-    return {"progress": watch.progress, "on_tokens": watch.on_tokens}
+def notebook_callbacks() -> Callbacks:
+    """`run_inference`'s callbacks in a notebook: they tell the command that runs it; a kernel prints."""
+    told = _CALLBACKS.get()
+    return {"progress": lambda done, total: print(f"{done} of {total} runs done")} if told is None else told
