@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,16 +32,19 @@ def losses(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     for column in ("edit_distance", "agreement"):
         table[column] = [found[name].get(column, np.nan) for name in records]
     if not any(found.values()):
-        texts = {name: _ended_text(run) for name, run in records.items()}
-        texts = {name: text for name, text in texts.items() if text}
-        if len(texts) > 1:
-            reference = max(texts, key=lambda name: _richness(records[name]))
-            table["agreement"] = {
-                name: 1.0 - text_measures(text, texts[reference])["edit_distance"][0]
-                for name, text in texts.items()
-            }
+        texts = {name: text for name, run in records.items() if (text := ended_text(run))}
+        reference = max(texts, key=lambda name: richness(records[name]), default=None)
+        if reference is not None and len(texts) > 1:
+            table["agreement"] = agreements(texts, reference)
             table["reference"] = reference
     return table.astype({"edit_distance": "float64", "agreement": "float64"})
+
+
+def agreements(texts: Mapping[Any, str], reference: Any) -> dict[Any, float]:
+    """Of each plain text with the one called ``reference``: 1 minus their edit distance."""
+    return {
+        name: 1.0 - text_measures(text, texts[reference])["edit_distance"][0] for name, text in texts.items()
+    }
 
 
 def frontier(costs: pd.Series, lost: pd.Series) -> pd.Series:
@@ -150,14 +154,15 @@ def cost_quality_sentence(points: pd.DataFrame) -> str:
     return f"{sentence}: {'; '.join(told) or 'no other way is quicker'}."
 
 
-def _ended_text(run: PhaseRun) -> str:
-    """A run's plain text, where it ended by itself or by its limit; else empty."""
+def ended_text(run: PhaseRun) -> str:
+    """A run's plain text, for others to agree with; empty where the end token was ignored."""
     text = run.result["text"]
     if run.request.get("ignore_eos") or not text:
         return ""
     return plain_text(parse_grounding(text, run.model.get("family")).without_marks(text))
 
 
-def _richness(run: PhaseRun) -> tuple[int, bool, bool]:
+def richness(run: PhaseRun) -> tuple[int, bool, bool]:
+    """By what a record becomes the reference of others: its prompt's length, then eager steps."""
     eager = run.model["strategy"] == "eager", run.request["vision"] == "eager"
     return run.request["prefill_len"], *eager
