@@ -183,11 +183,11 @@ def _indexed(out: Path) -> Iterator[None]:
     except (OcrPhasesError, KeyboardInterrupt):
         try:
             if (out / LISTING).exists():
-                _write_index(out, stopped=True)
+                write_index(out, stopped=True)
         except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
             print(f"The index could not be written: {error}", file=sys.stderr)
         raise
-    _write_index(out)
+    write_index(out)
     print(f"Wrote {out / 'index.html'}")
 
 
@@ -308,7 +308,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     return failed
 
 
-def _write_index(out: Path, *, stopped: bool = False) -> None:
+def write_index(out: Path, *, stopped: bool = False) -> None:
     from ocr_phases.batch.index import build_index
     from ocr_phases.files import write_atomic
     from ocr_phases.show.index_page import index_html
