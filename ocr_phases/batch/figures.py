@@ -17,14 +17,15 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.summary import end_to_end_ms, vision_share
 from ocr_phases.batch.store import RECORD, record_hash
-from ocr_phases.files import write_atomic
+from ocr_phases.files import split_page, write_atomic
 from ocr_phases.record import PhaseRun
 
 FIGURES = "figures.json"
 
 #: Of a page's text: its prompt and image tokens, compression (generated tokens over image tokens, and as the
 #: vendor counts them, by the text tokenised anew), measures of `ocr_phases.analyse.quality` where there is a
-#: truth, else the agreement with the same page's record of the longest prompt, and the truth's category.
+#: truth, else the agreement with the same page's record of the longest prompt, the record that is the truth,
+#: the truth's category, and what the page is known by.
 QUALITY_COLUMNS = (
     "prompt_tokens",
     "image_tokens",
@@ -37,7 +38,9 @@ QUALITY_COLUMNS = (
     "box_recall",
     "repetition",
     "agreement",
+    "reference",
     "category",
+    "page_id",
 )
 #: The costliest regions of a page that are kept.
 MOST_REGIONS = 25
@@ -120,7 +123,9 @@ def _row(run: PhaseRun) -> dict[str, Any]:
         "compression": metrics["generated_compression_ratio"],
         "vendor_compression": metrics["compression_ratio"],
         **{name: found[name] for name in QUALITY_COLUMNS if name in found},
+        "reference": truth.file if truth and truth.reference else None,
         "category": "" if truth is None else truth.category,
+        "page_id": "".join(f"{page['sha256'][:16]}{split_page(page['file'])[1]}" for page in run.pages),
     }
 
 

@@ -52,7 +52,20 @@ DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
 _SLOWEST = 25
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
-_TEXTS = ("page", "status", "reason", "model", "preset", "warnings", "category", "device", "id", "folder")
+_TEXTS = (
+    "page",
+    "status",
+    "reason",
+    "model",
+    "preset",
+    "warnings",
+    "reference",
+    "category",
+    "page_id",
+    "device",
+    "id",
+    "folder",
+)
 _LISTS = (*_TEXTS, "report")
 _COUNTS = ("tokens", "attempts")
 
@@ -88,7 +101,7 @@ def build_index(out: Path) -> BatchIndex:
         if figures is None:
             continue
         measured.add(entry, figures["record"])
-        same_page.add(number, entry["page"], figures)
+        same_page.add(number, figures)
         for place, region in enumerate(figures["regions"]):
             region = {"page": entry["page"], "folder": entry["folder"], **region}
             item = (region["decode_ms"], -number * 10_000 - place, region)
@@ -168,8 +181,9 @@ class _SamePage:
         self.page = ""
         self.runs: dict[int, Figures] = {}
 
-    def add(self, place: int, page: str, figures: Figures) -> None:
+    def add(self, place: int, figures: Figures) -> None:
         """The next run; one of another page ends those before."""
+        page = figures["row"]["page_id"]
         if page != self.page:
             self.end()
         self.page = page

@@ -41,7 +41,7 @@ def add_truths(out: Path, path: Path) -> Truths:
         except OcrPhasesError as error:
             truths.problems[entry["page"]] = str(error)
             continue
-        if truth is None:
+        if truth is None or not status["settings"].get("return_text", True):
             truths.lacking += 1
             continue
         truths.found += 1
