@@ -35,7 +35,8 @@ HEAD = (
 
 def load(name: str) -> pd.DataFrame:
     """The pages of a set."""
-    return pd.read_csv(RUNS / f"{name}.csv.gz", keep_default_na=True)
+    pages = pd.read_csv(RUNS / f"{name}.csv.gz")
+    return pages.assign(page_id=pages["page"], reference=None)  # no two of them share a name
 
 
 def table_of(pages: pd.DataFrame) -> str:

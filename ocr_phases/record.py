@@ -340,13 +340,19 @@ class PhaseRun:
         kept = None if self.truths is None else self.truths[row]
         return None if kept is None else Truth.from_dict(kept)
 
+    def page_name(self, row: int = 0) -> str:
+        """The file of a row's page, or of its pages (``doc.pdf#1-8``)."""
+        files = [str(page["file"]) for page in self.pages if page["row"] == row]
+        return files[0] if len(files) == 1 else f"{files[0]}-{split_page(files[-1])[1].removeprefix('#')}"
+
     def with_truth(self, truth: Truth | str | Path, row: int = 0) -> PhaseRun:
         """The same record with what the page of a row says.
 
         ``truth`` is that, or a path for `ocr_phases.analyse.truth_files.load_truth`; raises as that does.
         """
-        file = next(str(page["file"]) for page in self.pages if page["row"] == row)
-        said = truth if isinstance(truth, Truth) else _elsewhere("load_truth")(truth, file)
+        if self.results[row]["text"] is None:
+            raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
+        said = truth if isinstance(truth, Truth) else _elsewhere("load_truth")(truth, self.page_name(row))
         truths = list(self.truths or [None] * len(self.results))
         truths[row] = said.as_dict()
         return replace(self, truths=truths)

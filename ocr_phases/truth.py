@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
@@ -32,6 +32,10 @@ class Truth:
     category: str = ""
     ignored: tuple[str, ...] = ()
 
+    def says(self) -> tuple[Any, ...]:
+        """What two truths have to share to be one: all but their names."""
+        return self.text, self.regions, self.reference, self.ignored
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, as a record keeps them; `from_dict` is the inverse."""
         regions = [{**asdict(region), "box": region.box and list(region.box)} for region in self.regions]
@@ -41,5 +45,6 @@ class Truth:
     def from_dict(cls, kept: Mapping[str, Any]) -> Truth:
         """The truth that `as_dict` wrote."""
         regions = [{**region, "box": region["box"] and tuple(region["box"])} for region in kept["regions"]]
-        found = tuple(TrueRegion(**region) for region in regions)
-        return cls(**{**kept, "regions": found, "ignored": tuple(kept["ignored"])})
+        found = tuple(TrueRegion(region["label"], region["box"], region["text"]) for region in regions)
+        known = {item.name: kept[item.name] for item in fields(cls)}  # a later version may keep more
+        return cls(**{**known, "regions": found, "ignored": tuple(kept["ignored"])})

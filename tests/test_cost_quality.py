@@ -33,7 +33,8 @@ from ocr_phases.analyse.cost_quality import (
 )
 from ocr_phases.analyse.sweep import Sweep
 from ocr_phases.batch.index import build_index
-from ocr_phases.batch.store import page_status, read_listing, unrendered
+from ocr_phases.batch.job import Job
+from ocr_phases.batch.store import Listing, page_status, read_listing, unrendered, write_status
 from ocr_phases.batch.truths import add_truths
 from ocr_phases.cli import main
 from ocr_phases.measure.sweep import make_cells, run_sweep
@@ -113,6 +114,19 @@ def test_a_sweep_without_texts_to_compare_has_no_such_part() -> None:
     assert "fewer than two" in plot_cost_quality(found.cost_quality).alt
 
 
+def test_a_sweep_against_a_record_names_it() -> None:
+    reference = Truth(TRUTH.text.replace("light", "heavy"), file="best.json", reference=True)
+    found = SweepResult(presets(reference), pd.DataFrame(columns=["cell", "reason"]))
+    assert found.verdict.startswith("Compared with the text of best.json (agreement, not accuracy), gundam")
+
+
+def test_records_that_ignored_the_end_token_take_no_truth() -> None:
+    run = dataclasses.replace(make_run(), request={**make_run().request, "ignore_eos": True})
+    with pytest.raises(OcrPhasesError, match="ignored the end token"):
+        SweepResult({"a": run}, pd.DataFrame()).with_truth("page.md")
+    assert losses({"a": run.with_truth(TRUTH)})["edit_distance"].isna().all()
+
+
 def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session: Any, tmp_path: Path) -> None:
     (tmp_path / "slide.md").write_text("# A slide")
     quick: dict[str, Any] = {"repeats": 1, "warmup": 0}
@@ -178,7 +192,7 @@ def test_fail_above_judges_a_measure_of_the_text_by_points(
 
 def test_a_limit_on_a_measure_that_one_record_lacks_is_refused() -> None:
     table = Compared([make_run(), make_run(seed=1)], ["a", "b"]).table
-    with pytest.raises(OcrPhasesError, match="There is no metric cer"):
+    with pytest.raises(OcrPhasesError, match=r"cer is not in both records \(b\): give both the same truth"):
         against_limit(table, 1.0, ["cer"])
 
 
@@ -210,11 +224,45 @@ def test_truths_are_added_to_what_was_measured(made: Path, tmp_path: Path) -> No
     assert pages["compression"].notna().sum() == 4
 
 
+def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Listing(tmp_path) as listing:
+        jobs = [
+            Job("p.png", f"/{n}/p.png", n * 32, {"model": "tiny", "preset": p}, {}, None)
+            for n in ("ab", "cd")
+            for p in "xy"
+        ]
+        for job in jobs:
+            listing.add(job)
+    for number, job in enumerate(jobs):
+        folder = tmp_path / job.folder
+        attempt = {"seconds": 1.0, "failure": None}
+        write_status(
+            folder,
+            {
+                **job.as_dict(),
+                "state": "done",
+                "failure": None,
+                "reason": "",
+                "attempts": [attempt],
+                "report": None,
+            },
+        )
+        run = ended(make_run(crops=number % 2 == 1, max_tokens=None if number % 2 else 40))
+        page = {**run.page, "sha256": job.sha256}
+        dataclasses.replace(run, pages=[page]).save(folder / "run.json")
+    pages = build_index(tmp_path).pages
+    assert not out.exists() and pages["page_id"].nunique() == 2
+    assert pages["agreement"].tolist()[1::2] == [1.0, 1.0] and (pages["agreement"][::2] < 1.0).all()
+
+
 def batch_pages(**columns: Any) -> pd.DataFrame:
     """An index's pages: three pages at two presets, by hand."""
     table = pd.DataFrame(
         {
             "page": ["a", "a", "b", "b", "c", "c"],
+            "page_id": ["a", "a", "b", "b", "c", "c"],
+            "reference": None,
             "preset": ["small", "large"] * 3,
             "status": "done",
             "report": False,
@@ -244,7 +292,7 @@ def test_presets_and_categories_by_hand() -> None:
     assert points.loc["small", ["page_ms", "lost"]].tolist() == pytest.approx([110.0, 0.2])
     assert points.loc["large", ["peak_bytes", "lost"]].tolist() == pytest.approx([2e9, 0.1])
     assert cost_quality_sentence(points.reset_index()) == (
-        "large loses least (edit distance 10 %): small loses 10 % more and takes 0.28 of its time."
+        "large loses least (edit distance 10 %): small loses 10.0 points more and takes 0.28 of its time."
     )
     table = preset_table(pages).set_index("preset")
     assert table.loc["small", ["pages", "loops", "compression"]].tolist() == [3, 1, 4.0]

@@ -19,7 +19,7 @@ from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse import checks, compare, environments, floors, headline, sweep
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.assets import asset
-from ocr_phases.batch import store, tables
+from ocr_phases.batch import figures, store
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.outcome import Outcome
@@ -87,7 +87,7 @@ def token_tables(run: PhaseRun, base: PhaseRun) -> None:
         run.tokens_of(row)
         if result["text"] is not None:
             result_markdown(result["text"])
-    tables.page_spans(run, "id", "page"), tables.page_tokens(run, "id", "page")
+    figures.page_figures(run, "")
     regions.region_tables_html(run)
 
 

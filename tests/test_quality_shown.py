@@ -20,7 +20,8 @@ from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.differences import DIFFERENCE_COLUMNS, region_differences, word_edits
 from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.headline import key_metrics
-from ocr_phases.analyse.quality import plain_text, quality_of, quality_table
+from ocr_phases.analyse.quality import quality_of, quality_table
+from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.analyse.truth_files import load_truth, page_truth, reference_of
 from ocr_phases.cli import main
 from ocr_phases.record_schema import check_record
@@ -81,6 +82,11 @@ def test_without_boxes_words_go_to_the_regions_they_meet() -> None:
     assert found["true"].iloc[0] == "Where all the time goes"
     # Nothing is lost and nothing is counted twice.
     assert " ".join(filter(None, found["true"])) == text
+    # A text without boxes: its words go to the truth's regions.
+    plain = make_run(text="\n\n".join(words for _, _, words in REGIONS[:-1]))
+    told = region_differences(plain, TRUTH)
+    assert told["outcome"].tolist() == ["equal"] * 4 + ["missing"]
+    assert told["box"].notna().all() and told["true"].iloc[-1] == plain_text(REGIONS[-1][2])
     pages = two_page_run()
     table = region_differences(pages, changed(text="one a b", regions=TRUTH.regions))
     assert table["outcome"].tolist() == ["equal", "equal", "equal"]
@@ -142,6 +148,21 @@ def test_a_loop_at_the_end_is_measured() -> None:
     looping = {**run.result, "ids": [*range(40), *[7, 8] * 30], "finish_reason": "length"}
     found = quality_table(dataclasses.replace(run, results=[looping]), None).set_index("measure")
     assert found.loc["repetition", ["value", "count"]].tolist() == [58 / 100, 100]
+
+
+def test_a_record_without_a_text_keeps_no_truth() -> None:
+    with pytest.raises(OcrPhasesError, match="keeps no truth"):
+        make_run(return_text=False).with_truth(TRUTH)
+
+
+def test_the_truth_of_several_pages_is_named_by_all_of_them(tmp_path: Path) -> None:
+    run = two_page_run()
+    pages = [{**page, "file": f"doc.pdf#{number}"} for number, page in zip((1, 2), run.pages, strict=True)]
+    run = dataclasses.replace(run, pages=pages)
+    for name in ("doc-1", "doc-1-2"):
+        (tmp_path / f"{name}.md").write_text(name)
+    assert run.page_name() == "doc.pdf#1-2"
+    assert run.with_truth(tmp_path).truth_of() == Truth("doc-1-2", file="doc-1-2.md")
 
 
 def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:

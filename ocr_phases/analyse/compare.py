@@ -19,7 +19,7 @@ from ocr_phases.analyse.bootstrap import LEAST_REPEATS, difference_and_ratio
 from ocr_phases.analyse.compare_text import EQUIVALENT, SHARE, text_changes, text_sentence
 from ocr_phases.analyse.environments import environment_table, run_labels
 from ocr_phases.analyse.noise import ceilings_apart, noise_warning
-from ocr_phases.analyse.quality import QUALITY_HIGHER
+from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER
 from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.analyse.strategy_text import ways_sentence
 from ocr_phases.analyse.summary import PHASES, repeat_table
@@ -151,10 +151,18 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     one, or a single repeat leaves nothing to judge by.
     """
     known = set(table["metric"])
+    known |= set(MEASURES)
     unknown = [name for name in metrics if name not in known]
     if unknown:
         raise OcrPhasesError(f"There is no metric {', '.join(unknown)}: use {', '.join(_names(table))}.")
     judged = table[table["metric"].isin(metrics or JUDGED)]
+    for name in metrics:
+        lacks = set(table["run"]) - set(judged.loc[judged["metric"] == name, "run"])
+        if lacks:
+            raise OcrPhasesError(
+                f"{name} is not in both records ({', '.join(sorted(lacks))}): give both the same truth, or "
+                "name another metric."
+            )
     if not metrics:  # what the records do not share is not for them to be judged by
         judged = judged[judged["ratio"].notna()]
     if judged.empty:

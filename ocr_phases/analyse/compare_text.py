@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ocr_phases.analyse.quality import QUALITY_HIGHER, plain_text, quality_of, quality_table
+from ocr_phases.analyse.quality import QUALITY_HIGHER, quality_of, quality_table
+from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.analyse.truth_files import reference_of
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import percent_text
@@ -31,7 +32,8 @@ def text_changes(base: PhaseRun, other: PhaseRun) -> pd.DataFrame:
             found = quality_table(other, reference).set_index("measure")["value"]
             agreement = float(found["agreement"])
             rows.append(("agreement", 1.0, agreement, EQUIVALENT if agreement == 1.0 else "different"))
-        if base.truth_of() == other.truth_of():
+        truths = [truth and truth.says() for truth in (base.truth_of(), other.truth_of())]
+        if truths[0] == truths[1]:
             before, after = quality_of(base), quality_of(other)
             rows += [
                 (name, value, after[name], _verdict(name, value, after[name]))

@@ -8,7 +8,8 @@ import pandas as pd
 from rapidfuzz.distance import Levenshtein
 
 from ocr_phases.analyse.grounding import Box, parse_grounding
-from ocr_phases.analyse.quality import match_boxes, plain_text, text_measures
+from ocr_phases.analyse.quality import match_boxes, text_measures
+from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.record import PhaseRun
 from ocr_phases.truth import Truth
 
@@ -25,8 +26,9 @@ def region_differences(run: PhaseRun, truth: Truth, row: int = 0) -> pd.DataFram
     ``region`` is the number in the row's text, missing where only the truth has it; ``box`` is on the 0..999
     grid; ``outcome`` is one of `OUTCOMES`; ``written`` and ``true`` are plain texts; ``cer`` is over the true
     one, missing where there is none. Regions are paired by their boxes
-    (`ocr_phases.analyse.quality.match_boxes`); where text or truth has none, or the row has several pages,
-    the truth's words go to the regions that they meet in the alignment with the fewest edits.
+    (`ocr_phases.analyse.quality.match_boxes`). Where the text has none, its words go to the truth's regions;
+    where the truth has none, or the row has several pages, the truth's words go to the text's: to those that
+    they meet in the alignment with the fewest edits.
     """
     text = run.results[row]["text"] or ""
     grounding = parse_grounding(text, run.model.get("family"))
@@ -39,6 +41,8 @@ def region_differences(run: PhaseRun, truth: Truth, row: int = 0) -> pd.DataFram
     one_page = sum(page["row"] == row for page in run.pages) == 1
     if one_page and any(side[2] for side in true) and any(side[2] for side in written):
         rows = list(_by_boxes(written, true))
+    elif one_page and any(side[2] for side in true):
+        rows = list(_true_regions(true, " ".join(side[3] for side in written)))
     else:
         rows = list(_by_words(written, plain_text(truth.text)))
     table = pd.DataFrame(rows, columns=list(DIFFERENCE_COLUMNS))
@@ -99,6 +103,14 @@ def _by_words(written: Sequence[_Side], true: str) -> Iterator[tuple[object, ...
             given[owners[place]].append(word)
     for side, own in zip(written or [_PREAMBLE], given, strict=True):
         yield _row(side, " ".join(own))
+
+
+def _true_regions(true: Sequence[_Side], written: str) -> Iterator[tuple[object, ...]]:
+    """Each region of the truth with the words that the alignment gives it."""
+    for region, label, box, outcome, _, own, given in _by_words(true, written):
+        cer = text_measures(str(given), str(own))["cer"][0] if own else None
+        outcome = MISSING if outcome == EXTRA else outcome
+        yield region, label, box, outcome, cer, given, own
 
 
 def _row(side: _Side, true: str | None, *, missing: bool = False) -> tuple[object, ...]:

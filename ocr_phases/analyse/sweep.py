@@ -102,6 +102,11 @@ class Sweep:
 
     def with_truth(self, truth: str | Path) -> Self:
         """The same sweep with what its page says: `PhaseRun.with_truth` of every record."""
+        if all(run.request.get("ignore_eos") for run in self.runs.values()):
+            raise OcrPhasesError(
+                "These records ignored the end token, so their texts have no end to compare: sweep again "
+                "with --truth."
+            )
         runs = {cell: run.with_truth(truth) for cell, run in self.runs.items()}
         return replace(self, runs=runs)
 

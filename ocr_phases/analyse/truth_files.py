@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ocr_phases.analyse.grounding import GRID, Box, parse_grounding
-from ocr_phases.analyse.quality import plain_text
+from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page
+from ocr_phases.plain_json import parse_json
 from ocr_phases.record import PhaseRun
 from ocr_phases.truth import TrueRegion, Truth
 
@@ -31,21 +32,27 @@ _LABELS = {
 _NO_TEXT = ("abandon", "mask", "need_mask", "page_number", "header", "footer", "page_footnote")
 
 
-def find_truth(page: str | Path, folder: str | Path | None = None) -> Path | None:
-    """A page's truth by its name and a suffix of `TRUTH_SUFFIXES`, beside it or in ``folder``; else None.
+def find_truth(page: str | Path, folder: str | Path) -> Path | None:
+    """A page's truth in ``folder``, by the page's name and a suffix of `TRUTH_SUFFIXES`; None without.
 
-    ``folder`` may hold the truth of ``sub/scan.png`` as ``sub/scan.md`` or ``scan.md``.
+    The truth of ``sub/scan.png`` is ``sub/scan.md`` there, or ``scan.md``.
     """
     file, number = split_page(str(page))
     named = Path(file).with_suffix("")
-    if folder is None:
-        stems = [named]
-    else:
-        stems = [Path(folder) / named, Path(folder) / named.name]
-        stems = stems[named.is_absolute() :]
+    stems = [Path(folder) / named.name]
+    if not named.is_absolute():
+        stems.insert(0, Path(folder) / named)
     number = number.replace("#", "-")
     paths = [stem.with_name(f"{stem.name}{number}{suffix}") for stem in stems for suffix in TRUTH_SUFFIXES]
     return next((path for path in paths if path.is_file()), None)
+
+
+def check_for_pages(path: str | Path, pages: int) -> None:
+    """Raise `OcrPhasesError` where ``path`` is the truth of one page and there are several."""
+    if pages > 1 and not Path(path).is_dir():
+        file = Path(path)
+        if file.suffix.lower() != ".json" or not isinstance(_json(file, _state(file)), list):
+            raise OcrPhasesError(f"The truth {path} is of one page: give a folder with one for each page.")
 
 
 def page_truth(path: str | Path, page: str) -> Truth | None:
@@ -105,8 +112,8 @@ def _read(path: Path, page: str) -> Truth | None:
         if isinstance(content, list):
             return _annotated(content, page, name)
         regions = tuple(_region(region) for region in content["regions"])
-        return Truth(_joined(regions), regions, name, category=str(content.get("kind", "")))
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return Truth(_joined(regions), regions, name, category=_words(content.get("kind")))
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise OcrPhasesError(
             f"The truth {path} has another shape than a page's, OmniDocBench's or a record's ({error!r})."
         ) from error
@@ -132,9 +139,9 @@ def _state(path: Path) -> tuple[int, int]:
 @lru_cache(maxsize=1)  # a benchmark's file holds the pages that are asked for one after another
 def _json(path: Path, state: tuple[int, int]) -> Any:
     try:
-        return json.loads(_text(path))
-    except ValueError as error:
-        raise OcrPhasesError(f"The truth {path} is no JSON ({error}).") from error
+        return parse_json(_text(path).encode())
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"The truth {path}: {error}.") from error
 
 
 def _joined(regions: Sequence[TrueRegion]) -> str:
@@ -143,13 +150,20 @@ def _joined(regions: Sequence[TrueRegion]) -> str:
 
 def _region(region: Mapping[str, Any]) -> TrueRegion:
     """A region of this project's page JSON: label, box on the grid and text."""
-    return TrueRegion(str(region["label"]), _box(*map(float, region["box"])), str(region["text"]))
+    return TrueRegion(_words(region["label"]), _box(*map(float, region["box"])), _words(region["text"]))
+
+
+def _words(value: Any) -> str:
+    """A text of an annotation, empty for null; `ValueError` for anything else."""
+    if not isinstance(value, str | None):
+        raise ValueError(f"{value!r} is no text")
+    return value or ""
 
 
 def _annotated(pages: Sequence[Mapping[str, Any]], page: str, file: str) -> Truth | None:
     """One page of OmniDocBench's annotations; of a single one that, whatever it is called."""
-    name = Path(page).name
-    found = [entry for entry in pages if Path(entry["page_info"]["image_path"]).name == name]
+    name = _file_name(page)
+    found = [entry for entry in pages if _file_name(entry["page_info"]["image_path"]) == name]
     if not found and len(pages) == 1 and not page:
         found = list(pages)
     if not found:
@@ -162,12 +176,17 @@ def _annotated(pages: Sequence[Mapping[str, Any]], page: str, file: str) -> Trut
         TrueRegion(
             _LABELS.get(block["category_type"], str(block["category_type"])),
             _on_grid(block["poly"][::2], block["poly"][1::2], info["width"], info["height"]),
-            str(block.get("html") or block.get("latex") or block.get("text") or ""),
+            _words(block.get("html") or block.get("latex") or block.get("text")),
         )
         for block in blocks
     )
-    category = str((info.get("page_attribute") or {}).get("data_source", ""))
+    category = _words((info.get("page_attribute") or {}).get("data_source"))
     return Truth(_joined(regions), regions, file, category=category, ignored=_NO_TEXT)
+
+
+def _file_name(path: str) -> str:
+    """A path's last part in Unicode NFC, as file systems and annotations differ."""
+    return unicodedata.normalize("NFC", path.replace("\\", "/").rpartition("/")[2])
 
 
 def _on_grid(across: Sequence[float], down: Sequence[float], width: float, height: float) -> Box:

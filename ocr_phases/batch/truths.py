@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ocr_phases.analyse.truth_files import page_truth
+from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.store import RECORD, finished, read_listing, record_hash, write_status
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -40,13 +41,15 @@ def add_truths(out: Path, path: Path) -> Truths:
         except OcrPhasesError as error:
             truths.problems[entry["page"]] = str(error)
             continue
-        if truth is None:
+        if truth is None or not status["settings"].get("return_text", True):
             truths.lacking += 1
             continue
         truths.found += 1
         kept = json.dumps(truth.as_dict(), sort_keys=True).encode()
         digest = hashlib.sha256(kept).hexdigest()
         if status.get("truth") != digest:
-            PhaseRun.load(folder / RECORD).with_truth(truth).save(folder / RECORD)
+            run = PhaseRun.load(folder / RECORD).with_truth(truth)
+            run.save(folder / RECORD)
+            write_figures(folder, run)
             write_status(folder, {**status, "truth": digest, "record": record_hash(folder), "report": None})
     return truths

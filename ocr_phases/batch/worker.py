@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.job import Job, code_versions
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import RECORD, attempt_folder
@@ -93,6 +94,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     _check_unchanged(job, run)
     with _failing_as("output"), attempt_folder(folder) as place:
         run.save(place / RECORD)
+        write_figures(place, run)
     return Outcome(place=place.name)
 
 
@@ -134,7 +136,9 @@ def measure_in_notebook(request: WorkerRequest, ready: Callable[[], None]) -> Ou
                     raise _notebook_refused(job, error) from error
                 raise
             unrendered = str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
-        _check_unchanged(job, PhaseRun.load(place / RECORD))
+        run = PhaseRun.load(place / RECORD)
+        _check_unchanged(job, run)
+        write_figures(place, run)
     return Outcome(place=place.name, report=unrendered)
 
 

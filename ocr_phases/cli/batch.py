@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import math
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     The same command resumes a stopped batch.
     """
+    from ocr_phases.analyse.truth_files import check_for_pages
     from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
 
@@ -53,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     asked = vars(settings_of(arguments))
     settings = {name: asked[name] for name in BATCH}
     total = sum(1 for _ in _found(arguments, settings))
+    if arguments.truth is not None:
+        presets = max(1, len(arguments.presets))
+        check_for_pages(arguments.truth, math.ceil(total / presets))
     out = output_folder(arguments.out)
     with only_writer(out), _indexed(out):
         counts = _measure(out, arguments, settings, total)
@@ -183,11 +188,11 @@ def _indexed(out: Path) -> Iterator[None]:
     except (OcrPhasesError, KeyboardInterrupt):
         try:
             if (out / LISTING).exists():
-                _write_index(out, stopped=True)
+                write_index(out, stopped=True)
         except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
             print(f"The index could not be written: {error}", file=sys.stderr)
         raise
-    _write_index(out)
+    write_index(out)
     print(f"Wrote {out / 'index.html'}")
 
 
@@ -235,6 +240,8 @@ def _check(arguments: argparse.Namespace) -> None:
             check_preset(preset)
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
+    if arguments.truth is not None and not arguments.return_text:
+        raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
     if arguments.retries < 0:
         raise OcrPhasesError(f"retries is {arguments.retries}: it must be 0 or more.")
     if not 0 < arguments.timeout <= threading.TIMEOUT_MAX:
@@ -308,7 +315,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     return failed
 
 
-def _write_index(out: Path, *, stopped: bool = False) -> None:
+def write_index(out: Path, *, stopped: bool = False) -> None:
     from ocr_phases.batch.index import build_index
     from ocr_phases.files import write_atomic
     from ocr_phases.show.index_page import index_html

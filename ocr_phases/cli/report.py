@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ocr_phases.cli.measuring import look_at, warn_of_remote_code
 from ocr_phases.cli.options import (
@@ -20,6 +21,9 @@ from ocr_phases.cli.options import (
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 
+if TYPE_CHECKING:
+    from ocr_phases.record import PhaseRun
+
 SUMMARY = "measure pages, write one HTML report per page"
 USAGE = "[options] PAGE ... | --record RUN.json"
 
@@ -30,7 +34,6 @@ def run(arguments: argparse.Namespace) -> None:
         raise OcrPhasesError("Name either pages to measure or one --record to show.")
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
-    from ocr_phases.analyse.truth_files import load_truth
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import results_folder
     from ocr_phases.report.progress import watching
@@ -43,25 +46,39 @@ def run(arguments: argparse.Namespace) -> None:
         look_at(page, arguments)
     warn_of_remote_code(asked)
     shown = PhaseRun.load(arguments.record) if arguments.record else None
-    if arguments.truth:
-        for page in arguments.pages or [shown and shown.page["file"]]:
-            load_truth(arguments.truth, page)
-    truth = arguments.truth and str(arguments.truth.resolve())
+    truths = _truths(arguments, shown)
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, wanted in jobs.items():
         folder, shown = results_folder(wanted, shown), None  # which the notebook loads
         if page is None:
-            parameters = {"record": str(Path(arguments.record).resolve()), "truth": truth}
+            parameters = {"record": str(Path(arguments.record).resolve()), "truth": truths.get(None)}
         else:
             name, number = split_page(page)
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
-            parameters["truth"] = truth
+            parameters["truth"] = truths.get(page)
         with watching(arguments.warmup, arguments.max_new_tokens) as watch:
             written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
         print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
         arguments.stopped = watch.asked
         if arguments.stopped:
             return
+
+
+def _truths(arguments: argparse.Namespace, shown: PhaseRun | None) -> dict[str | None, str]:
+    """The file of each page's truth; `OcrPhasesError` where one is missing or cannot be used."""
+    from ocr_phases.analyse.truth_files import check_for_pages, find_truth, load_truth
+
+    path = arguments.truth
+    if path is None:
+        return {}
+    if not arguments.return_text:
+        raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
+    check_for_pages(path, len(set(arguments.pages)))
+    names = {page: page for page in arguments.pages} if shown is None else {None: shown.page_name()}
+    for name in names.values():
+        load_truth(path, name)
+    found = {page: find_truth(name, path) if path.is_dir() else path for page, name in names.items()}
+    return {page: str(file.resolve()) for page, file in found.items() if file is not None}
 
 
 def folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:

@@ -96,6 +96,8 @@ def _measure(arguments: argparse.Namespace) -> Sweep:
     if arguments.models and "model" in arguments.asked:
         raise OcrPhasesError("Give --model or --models, not both.")
     name = load_page(arguments.page)[2]
+    if arguments.truth and arguments.ignore_eos:
+        raise OcrPhasesError("A truth needs texts that end at the end token: drop --ignore-eos, or --truth.")
     if arguments.truth:
         load_truth(arguments.truth, name)
     if others := unnamed_pages(arguments.page):

@@ -60,6 +60,9 @@ def quality_section(pages: pd.DataFrame, address: Callable[[Any, str], str]) -> 
 
 def _lead(pages: pd.DataFrame, measure: str) -> str:
     known = int(pages[measure].notna().sum())
+    references = ", ".join(sorted(set(pages["reference"].dropna())))
+    if references:
+        return f"Compared with what another run wrote ({references}): agreement with it, not accuracy."
     if measure == "agreement":
         return (
             "No page has a truth. Agreement is with the same page's text at the longest prompt: it says what "

@@ -14,7 +14,8 @@ from ocr_phases.analyse.differences import (
     word_edits,
 )
 from ocr_phases.analyse.grounding import pixel_box
-from ocr_phases.analyse.quality import plain_text, quality_table
+from ocr_phases.analyse.quality import quality_table
+from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.html import note_html, pictures_html, table_html
@@ -32,7 +33,8 @@ OUTCOME_COLOURS: dict[str, Colour] = {
 """Colours of a region on the page; its tag says the same in words."""
 
 _MOST_REGIONS = 60
-_MOST_WORDS = 400  # of a region's difference
+_MOST_WORDS = 400  # that differ in a region
+_AROUND = 12  # words told before and after a difference
 _NAMES = {
     "edit_distance": "normalised edit distance",
     "cer": "character error rate",
@@ -160,17 +162,25 @@ def _differences(differences: pd.DataFrame) -> Html:
     return fragment(element("div", table, class_="op op-scroll op-edits"), more)
 
 
+def _folded(text: str) -> str:
+    """The ends of a long run of words."""
+    words = text.split()
+    if len(words) <= 3 * _AROUND:
+        return text
+    return f"{' '.join(words[:_AROUND])} … {' '.join(words[-_AROUND:])}"
+
+
 def edits_html(written: str, true: str) -> Html:
     """Two plain texts as one: words only in the truth as ``<del>``, words only written as ``<ins>``."""
     parts: list[object] = []
     words = 0
     for kind, mine, theirs in word_edits(written, true):
-        words += max(len(mine.split()), len(theirs.split()))
+        words += 0 if kind == EQUAL else max(len(mine.split()), len(theirs.split()))
         if words > _MOST_WORDS:
             parts.append("…")
             break
         if kind == EQUAL:
-            parts += [mine, " "]
+            parts += [_folded(mine), " "]
             continue
         parts += [element("del", theirs), " "] if theirs else []
         parts += [element("ins", mine), " "] if mine else []
