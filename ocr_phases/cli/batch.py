@@ -316,6 +316,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
 
 
 def write_index(out: Path, *, stopped: bool = False) -> None:
+    """Write ``index.html`` and the tables; ``stopped`` says that not all pages are through."""
     from ocr_phases.batch.index import build_index
     from ocr_phases.files import write_atomic
     from ocr_phases.show.index_page import index_html
