@@ -22,15 +22,21 @@ _BLOCKS = """() => ({
   source: document.documentElement.dataset.source,
   language: document.documentElement.lang,
   blocks: [...document.querySelectorAll("[data-label]")].map(block => {
-    // A paragraph is as wide as its column; what is printed is the range of its text.
-    const text = document.createRange();
-    text.selectNodeContents(block);
+    // A paragraph is as wide as its column; what is printed are the lines of its text.
     const whole = ["TABLE", "FIGURE"].includes(block.tagName);
-    const box = (whole ? block : text).getBoundingClientRect();
+    const lines = whole ? [block.getBoundingClientRect()] : [];
+    const texts = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    while (!whole && texts.nextNode()) {
+      const range = document.createRange();
+      range.selectNodeContents(texts.currentNode);
+      lines.push(...[...range.getClientRects()].filter(line => line.width > 0));
+    }
+    const edge = (name, of) => of(...lines.map(line => line[name]));
     const clean = table => { const copy = table.cloneNode(true);
       copy.querySelectorAll("*").forEach(cell => cell.removeAttribute("class"));
       return `<table>${copy.querySelector("tbody").innerHTML}</table>`; };
-    return { label: block.dataset.label, box: [box.left, box.top, box.right, box.bottom],
+    return { label: block.dataset.label,
+      box: [edge("left", Math.min), edge("top", Math.min), edge("right", Math.max), edge("bottom", Math.max)],
       text: block.dataset.label === "figure" ? "" : block.innerText,
       html: block.tagName === "TABLE" ? clean(block) : "" };
   }),
