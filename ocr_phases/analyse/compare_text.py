@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.quality import QUALITY_HIGHER, quality_of, quality_table
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.analyse.truth_files import reference_of
@@ -17,6 +18,7 @@ SHARE = "share"
 """The unit of these figures: a share of one."""
 
 
+@kept
 def text_changes(base: PhaseRun, other: PhaseRun) -> pd.DataFrame:
     """Measures of the first row's text: columns ``metric``, ``base``, ``other`` and ``verdict``.
 

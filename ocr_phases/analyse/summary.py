@@ -155,6 +155,12 @@ def end_to_end_ms(run: PhaseRun) -> np.ndarray:
     return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)
 
 
+def peak_bytes(run: PhaseRun) -> int | None:
+    """The largest memory of any phase and repeat, bytes; None where it was not measured."""
+    peaks = [max(values) for values in run.memory.get("peak_bytes", {}).values() if values]
+    return max(peaks, default=None)
+
+
 def vision_share(run: PhaseRun) -> float | None:
     """The vision stages as a part of the prefill, in the typical repeat; None without a prefill."""
     shown = typical_run(run)

@@ -16,7 +16,7 @@ from ocr_phases.analyse.cost_quality import POINT_COLUMNS, cost_quality_sentence
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
-from ocr_phases.analyse.summary import end_to_end_ms, step_table
+from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text, ms_text
@@ -143,7 +143,6 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     rows = []
     for cell, run in records.items():
         metrics = run.summary()
-        peaks = [max(values) for values in run.memory.get("peak_bytes", {}).values() if values]
         known = {name: metrics[name] for name in SWEEP_COLUMNS if name in metrics}
         rows.append(
             {
@@ -156,7 +155,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "vision_share": metrics["vision_ms"] / metrics["prefill_ms"]
                 if metrics["prefill_ms"]
                 else None,
-                "peak_bytes": max(peaks, default=None),
+                "peak_bytes": peak_bytes(run),
                 "model": run.model["name"],
                 "dtype": run.model["dtype"],
                 "device": run.device["name"],

@@ -15,7 +15,7 @@ from ocr_phases.analyse.checks import run_rules
 from ocr_phases.analyse.cost_quality import ended_text, richness
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.quality import quality_of
-from ocr_phases.analyse.summary import end_to_end_ms, vision_share
+from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, vision_share
 from ocr_phases.batch.store import RECORD, record_hash
 from ocr_phases.files import split_page, write_atomic
 from ocr_phases.record import PhaseRun
@@ -107,7 +107,6 @@ def _plain(value: Any) -> Any:
 
 def _row(run: PhaseRun) -> dict[str, Any]:
     metrics = run.summary()
-    peaks = [max(values) for values in run.memory.get("peak_bytes", {}).values() if values]
     truth, found = run.truth_of(), quality_of(run)
     return {
         **{name: metrics[name] for name in _METRICS},
@@ -119,7 +118,7 @@ def _row(run: PhaseRun) -> dict[str, Any]:
         "warnings": ", ".join(_warnings(run)),
         "prompt_tokens": metrics["prefill_len"],
         "image_tokens": metrics["valid_image_tokens"],
-        "peak_bytes": max(peaks, default=None),
+        "peak_bytes": peak_bytes(run),
         "compression": metrics["generated_compression_ratio"],
         "vendor_compression": metrics["compression_ratio"],
         **{name: found[name] for name in QUALITY_COLUMNS if name in found},

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.cost_quality import cost_quality_sentence, frontier
-from ocr_phases.show.blocks import Html, element, fragment
+from ocr_phases.show.blocks import Html, fragment, section_heading
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.plots import (
@@ -73,7 +73,7 @@ def cost_quality_html(points: pd.DataFrame) -> Html:
     }
     alt = "What each cell loses over its time, its prompt and its memory"
     return fragment(
-        element("div", element("h2", "Cost against quality", id="Cost-against-quality"), class_="prose"),
+        section_heading("Cost against quality"),
         note_html(cost_quality_sentence(points)),
         Picture(plot_cost_quality(points), alt).html(),
         table_html(shown, caption="Each cell, by its time", headings=headings),

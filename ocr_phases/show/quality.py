@@ -17,7 +17,7 @@ from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.quality import quality_table
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import Html, element, fragment
+from ocr_phases.show.blocks import Html, element, fragment, section_heading
 from ocr_phases.show.html import note_html, pictures_html, table_html
 from ocr_phases.show.overlay import Colour, draw_tagged, printable
 from ocr_phases.show.regions import pages_of_row
@@ -67,13 +67,7 @@ def quality_html(run: PhaseRun) -> Html:
             parts.append(fragment(of_row, _row_html(run, truth, row)))
     if not parts:
         return fragment()
-    heading = element("div", element("h2", "Quality", id="Quality"), class_="prose")
-    return fragment(heading, *parts)
-
-
-def measure_name(measure: str) -> str:
-    """A measure as a person reads it."""
-    return _NAMES[measure]
+    return fragment(section_heading("Quality"), *parts)
 
 
 def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
@@ -118,7 +112,7 @@ def _measures(table: pd.DataFrame) -> Html:
     """The whole page's measures, and the boxes by type of region where the truth has boxes."""
     whole = table[table["label"] == ""]
     values = [
-        (measure_name(measure), percent_text(value), f"{count:,} {_OVER[measure]}")
+        (_NAMES[measure], percent_text(value), f"{count:,} {_OVER[measure]}")
         for measure, value, count in whole[["measure", "value", "count"]].itertuples(index=False, name=None)
     ]
     shown = pd.DataFrame(values, columns=["measure", "value", "over"])
