@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, default=Path(__file__).parents[1] / "tests/golden/run.json")
     parser.add_argument("--pages", type=int, default=3_000)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    options, _ = parser.parse_known_args()  # the pool names a scratch folder behind its command
+    options = parser.parse_args()
     if options.worker:
         work(options.worker)
     else:
