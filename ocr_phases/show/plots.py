@@ -28,7 +28,7 @@ from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_s
 from ocr_phases.analyse.typical import typical_repeat
 from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
-from ocr_phases.show.figures import LiteralFigure
+from ocr_phases.show.figures import LiteralFigure, Margins
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
 
@@ -426,7 +426,7 @@ def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_fro
 
 def blank_figure(height: float, width: float = WIDTH) -> Figure:
     """A figure of the report's width that draws every text as it stands; sizes in inches."""
-    return LiteralFigure(figsize=(width, height), layout="constrained", facecolor="white")
+    return LiteralFigure(figsize=(width, height), layout=Margins(), facecolor="white")
 
 
 def new_figure(height: float, width: float = WIDTH, ax: Axes | None = None) -> tuple[Figure, Axes]:
