@@ -350,7 +350,7 @@ def test_a_record_is_loaded_compared_and_downloaded(panel: Any, ran: list[dict],
     download.value.save_as(tmp_path / "run.json")
     assert PhaseRun.load(tmp_path / "run.json").to_dict() == PhaseRun.load(GPU_RECORD).to_dict()
     lab.open_tab(panel, "Compare")
-    panel.wait_for_selector(".opx-sides img >> nth=1")
+    panel.wait_for_selector(".opx-pane-compare :text('What differs')")  # the last part drawn
     compared = panel.inner_text(".opx-pane-compare")
     assert "NVIDIA H200" in compared
     assert "time to first token" in compared
