@@ -507,8 +507,7 @@ def as_markdown(evidence: list[Path]) -> str:
             ("records that differ in more than timings", f"{len(run['different'])} of {run['compared']}"),
         ]
     if run := known.get("report"):
-        rows.append(("report in a reused kernel", f"{run['seconds_a_report']:.2f} s"))
-        rows.append(("report in a fresh kernel", f"{run['seconds_in_a_fresh_kernel']:.2f} s"))
+        rows.append(("report", f"{run['seconds_a_report']:.2f} s"))
     if run := known.get("gpus"):
         one, several = run["one"]["pages_per_min"], run["several"]["pages_per_min"]
         again = run["one again"]["pages_per_min"]
@@ -587,35 +586,27 @@ def write(document: Path, evidence: list[Path]) -> dict[str, Any]:
 
 
 def report(out: Path, count: int = 20) -> dict[str, Any]:
-    """What rendering a report takes in a reused kernel and in a fresh one, and its size."""
+    """What rendering a report takes in a worker that has made one, and its size."""
     import tempfile
 
-    from ocr_phases.report.jupyter_kernels import ReusedKernel
     from ocr_phases.report.render import report_page
 
     records = [
         out / entry["folder"] / "run.json" for entry, status in all_statuses(out) if status["state"] == "done"
     ]
-    warm_s, fresh_s, sizes = [], [], []
+    took_s, sizes = [], []
     with tempfile.TemporaryDirectory() as folder:
-        kernel = ReusedKernel()
-        report_page(folder, {"record": str(records[0])}, kernel=kernel)
+        report_page(folder, {"record": str(records[0])})
         for record in records[:count]:
             began = time.perf_counter()
-            report_page(folder, {"record": str(record)}, kernel=kernel)
-            warm_s.append(time.perf_counter() - began)
+            report_page(folder, {"record": str(record)})
+            took_s.append(time.perf_counter() - began)
             sizes.append(
                 sum(path.stat().st_size for path in Path(folder).glob("*") if path.name != "run.json")
             )
-        kernel.stop()
-        for record in records[:3]:
-            began = time.perf_counter()
-            report_page(folder, {"record": str(record)})
-            fresh_s.append(time.perf_counter() - began)
     return {
         "what": "report",
-        "seconds_a_report": statistics.median(warm_s),
-        "seconds_in_a_fresh_kernel": statistics.median(fresh_s),
+        "seconds_a_report": statistics.median(took_s),
         "bytes_a_report": statistics.mean(sizes),
     }
 

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases import OCRSession, PhaseRun
-from ocr_phases.analyse.compare import compare_runs, headline_metrics, run_labels
+from ocr_phases.analyse.compare import compare_runs, headline_metrics
+from ocr_phases.analyse.environments import run_labels
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.sweep import decode_curves

@@ -13,11 +13,12 @@ import importlib
 import io
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -27,7 +28,7 @@ from ocr_phases.files import read_regular, split_page, unpacked, write_atomic
 from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
-from ocr_phases.truth import Truth, load_truth
+from ocr_phases.truth import Truth
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
@@ -67,8 +68,9 @@ TOKEN_COLUMNS = (
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 #: Fields that a record has only where they were asked for.
-_OPTIONAL = ("kernels",)
+_OPTIONAL = ("kernels", "truths")
 
+_GZIP_LEVEL = 6  # 9 takes twice as long and saves a hundredth
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
 
@@ -79,6 +81,7 @@ _ELSEWHERE = {
     "stage_table": "ocr_phases.analyse.summary",
     "regions_of": "ocr_phases.analyse.regions",
     "quality_table": "ocr_phases.analyse.quality",
+    "load_truth": "ocr_phases.analyse.truth_files",
     "floor_table": "ocr_phases.analyse.floors",
     "decode_floor": "ocr_phases.analyse.floors",
     "checks_table": "ocr_phases.analyse.checks",
@@ -168,6 +171,7 @@ class PhaseRun:
     cache: dict[str, Any]
     live_checks: list[dict[str, Any]] = field(default_factory=list)
     kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
+    truths: list[dict[str, Any] | None] | None = None  # what each row's page says, where it was given
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
@@ -323,15 +327,35 @@ class PhaseRun:
         """Every check, of the live model and of the record: `ocr_phases.analyse.checks.checks_table`."""
         return _elsewhere("checks_table")(self)
 
-    def quality(self, truth: Truth | str | Path, row: int = 0) -> pd.DataFrame:
+    def quality(self, truth: Truth | str | Path | None = None, row: int = 0) -> pd.DataFrame:
         """A row's text against what its page says: `ocr_phases.analyse.quality.quality_table`.
 
-        ``truth`` is a file (`ocr_phases.truth.load_truth`) or one that was loaded.
+        ``truth`` is as for `with_truth`, by default the record's own.
         """
-        if not isinstance(truth, Truth):
-            files = [str(page["file"]) for page in self.pages if page["row"] == row]
-            truth = load_truth(truth, files[0])
-        return _elsewhere("quality_table")(self, truth, row)
+        run = self if truth is None else self.with_truth(truth, row)
+        return _elsewhere("quality_table")(run, run.truth_of(row), row)
+
+    def truth_of(self, row: int = 0) -> Truth | None:
+        """What the page of a row says, where the record has it."""
+        kept = None if self.truths is None else self.truths[row]
+        return None if kept is None else Truth.from_dict(kept)
+
+    def page_name(self, row: int = 0) -> str:
+        """The file of a row's page, or of its pages (``doc.pdf#1-8``)."""
+        files = [str(page["file"]) for page in self.pages if page["row"] == row]
+        return files[0] if len(files) == 1 else f"{files[0]}-{split_page(files[-1])[1].removeprefix('#')}"
+
+    def with_truth(self, truth: Truth | str | Path, row: int = 0) -> PhaseRun:
+        """The same record with what the page of a row says.
+
+        ``truth`` is that, or a path for `ocr_phases.analyse.truth_files.load_truth`; raises as that does.
+        """
+        if self.results[row]["text"] is None:
+            raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
+        said = truth if isinstance(truth, Truth) else _elsewhere("load_truth")(truth, self.page_name(row))
+        truths = list(self.truths or [None] * len(self.results))
+        truths[row] = said.as_dict()
+        return replace(self, truths=truths)
 
     # -- what it shows ----------------------------------------------------------------------------
 
@@ -374,14 +398,18 @@ class PhaseRun:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values; spans become one list a column."""
-        record = {item.name: getattr(self, item.name) for item in fields(self)}
-        record["spans"] = {
-            name: [None if value is pd.NA else value for value in self.spans[name].tolist()]
-            for name in SPAN_COLUMNS
-        }
+        return self._without_spans() | {"spans": dict(self._span_columns())}
+
+    def _without_spans(self) -> dict[str, Any]:
+        record = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spans"}
         optional = {name: record.pop(name) for name in _OPTIONAL}
         present = {name: value for name, value in optional.items() if value is not None}
         return {"schema": record.pop("schema"), **record, **present}
+
+    def _span_columns(self) -> Iterator[tuple[str, list[Any]]]:
+        for name in SPAN_COLUMNS:
+            column = self.spans[name].tolist()
+            yield name, [None if step is pd.NA else step for step in column] if name == "step" else column
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
@@ -419,10 +447,16 @@ class PhaseRun:
 
         Raises `OcrPhasesError` where the file cannot be written.
         """
-        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(self._without_spans(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        if not np.isfinite(self.spans.filter(like="_ms").to_numpy()).all():
+            raise ValueError("a span without a time cannot be saved")
+        # One column after the other: all as lists would be several times as large as the file.
+        spans = b",".join(msgspec.json.encode({name: column})[1:-1] for name, column in self._span_columns())
         # A file name need not be UTF-8, and what was measured is not lost for it.
-        data = text.encode("utf-8", "replace") + b"\n"
-        return write_atomic(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+        data = text.encode("utf-8", "replace")[:-1] + b',"spans":{' + spans + b"}}\n"
+        return write_atomic(
+            path, gzip.compress(data, _GZIP_LEVEL, mtime=0) if str(path).endswith(".gz") else data
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> PhaseRun:
@@ -474,10 +508,15 @@ class PhaseRun:
 
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
     """A span table from one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
-    table = pd.DataFrame({name: columns[name] for name in SPAN_COLUMNS if name != "step"})
-    table.insert(SPAN_COLUMNS.index("step"), "step", pd.Series(columns["step"], dtype="Int64"))
-    times = [name for name in SPAN_COLUMNS if name.endswith("_ms")]
-    return table.astype({"repeat": "int64", **dict.fromkeys(times, "float64")})
+    table: dict[str, Any] = {name: np.asarray(columns[name], dtype=np.float64) for name in SPAN_COLUMNS[4:]}
+    for name in ("phase", "stage", "view"):  # few words, many times
+        places, words = pd.factorize(np.asarray(columns[name], dtype=object))
+        table[name] = pd.Series(words).astype("str").array.take(places)
+    missing = np.isnan(table["step"])
+    steps = np.where(missing, 0, table["step"]).astype(np.int64)
+    table["step"] = pd.arrays.IntegerArray(steps, missing)
+    table["repeat"] = np.asarray(columns["repeat"], dtype=np.int64)
+    return pd.DataFrame(table, columns=list(SPAN_COLUMNS))
 
 
 def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:

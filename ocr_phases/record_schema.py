@@ -16,7 +16,7 @@ from msgspec import Meta
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.plain_json import AtLeastOne, Count, Plain, conform
 
-#: A record of 8,000 tokens and 5 repeats has 17 MB.
+#: A record of 8,000 tokens and 5 repeats has 12 MB.
 MOST_BYTES = 1 << 30
 
 # Up to 2^33 ms, 99 days: sums of times in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
@@ -193,6 +193,21 @@ class _Cache(TypedDict, total=False):
     allocated_bytes: Count | None
 
 
+class _TrueRegion(TypedDict):
+    label: str
+    box: Annotated[list[Annotated[int, Meta(ge=0, le=999)]], Meta(min_length=4, max_length=4)] | None
+    text: str
+
+
+class _Truth(TypedDict):
+    text: str
+    regions: list[_TrueRegion]
+    file: str
+    reference: bool
+    category: str
+    ignored: _Texts
+
+
 class _Check(TypedDict):
     name: str
     verdict: NotRequired[str]
@@ -213,6 +228,7 @@ class _Record(TypedDict):
     cache: _Cache
     live_checks: list[_Check]
     kernels: NotRequired[dict[str, Any]]
+    truths: NotRequired[list[_Truth | None]]
 
 
 # -- the kernel view --------------------------------------------------------------------------------
@@ -315,6 +331,7 @@ def _agreements(record: dict[str, Any]) -> Any:
     yield "pages: they name other rows than results has", rows == set(range(len(results)))
     prompts = record["request"]["prompts"]
     yield "request.prompts: results has another number of rows", len(prompts) == len(results)
+    yield "truths: results has another number of rows", len(record.get("truths", results)) == len(results)
     sized = len(record["request"].get("type_px", []))
     yield "request.type_px: there is another number of pages", sized in (0, len(record["pages"]))
     for number, result in enumerate(results):

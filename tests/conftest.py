@@ -18,7 +18,6 @@ from example_run import ATTACK, make_run, report_of
 from safetensors.torch import load_file
 
 from ocr_phases import OCRSession
-from ocr_phases.report.jupyter_kernels import ReusedKernel
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -86,30 +85,18 @@ def report_files(folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def reused_kernel() -> Iterator[ReusedKernel]:
-    """One kernel for the notebooks of tests that ask nothing about kernels."""
-    kernel = ReusedKernel()
-    yield kernel
-    kernel.stop()
-
-
-@pytest.fixture(scope="session")
-def plain_report(tmp_path_factory: pytest.TempPathFactory, reused_kernel: ReusedKernel) -> dict[str, Path]:
+def plain_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The files of a page report made from a synthetic record."""
 
     run = make_run()
-    return report_files(
-        made_once(tmp_path_factory, "plain", lambda folder: report_of(run, folder, reused_kernel))
-    )
+    return report_files(made_once(tmp_path_factory, "plain", lambda folder: report_of(run, folder)))
 
 
 @pytest.fixture(scope="session")
-def attacked_report(tmp_path_factory: pytest.TempPathFactory, reused_kernel: ReusedKernel) -> dict[str, Path]:
+def attacked_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same of a record whose text and file name try to become elements."""
     run = make_run(text=ATTACK, page_name="<b>page</b>.png")
-    return report_files(
-        made_once(tmp_path_factory, "attacked", lambda folder: report_of(run, folder, reused_kernel))
-    )
+    return report_files(made_once(tmp_path_factory, "attacked", lambda folder: report_of(run, folder)))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from PIL import Image, ImageDraw
 from ocr_phases.analyse.checks import Check, run_checks
 from ocr_phases.analyse.sweep import FAILURE_COLUMNS
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
-from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import report_page
 
 EOS = "<｜end▁of▁sentence｜>"
@@ -66,10 +65,10 @@ def page_image(width: int = 620, height: int = 877) -> Image.Image:
     return image
 
 
-def report_of(run: PhaseRun, folder: Path, kernel: ReusedKernel) -> dict[str, Path]:
+def report_of(run: PhaseRun, folder: Path) -> dict[str, Path]:
     """The files of the page report made from a record."""
     record = run.save(folder / "measured.json")
-    return report_page(folder / "out", {"record": str(record)}, kernel=kernel)
+    return report_page(folder / "out", {"record": str(record)})
 
 
 def two_page_run() -> PhaseRun:

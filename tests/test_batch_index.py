@@ -22,8 +22,9 @@ from batch_example import (
 from wording import says
 
 from ocr_phases import PhaseRun
+from ocr_phases.batch import figures, tables
 from ocr_phases.batch import index as batch_index
-from ocr_phases.batch import tables
+from ocr_phases.batch.figures import FIGURES, page_figures
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.store import Listing, read_listing
@@ -125,11 +126,7 @@ def test_tables_hold_every_span_and_token_of_every_record_once(batch):
 def test_the_slowest_regions_are_the_slowest_of_all_pages(made, monkeypatch):
     monkeypatch.setattr(batch_index, "_SLOWEST", 3)
     regions = build_index(made).regions
-    times = [
-        row["decode_ms"]
-        for run in records(made).values()
-        for row in batch_index._regions(run, {"page": "", "folder": ""})
-    ]
+    times = [row["decode_ms"] for run in records(made).values() for row in page_figures(run, "")["regions"]]
     assert regions["decode_ms"].tolist() == sorted(times, reverse=True)[:3]
 
 
@@ -273,3 +270,37 @@ def test_a_listing_that_is_cut_names_its_line(tmp_path):
     (row,) = build_index(tmp_path).pages.to_dict("records")
     assert (row["page"], row["status"]) == ("jobs.jsonl, line 1", "failed")
     assert says(row["reason"], "damaged")
+
+
+def test_an_index_made_again_reads_no_record(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(made, tmp_path / "out")
+    first = build_index(out)
+    written = {path: path.stat().st_mtime_ns for path in first.tables[1:]}
+    monkeypatch.setattr(figures, "page_figures", None)
+    again = build_index(out)
+    pd.testing.assert_frame_equal(again.pages, first.pages)
+    pd.testing.assert_frame_equal(again.regions, first.regions)
+    assert {path: path.stat().st_mtime_ns for path in again.tables[1:]} == written
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"schema": 2}', None])
+def test_damaged_or_foreign_figures_are_made_anew(made: Path, tmp_path: Path, damage: str | None) -> None:
+    out = shutil.copytree(made, tmp_path / "out")
+    first = build_index(out)
+    paths = sorted(out.glob(f"pages/*/*/{FIGURES}"))
+    assert len(paths) == 3
+    if damage is None:  # of another record
+        paths[0].write_bytes(paths[1].read_bytes())
+    else:
+        paths[0].write_text(damage)
+    pd.testing.assert_frame_equal(build_index(out).pages, first.pages)
+
+
+def test_a_table_that_is_gone_is_written_again(made: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(made, tmp_path / "out")
+    path = build_index(out).tables[1]
+    before = path.read_bytes()
+    path.unlink()
+    assert build_index(out).tables[1].read_bytes() == before

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -27,7 +26,6 @@ from batch_example import (
 
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import read_listing, take_attempt
 from ocr_phases.errors import OcrPhasesError
 
@@ -157,14 +155,3 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
     outcome = child.run({"job": {}})
     assert outcome.failure == "died"
     assert "exit code 1" in outcome.reason and "no_such_module_here" in outcome.reason
-
-
-def test_a_worker_stopped_in_the_middle_of_a_page_leaves_nothing_in_its_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = "import pathlib, sys; pathlib.Path(sys.argv[1], 'left').touch(); input(); input()"
-    pool = LocalPool(command=[sys.executable, "-c", program])
-    page = pool.submit({}, None)
-    wait_for(lambda: list(tmp_path.glob("*/*/left")))
-    pool.close()  # as after Ctrl-C
-    assert page.result().failure == "died"
-    assert not list(tmp_path.glob("*/*"))

@@ -16,27 +16,11 @@ from ocr_phases.batch.job import Job, make_jobs
 from ocr_phases.batch.manifest import Page
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import read_listing, read_status
-from ocr_phases.batch.worker import Notebooks, Refused
-from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
-from ocr_phases.report.jupyter_kernels import KernelLost
+from ocr_phases.batch.worker import Refused, measure_in_notebook
+from ocr_phases.errors import CannotWrite, NotebookFailed
 
 SETTINGS = {"model": "tiny", "device": "cpu", "dtype": None, "preset": None}
 Report = Callable[[Path, dict[str, Any]], None]
-
-
-class Kernel:
-    """A kernel that runs nothing, or fails at loading the model."""
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        self.failure = failure
-        self.stopped = 0
-
-    def run(self, code: str) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-    def stop(self) -> None:
-        self.stopped += 1
 
 
 def one_job(page: Path) -> Job:
@@ -44,18 +28,15 @@ def one_job(page: Path) -> Job:
     return job
 
 
-def measure(
-    out: Path, page: Path, report: Report, monkeypatch: pytest.MonkeyPatch, kernel: Kernel | None = None
-) -> Outcome:
+def measure(out: Path, page: Path, report: Report, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """What a worker answers where ``report(folder, parameters)`` stands for the notebook."""
 
     def report_page(folder: Path, parameters: dict[str, Any], **options: Any) -> None:
         report(folder, parameters)
 
     monkeypatch.setattr("ocr_phases.report.render.report_page", report_page)
-    notebooks = Notebooks()
-    notebooks.measuring = kernel or Kernel()  # type: ignore[assignment]
-    return notebooks.measure({"job": one_job(page).as_dict(), "folder": str(out)}, lambda: None)
+    monkeypatch.setattr("ocr_phases.measure.kept_session.kept_session", lambda **_: None)
+    return measure_in_notebook({"job": one_job(page).as_dict(), "folder": str(out)}, lambda: None)
 
 
 def failing(error: Exception, *, measured: bool = False) -> Report:
@@ -76,25 +57,20 @@ def golden_hash() -> str:
 
 
 @pytest.mark.parametrize(
-    ("ename", "evalue", "failure", "reason", "stopped"),
+    ("ename", "evalue", "failure", "reason"),
     [
-        ("OutOfMemory", "cuda is out of memory", "memory", "cuda is out of memory", 1),
-        ("MemoryError", "", "memory", "The host is out of memory", 1),
-        ("DeadKernelError", "Kernel died", "died", "The kernel died", 0),
-        ("CannotWrite", "x cannot be written", "output", "x cannot be written", 0),
-        ("OcrPhasesError", "Ask for less.", "request", "Ask for less.", 0),
-        ("ValueError", "something", "error", "ValueError: something", 1),
+        ("OutOfMemory", "cuda is out of memory", "memory", "cuda is out of memory"),
+        ("MemoryError", "", "memory", "The host is out of memory"),
+        ("CannotWrite", "x cannot be written", "output", "x cannot be written"),
+        ("OcrPhasesError", "Ask for less.", "request", "Ask for less."),
+        ("ValueError", "something", "error", "ValueError: something"),
     ],
 )
-def test_what_ended_the_notebook_is_the_page_s_reason(
-    ename, evalue, failure, reason, stopped, tmp_path, monkeypatch
-):
-    kernel = Kernel()
+def test_what_ended_the_notebook_is_the_page_s_reason(ename, evalue, failure, reason, tmp_path, monkeypatch):
     error = NotebookFailed("Cell 4 failed", ename, evalue)
     with pytest.raises(Refused, match=reason) as caught:
-        measure(tmp_path, PAGES / "slide.png", failing(error), monkeypatch, kernel)
+        measure(tmp_path, PAGES / "slide.png", failing(error), monkeypatch)
     assert caught.value.failure == failure
-    assert kernel.stopped == stopped
     assert not list(tmp_path.iterdir())
 
 
@@ -105,16 +81,6 @@ def test_a_page_that_cannot_be_read_is_told_from_a_request(tmp_path, monkeypatch
     with pytest.raises(Refused, match="damaged.png is no") as caught:
         measure(tmp_path / "out", page, failing(error), monkeypatch)
     assert caught.value.failure == "page"
-
-
-@pytest.mark.parametrize(
-    ("error", "failure"),
-    [(KernelLost("The kernel could not be used."), "died"), (OcrPhasesError("No such model."), "model")],
-)
-def test_a_kernel_that_dies_over_the_model_is_no_bad_model(error, failure, tmp_path, monkeypatch):
-    with pytest.raises(Refused, match=str(error)) as caught:
-        measure(tmp_path, PAGES / "slide.png", failing(error), monkeypatch, Kernel(error))
-    assert caught.value.failure == failure
 
 
 def test_an_error_that_nobody_foresaw_is_not_taken_for_another(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import signal
@@ -286,13 +285,3 @@ def test_an_answer_to_an_earlier_request_is_dropped():
     finally:
         child.stop()
     assert int(second) == int(first) + 1
-
-
-def test_a_kernel_without_unix_sockets_is_on_loopback_and_has_a_key():
-    from jupyter_client.manager import AsyncKernelManager
-
-    from ocr_phases.report.jupyter_kernels import _manager_options
-
-    manager = AsyncKernelManager(kernel_name="python3", **_manager_options("/none/" + "x" * 100))
-    assert (manager.transport, ipaddress.ip_address(manager.ip).is_loopback) == ("tcp", True)
-    assert len(manager.session.key) >= 32

@@ -29,7 +29,6 @@ from ocr_phases.analyse.checks import (
     run_checks,
 )
 from ocr_phases.analyse.steps import LOOP_PERIOD, decode_trend, outlier_causes, repetition_loop
-from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
 
@@ -248,14 +247,14 @@ def test_texts_are_complete() -> None:
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "record"])
-def test_the_verify_notebook(live: bool, tmp_path: Path, reused_kernel: ReusedKernel) -> None:
+def test_the_verify_notebook(live: bool, tmp_path: Path) -> None:
     parameters: dict[str, Any] = {"output_dir": str(tmp_path)}
     if live:
         parameters |= {"max_new_tokens": 8, "repeats": 1, "warmup": 0, "device": "cpu"}
         parameters |= {"strategy": "eager", "vision": "eager", "eos_check_every": 4, "ceilings": False}
     else:
         parameters["record"] = str(GOLDEN / "run.json")
-    notebook = execute_notebook("verify", parameters, tmp_path / "verify.ipynb", kernel=reused_kernel)
+    notebook = execute_notebook("verify", parameters, tmp_path / "verify.ipynb")
     elements = Elements(render_html(notebook, tmp_path / "verify.html").read_text(encoding="utf-8"))
     assert not elements.open
     assert not elements.stray

@@ -248,12 +248,12 @@ def test_cuda_where_there_is_none(capsys):
 def test_a_report_leaves_the_record_of_an_earlier_one(tmp_path, monkeypatch):
     folders = []
 
-    def report_page(folder, parameters, **options):
+    def page_report(folder, parameters, **options):
         folders.append(folder)
         (folder / "run.json").write_bytes(RECORD.read_bytes())
-        return {"run.json": folder / "run.json", "report.html": folder / "report.html"}
+        return {"report.html": folder / "report.html"}, PhaseRun.load(RECORD)
 
-    monkeypatch.setattr("ocr_phases.report.render.report_page", report_page)
+    monkeypatch.setattr("ocr_phases.report.render.page_report", page_report)
     page, out = str(PAGES / "receipt.png"), tmp_path / "out"
     for _ in range(2):
         assert main(["report", page, "--out", str(out)]) == 0

@@ -22,15 +22,13 @@ from ocr_phases.analyse.compare import (
     Compared,
     against_limit,
     compare_runs,
-    environment_table,
     few_repeats,
     headline_metrics,
     in_units,
     metrics_of,
-    run_labels,
     same_tokens,
-    what_differs,
 )
+from ocr_phases.analyse.environments import environment_table, run_labels, what_differs
 from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError

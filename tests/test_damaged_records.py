@@ -16,10 +16,10 @@ from kernel_example import example_view
 from mutants import mutants
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse import checks, compare, floors, headline, sweep
+from ocr_phases.analyse import checks, compare, environments, floors, headline, sweep
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.assets import asset
-from ocr_phases.batch import store, tables
+from ocr_phases.batch import figures, store
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.outcome import Outcome
@@ -87,7 +87,7 @@ def token_tables(run: PhaseRun, base: PhaseRun) -> None:
         run.tokens_of(row)
         if result["text"] is not None:
             result_markdown(result["text"])
-    tables.page_spans(run, "id", "page"), tables.page_tokens(run, "id", "page")
+    figures.page_figures(run, "")
     regions.region_tables_html(run)
 
 
@@ -106,7 +106,7 @@ def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
     table = compare.compare_runs([run, base])
     compare.few_repeats([run, base], ["a", "b"])
     compare_show.compare_html(table[table["stage"] != ""])
-    compare_show.environment_html(compare.environment_table([run, base]))
+    compare_show.environment_html(environments.environment_table([run, base]))
 
 
 def floor_tables(run: PhaseRun, base: PhaseRun) -> None:

@@ -24,6 +24,7 @@ from types import SimpleNamespace
 import ipywidgets as widgets
 import nbformat
 import numpy as np
+import papermill
 import pytest
 from conftest import GOLDEN, GPU_RECORD, PAGES
 from example_run import make_run, page_image, two_page_run
@@ -38,22 +39,24 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
+from ocr_phases.assets import asset
 from ocr_phases.catalogue import FAMILIES
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
-from ocr_phases.report.render import execute_notebook
 from ocr_phases.settings import Settings
 from ocr_phases.show.explorer import Explorer
 from ocr_phases.show.explorer.form import Asked
 from ocr_phases.show.explorer.kept_records import MEASURED, file_label, file_stem, label, shipped
 from ocr_phases.show.explorer.live import Live
 from ocr_phases.show.explorer.measuring import Measurer
+from ocr_phases.show.explorer.panes import Pane
 from ocr_phases.show.explorer.places import found, placed, project_folder, shown_path
 from ocr_phases.show.explorer.record_tab import read_record
 from ocr_phases.show.explorer.rendered import markdown_nodes
 from ocr_phases.show.explorer.static_picture import picture_bundle
 from ocr_phases.show.explorer.view import LiveView, View
 from ocr_phases.show.explorer.view_data import row_data, timeline_data
+from ocr_phases.show.sections import Section
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
 
@@ -222,15 +225,15 @@ def test_what_a_model_or_a_file_name_says_stays_text():
 
 
 def test_the_roofline_and_the_kernels_are_shown_where_the_record_has_them(explorer: Explorer):
-    open_all(explorer, "Latency", "Timeline")
-    assert everything(explorer.panes["Timeline"]).count('class="op-svg"') == 1
+    open_all(explorer, "Latency", "Kernels")
+    assert says(everything(explorer.panes["Kernels"]), "no kernel view", "kernels=True")
     explorer.add(PhaseRun.load(GPU_RECORD))
-    open_all(explorer, "Latency", "Timeline")
-    latency, timeline = everything(explorer.panes["Latency"]), everything(explorer.panes["Timeline"])
+    open_all(explorer, "Latency", "Kernels")
+    latency, kernels = (everything(explorer.panes[name]) for name in ("Latency", "Kernels"))
     assert 'aria-label="Roofline' in latency
     assert says(latency, "stage", "floor")
-    assert 'aria-label="GPU busy time' in timeline
-    assert 'aria-label="Idle time' in timeline
+    assert 'aria-label="GPU busy time' in kernels
+    assert 'aria-label="Idle time' in kernels
 
 
 # -- the page and its scrubber -------------------------------------------------------------------------
@@ -880,12 +883,30 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
     assert ET.fromstring(live.stream.value).find("pre").text == "\ufffd!"
 
 
+def test_a_tab_shows_each_section_before_it_draws_the_next(run: PhaseRun):
+    seen = []
+
+    def second(_: PhaseRun) -> Section:
+        seen.append(pane.children[0].value)
+        return Section("<p>two</p>")
+
+    pane = Pane("two", lambda _: Section("<p>one</p>"), second)
+    pane.show(run)
+    assert [child.value for child in pane.children] == ["", ""]
+    pane.reveal()
+    assert seen == ["<p>one</p>"]
+    assert pane.children[1].value == "<p>two</p>"
+    pane.show(make_run())
+    assert [child.value for child in pane.children] == ["", ""]
+
+
 # -- the notebook -------------------------------------------------------------------------------------
 
 
 def test_the_notebook_runs_through_papermill(run: PhaseRun, tmp_path: Path):
     record = run.save(tmp_path / "run.json")
-    done = execute_notebook("explore", {"record": str(record)}, tmp_path / "done.ipynb")
+    done, source = tmp_path / "done.ipynb", asset("notebooks", "explore.ipynb")
+    papermill.execute_notebook(source, done, {"record": str(record)}, kernel_name="python3")
     notebook = nbformat.read(done, as_version=4)
     panel = next(cell for cell in notebook.cells if cell.id == "panel")
     assert any("widget-view+json" in kind for kind in panel.outputs[0]["data"])

@@ -1,16 +1,20 @@
-"""A figure as SVG: no text of its own, nothing that reaches beyond it, colours that the page sets."""
+"""A figure as SVG: nothing that reaches beyond it, text as text, colours that the page sets."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from example_run import ATTACK, SHAPES, make_run
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ocr_phases.record import PhaseRun
 from ocr_phases.show import plots, regions
-from ocr_phases.show.figures import STILL, Picture, figure_svg
+from ocr_phases.show.figures import STILL, LiteralFigure, Picture, figure_svg
 
 PLOTS = (
     plots.plot_token_latency,
@@ -21,6 +25,9 @@ PLOTS = (
 )
 
 
+draw = LiteralFigure.draw
+
+
 @pytest.mark.parametrize("plot", PLOTS)
 @pytest.mark.parametrize("shape", ["crops", "cuda", "batch", "generate"])
 def test_an_svg_stands_alone(plot: object, shape: str) -> None:
@@ -29,7 +36,7 @@ def test_an_svg_stands_alone(plot: object, shape: str) -> None:
     assert root.attrib["role"] == "img"
     assert root.attrib["aria-label"] == 'A "figure" <of> time'
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
-    assert tags <= {"svg", "g", "path", "use", "defs", "clipPath", "rect"}
+    assert tags <= {"svg", "g", "path", "use", "defs", "clipPath", "rect", "text"}
     ids = {element.attrib["id"] for element in root.iter() if "id" in element.attrib}
     targets = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
     assert targets == ids
@@ -37,10 +44,30 @@ def test_an_svg_stands_alone(plot: object, shape: str) -> None:
     assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
 
-def test_what_the_model_wrote_is_no_text_in_it() -> None:
-    text = figure_svg(regions.plot_region_types(make_run(text=ATTACK)), "x")
-    assert "script" not in text
-    assert "onload" not in text
+def test_what_the_model_wrote_is_nothing_but_text_in_it() -> None:
+    root = ElementTree.fromstring(figure_svg(regions.plot_region_types(make_run(text=ATTACK)), "x"))
+    assert any("<svg onload" in (element.text or "") for element in root.iter())
+    assert not any("script" in element.tag or "onload" in element.attrib for element in root.iter())
+
+
+def test_type_is_text_in_the_fonts_that_it_was_measured_with() -> None:
+    figure = plots.sentence_figure("A sentence")
+    root = ElementTree.fromstring(figure_svg(figure, "x"))
+    (text,) = (element for element in root.iter() if element.tag.endswith("}text"))
+    assert text.text == "A sentence"
+    assert "font-family" not in text.attrib["style"]
+    assert "'DejaVu Sans', Verdana" in root.attrib["style"]
+
+
+def test_a_legend_below_and_the_axes_labels_do_not_meet() -> None:
+    figure = plots.plot_token_latency(make_run())
+    figure_svg(figure, "x")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    (axes,), (legend,) = figure.axes, figure.legends
+    inside = figure.bbox
+    box = axes.get_tightbbox(renderer)
+    assert legend.get_window_extent(renderer).y1 < box.y0
+    assert inside.x0 <= box.x0 and box.x1 <= inside.x1 and box.y1 <= inside.y1
 
 
 def test_two_figures_of_one_page_share_no_id_and_one_is_always_the_same() -> None:
@@ -56,6 +83,47 @@ def test_white_type_stays_white_and_white_grounds_follow_the_page() -> None:
     text = figure_svg(figure, "x")
     assert "fill: #ffffff" in text
     assert "fill: var(--op-plot-surface, #ffffff)" in text
+
+
+def test_a_figure_is_drawn_once_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(LiteralFigure, "draw", lambda figure, renderer: drawn.append(draw(figure, renderer)))
+    figure = plots.plot_memory(make_run())
+    before = (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
+    figure_svg(figure, "x")
+    assert len(drawn) == 1
+    assert before == (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
+
+
+def test_a_notebook_beside_its_html_file_has_words_for_a_still() -> None:
+    data, _ = Picture(plots.plot_memory(make_run()), "memory").bundle(still=False)
+    drawn, still, words = data["text/html"].partition(STILL)
+    assert set(data) == {"text/plain", "text/html"}
+    assert drawn.count("<svg") == 1 and still and "HTML file beside" in words
+
+
+@pytest.mark.parametrize("plot", PLOTS[:1] + PLOTS[2:4])
+def test_a_long_record_has_as_many_marks_as_a_figure_has_room_for(plot: object) -> None:
+    texts = [figure_svg(plot(long_run(steps)), "x") for steps in (4_000, 8_000)]
+    marks = [text.count("<path") + len(re.findall("L ", text)) for text in texts]
+    assert marks[1] <= 1.2 * marks[0] < 10_000
+    assert all(len(text) < 300_000 for text in texts)
+
+
+def long_run(steps: int) -> PhaseRun:
+    """A record of ``steps`` decode steps, each its own time."""
+    run = make_run(text="word" * steps, repeats=1)
+    noise = np.random.default_rng(0).uniform(1, 2, len(run.spans))
+    return dataclasses.replace(run, spans=run.spans.assign(device_ms=run.spans["device_ms"] * noise))
+
+
+def test_the_slowest_and_the_fastest_step_of_a_long_record_are_drawn() -> None:
+    run = long_run(5_000)
+    (axes,) = plots.plot_token_latency(run).axes
+    times = plots.step_table(run)["device_ms"]
+    drawn = axes.lines[0].get_ydata()
+    assert len(drawn) <= 2_000 < len(times)
+    assert (drawn.max(), drawn.min()) == (times.max(), times.min())
 
 
 def test_a_picture_of_very_many_marks_comes_as_pixels_only() -> None:

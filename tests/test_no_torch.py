@@ -27,7 +27,7 @@ def modules() -> list[str]:
 IMPORTED_APART = """
 import importlib, json, os, sys
 import matplotlib.pyplot, numpy, pandas, PIL.Image
-import IPython.display, ipywidgets, jupyter_client, nbconvert, nbformat, papermill
+import IPython.display, ipywidgets
 heavy = {"torch", "transformers"}
 assert not heavy & set(sys.modules), "a library brings them"
 for module in json.loads(sys.argv[1]):

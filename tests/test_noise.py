@@ -284,7 +284,8 @@ def test_the_time_of_another_thread_is_kept() -> None:
     busy = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(stop.is_set, True)])
     busy.start()
     with kept.of(0):
-        while conditions._threads()[0].get(busy.native_id, 0.0) < 0.02:
+        before = conditions._threads()[0].get(busy.native_id, 0.0)
+        while conditions._threads()[0].get(busy.native_id, 0.0) < before + 0.02:
             pass
     stop.set()
     busy.join()

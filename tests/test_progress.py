@@ -1,4 +1,4 @@
-"""Progress of a measurement, and Ctrl-C that keeps the repeats that are finished: here and in a kernel."""
+"""Progress of a measurement, and Ctrl-C that keeps the repeats that are finished: here and in a notebook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import PAGES
@@ -16,8 +15,7 @@ from conftest import PAGES
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.errors import Stopped
-from ocr_phases.report import progress
-from ocr_phases.report.progress import FOLDER, Watch, following, notebook_callbacks, watching
+from ocr_phases.report.progress import Watch, followed_by, notebook_callbacks, watching
 
 PAGE = str(PAGES / "slide.png")
 
@@ -51,31 +49,22 @@ def test_the_first_signal_waits_only_where_a_repeat_is_finished():
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_a_kernel_tells_its_progress_and_is_stopped(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "_SECONDS", 0.0)
+def test_a_notebook_tells_the_command_that_runs_it_and_is_stopped_by_it(capsys):
     watch = Watch(0, 8)
-    with following(watch, tmp_path) as environment:
-        monkeypatch.setenv(FOLDER, environment[FOLDER])
+    with followed_by(watch):
         callbacks = notebook_callbacks()
-        callbacks["progress"](0, 3)
-        callbacks["progress"](1, 3)
-        callbacks["on_tokens"](1, [[1, 2]])
-        wait_for(lambda: (watch.done, watch.tokens) == (1, 2))
-        watch.ask(signal.SIGINT, None)
-        wait_for((tmp_path / "stop").exists)
-        with pytest.raises(Stopped):
-            callbacks["on_tokens"](1, [[3]])
-    assert "Repeat 1 of 3 done" in capsys.readouterr().err
-    monkeypatch.delenv(FOLDER)
+    callbacks["progress"](1, 3)
+    callbacks["on_tokens"](1, [[1, 2]])
+    assert (watch.done, watch.tokens) == (1, 2)
+    watch.ask(signal.SIGINT, None)
+    with pytest.raises(Stopped):
+        callbacks["on_tokens"](1, [[3]])
+    said = capsys.readouterr()
+    assert "Repeat 1 of 3 done" in said.err and not said.out
+    with followed_by(None):
+        assert notebook_callbacks() == {}
     notebook_callbacks()["progress"](1, 3)
     assert capsys.readouterr().out == "1 of 3 runs done\n"
-
-
-def wait_for(condition) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("verb", ["profile", "verify"])

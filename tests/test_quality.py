@@ -19,12 +19,12 @@ from ocr_phases.analyse.grounding import intersection_over_union, parse_groundin
 from ocr_phases.analyse.quality import (
     QUALITY_COLUMNS,
     match_boxes,
-    plain_text,
     quality_table,
     text_measures,
-    written_text,
 )
-from ocr_phases.truth import Truth, find_truth, load_truth
+from ocr_phases.analyse.read_text import plain_text
+from ocr_phases.analyse.truth_files import check_for_pages, find_truth, load_truth
+from ocr_phases.truth import TrueRegion, Truth
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(" ".join)
 
@@ -52,7 +52,11 @@ def test_text_measures_by_hand() -> None:
     ("markdown", "text"),
     [
         ("# Title\n\nSome *text* with **bo**ld and `code`.", "Title Some text with bold and code."),
-        ("- one\n- two\n\n1. three", "one two three"),
+        ("- one\n- two\n\n1. three\n2) four", "one two 1. three 2) four"),
+        ("2024. In that year", "2024. In that year"),
+        ("[1]: Smith 2020", "[1]: Smith 2020"),
+        ("<table><tr><td>1. Apples</td><td>&lt;b&gt;</td></tr></table>", "1. Apples <b>"),
+        ("x<sup>2</sup> is x²", "x2 is x2"),
         ("| a | b |\n| --- | --- |\n| 1 | 2 |", "a b 1 2"),
         ("<table><tr><td>a&amp;b</td><td>2</td></tr></table>", "a&b 2"),
         ("before <table><tr><td>a\n\nb</td></tr></table> after", "before a b after"),
@@ -61,9 +65,10 @@ def test_text_measures_by_hand() -> None:
         (r"\(x^2\) and $y$ \[z\]", "x^2 and y z"),
         ("$$a+b$$ from $5 to $10", "a+b from $5 to $10"),
         ("a < b & c > d &amp; e", "a < b & c > d & e"),
-        ("<sub>2</sub> H<b>2</b>O", "2 H 2 O"),
+        ("<sub>2</sub> H<b>2</b>O", "2 H2O"),
         ("```\ncode block\n```", "code block"),
         ("one\ntwo  \nthree", "one two three"),
+        ("• one\n  ▪ two • three", "one two • three"),
         ("", ""),
     ],
 )
@@ -80,11 +85,11 @@ def test_any_text_becomes_plain_text(text: str) -> None:
 def test_marks_of_regions_and_pages_do_not_count() -> None:
     box = "<|det|>[[1, 2, 3, 4]]<|/det|>"
     text = f"<|ref|>title<|/ref|>{box}\n# A b\n\n<|ref|>text<|/ref|>{box}\nc"
-    assert written_text(text, parse_grounding(text)) == "A b c"
+    assert plain_text(parse_grounding(text).without_marks(text)) == "A b c"
     short = "<PAGE><|det|>title [1, 2, 3, 4]<|/det|>A<PAGE><|det|>text [1, 2, 3, 4]<|/det|>b"
-    assert written_text(short, parse_grounding(short, "unlimited-ocr")) == "A b"
+    assert plain_text(parse_grounding(short, "unlimited-ocr").without_marks(short)) == "A b"
     broken = "<|ref|>title<|/ref|>A"
-    assert "A" in written_text(broken, parse_grounding(broken))
+    assert "A" in plain_text(parse_grounding(broken).without_marks(broken))
 
 
 def table(*rows: str) -> str:
@@ -100,12 +105,31 @@ def table(*rows: str) -> str:
         (table("ab"), 1 - 3 / 7),  # a row of two cells is missing
         (table("ab", "cd").replace("<td>a", '<td colspan="2">a'), 1 - 1 / 7),
         ("no table", 0.0),
+        ("| a | b |\n| --- | --- |\n| **c** | $d$ |", 1.0),
         ("<table></table>", 1 - 6 / 7),
     ],
 )
 def test_tables_are_compared_as_trees(written: str, similarity: float) -> None:
     found = quality_of(written, Truth(table("ab", "cd")))
     assert found["table_similarity", ""] == pytest.approx(similarity)
+
+
+def test_a_large_table_is_compared_in_seconds() -> None:
+    rows = [[f"cell {row} {column}" for column in range(20)] for row in range(70)]
+    true = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    other = true.replace("cell 3 ", "c 3 ")
+    found = quality_of(f"<table>{other}</table>", Truth(f"<table>{true}</table>"))
+    assert found["table_similarity", ""] == pytest.approx(1 - 20 / 1471)
+    endless = quality_of("<table>" * 8_000, Truth("a"))
+    assert endless["edit_distance", ""] == 1.0
+
+
+def test_every_box_of_a_region_counts() -> None:
+    truth = Truth(
+        "a", tuple(TrueRegion("text", box, "a") for box in ((0, 0, 100, 100), (500, 500, 600, 600)))
+    )
+    text = "<|ref|>text<|/ref|><|det|>[[0, 0, 100, 100], [500, 500, 600, 600]]<|/det|>a"
+    assert quality_of(text, truth)["box_recall", ""] == 1.0
 
 
 def quality_of(written: str, truth: Truth) -> dict[tuple[str, str], float]:
@@ -127,7 +151,7 @@ def test_regions_order_and_labels_are_measured(tmp_path: Path) -> None:
     boxes = {"title": (10, 10, 500, 60), "text": (10, 100, 500, 300), "image": (10, 400, 500, 600)}
     page = {"size": [999, 999], "regions": [{"label": k, "box": v, "text": k} for k, v in boxes.items()]}
     (tmp_path / "page.json").write_text(json.dumps(page))
-    truth = load_truth(find_truth(tmp_path / "page.png") or "")
+    truth = load_truth(tmp_path, "page.png")
     marks = "".join(
         f"<|ref|>{label}<|/ref|><|det|>[[{', '.join(map(str, boxes[label]))}]]<|/det|>{label}\n\n"
         for label in ("text", "title")
@@ -166,14 +190,37 @@ def test_an_omnidocbench_file_is_read_by_page_and_order(tmp_path: Path) -> None:
     truth = load_truth(path, "/elsewhere/one.png")
     assert [region.label for region in truth.regions] == ["title", "text", "table", "equation"]
     assert plain_text(truth.text) == "First Second a b x^2"
+    header = "<|ref|>header<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>\nTop of the page\n\n"
+    rest = "<|ref|>text<|/ref|><|det|>[[1, 20, 30, 40]]<|/det|>\nFirst Second a b x^2"
+    assert make_run(text=header + rest).quality(truth)["value"].iloc[0] == 0.0
     assert truth.regions[0].box == (100, 50, 300, 100)
     with pytest.raises(OcrPhasesError, match=r"no page two\.png"):
         load_truth(path, "two.png")
     assert make_run(text="First Second a b x^2").quality(load_truth(path)).iloc[0]["value"] == 0.0
 
 
+ODD = json.dumps(
+    [
+        {
+            "page_info": {"image_path": "page.png", "width": 9, "height": 0},
+            "layout_dets": [{"category_type": "title", "poly": [1, 2, 3, 4], "text": "a"}],
+        }
+    ]
+)
+
+
 @pytest.mark.parametrize(
-    "content", ["[1]", '{"size": 3}', "{", '[{"page_info": {}}]', '{"regions": [{"box": [1]}]}']
+    "content",
+    [
+        "[" * 100_000,
+        ODD,
+        '{"regions": [{"label": "a", "box": [1, 2, 3, 4], "text": 5}]}',
+        "[1]",
+        '{"size": 3}',
+        "{",
+        '[{"page_info": {}}]',
+        '{"regions": [{"box": [1]}]}',
+    ],
 )
 def test_a_truth_of_another_shape_is_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(content)
@@ -195,13 +242,25 @@ def test_what_has_no_quality_says_so(tmp_path: Path) -> None:
         load_truth(tmp_path / "x.txt")
 
 
-def test_a_truth_is_found_beside_its_page(tmp_path: Path) -> None:
-    assert find_truth(tmp_path / "a.png") is None
+def test_a_truth_is_found_in_a_folder(tmp_path: Path) -> None:
+    assert find_truth("a.png", tmp_path) is None
     for name in ("a.txt", "a.md", "scan-3.txt"):
         (tmp_path / name).write_text(f"# {name}")
-    assert find_truth(tmp_path / "a.png") == tmp_path / "a.md"
-    assert find_truth(f"{tmp_path}/scan.pdf#3") == tmp_path / "scan-3.txt"
+    assert find_truth(tmp_path / "a.png", tmp_path) == tmp_path / "a.md"
+    assert find_truth("scan.pdf#3", tmp_path) == tmp_path / "scan-3.txt"
     assert load_truth(tmp_path / "a.md").text == "# a.md"
+
+
+def test_the_truth_of_one_page_is_for_one_page(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("a")
+    (tmp_path / "page.json").write_text('{"regions": []}')
+    (tmp_path / "pages.json").write_text(json.dumps(omnidocbench()))
+    for name in ("a.md", "page.json"):
+        check_for_pages(tmp_path / name, 1)
+        with pytest.raises(OcrPhasesError, match="is of one page"):
+            check_for_pages(tmp_path / name, 2)
+    check_for_pages(tmp_path / "pages.json", 2)
+    check_for_pages(tmp_path, 2)
 
 
 def test_the_built_in_model_reads_its_sample(tiny_session: Any) -> None:

@@ -323,3 +323,16 @@ def test_a_failed_save_keeps_the_old_file(run, tmp_path, monkeypatch):
         run.save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_time_that_is_no_number_is_not_saved(run, tmp_path):
+    times = run.spans["device_ms"].copy()
+    times[3] = math.nan
+    with pytest.raises(ValueError, match="without a time"):
+        replace(run, spans=run.spans.assign(device_ms=times)).save(tmp_path / "run.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_any_python_reads_a_packed_record(run, tmp_path):
+    path = run.save(tmp_path / "run.json.gz")
+    assert json.loads(gzip.decompress(path.read_bytes())) == run.to_dict()

@@ -1,22 +1,26 @@
-"""The report: fragments, the notebook run through papermill, and the one HTML file."""
+"""The report: fragments, the notebook run in this process, and the one HTML file."""
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import pandas as pd
+import papermill
 import pytest
+from conftest import RECORD
 from elements import Elements
 from example_run import ATTACK, SHAPES, make_run, page_image, report_of
 
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.errors import NotebookFailed, OcrPhasesError
+from ocr_phases.assets import asset
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
-from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
 
@@ -147,14 +151,68 @@ def test_a_failing_cell_leaves_the_notebook_with_its_error(notebooks: Path, tmp_
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_a_dead_kernel_and_a_slow_cell_are_errors_too(notebooks: Path, tmp_path: Path) -> None:
-    write_notebook(notebooks / "dead.ipynb", "x = 1", "import os\nos._exit(3)")
-    with pytest.raises(NotebookFailed, match="dead was not run to its end") as caught:
-        execute_notebook("dead", {}, tmp_path / "dead.ipynb")
-    assert caught.value.ename == "DeadKernelError"
-    write_notebook(notebooks / "slow.ipynb", "x = 1", "import time\ntime.sleep(60)")
-    with pytest.raises(OcrPhasesError, match="slow was not run to its end"):
-        execute_notebook("slow", {}, tmp_path / "slow.ipynb", timeout=2)
+def read_valid(path: Path) -> nbformat.NotebookNode:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def test_a_cell_shows_what_a_kernel_would_show_of_it(notebooks: Path, tmp_path: Path) -> None:
+    write_notebook(
+        notebooks / "probe.ipynb",
+        "x = 1\nname = None",
+        "from ocr_phases.show.sections import Section\nprint(x, name)\nprint('more')",
+        "def doubled(number):\n    return number * 2\n\ndoubled(x)",
+        "import pandas as pd\npd.DataFrame({'a': [x]})",
+        "Section('<p>one</p>', '', '<p>two</p>')",
+        "y = None\ny",
+    )
+    values = {"x": 21, "name": "it's \\ \u00e9\n\U0001f600"}
+    cells = read_valid(execute_notebook("probe", values, tmp_path / "probe.ipynb")).cells
+    shown = [[output.get("text") or output.data for output in cell.outputs] for cell in cells]
+    assert shown[:2] == [[], []]
+    assert shown[2] == [f"21 {values['name']}\nmore\n"]
+    assert shown[3] == [{"text/plain": "42"}]
+    assert "<td>21</td>" in shown[4][0]["text/html"]
+    assert [data["text/html"] for data in shown[5]] == ["<p>one</p>", "<p>two</p>"]
+    assert shown[6] == []
+
+
+def test_papermill_and_a_kernel_make_the_same_report(tmp_path: Path) -> None:
+    parameters = {"record": str(RECORD), "output_dir": str(tmp_path / "results")}
+    theirs, ours = tmp_path / "theirs.ipynb", tmp_path / "ours.ipynb"
+    source = asset("notebooks", "page_report.ipynb")
+    papermill.execute_notebook(source, theirs, parameters, kernel_name="python3")
+    execute_notebook("page_report", parameters | {"overwrite": True}, ours)
+    first, second = (
+        render_html(path, path.with_suffix(".html")).read_text(encoding="utf-8") for path in (theirs, ours)
+    )
+    assert first == second
+    read_valid(ours)
+
+
+def test_one_notebook_leaves_the_next_nothing(notebooks: Path, tmp_path: Path) -> None:
+    source = "left = [name for name in ('mark', 'x2') if name in globals()]\nmark = x2 = 1\nleft"
+    write_notebook(notebooks / "probe.ipynb", "x = 1", source)
+    for name in ("one", "two"):
+        done = execute_notebook("probe", {}, tmp_path / f"{name}.ipynb")
+        assert read_valid(done).cells[-1].outputs[0].data["text/plain"] == "[]"
+
+
+def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    """Stopped in its first cell."""
+    program = (
+        "import os, signal, sys\n"
+        "from ocr_phases.cli import main\n"
+        "from ocr_phases.show import sections\n"
+        "sections.style = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "report", "--record", str(RECORD)]
+    command += ["--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ocr-phases: stopped.\n")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 # -- the HTML file ------------------------------------------------------------------------------------
@@ -248,8 +306,8 @@ def test_what_the_model_wrote_stays_text(
 
 
 @pytest.mark.parametrize("shape", ["one token", "no text", "generate", "batch"])
-def test_odd_records_have_a_report_too(shape: str, tmp_path: Path, reused_kernel: ReusedKernel) -> None:
-    made = report_of(make_run(**SHAPES[shape]), tmp_path, reused_kernel)
+def test_odd_records_have_a_report_too(shape: str, tmp_path: Path) -> None:
+    made = report_of(make_run(**SHAPES[shape]), tmp_path)
     document = Elements(made["report.html"].read_text(encoding="utf-8")).said
     assert "Error" not in document
     assert "nan" not in document

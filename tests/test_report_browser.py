@@ -15,7 +15,6 @@ from conftest import GPU_RECORD
 from example_run import make_run
 
 from ocr_phases.batch.index import build_index
-from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook, render_html
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -65,7 +64,6 @@ def reports(
     plain_report: dict[str, Path],
     attacked_report: dict[str, Path],
     gpu_report: dict[str, Path],
-    reused_kernel: ReusedKernel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """The HTML file of each kind."""
@@ -74,17 +72,14 @@ def reports(
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
     place |= {"version": "transformers 5.23.0", "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}"}
     parameters = {"record": record, "output_dir": str(folder / "verify"), "references": [place]}
-    kernel = {"kernel": reused_kernel}
-    verified = execute_notebook("verify", parameters, folder / "verify.ipynb", **kernel)
+    verified = execute_notebook("verify", parameters, folder / "verify.ipynb")
     cells, batch = folder / "cells", folder / "batch"
     cells.mkdir()
     batch.mkdir()
     for name in ("base", "gundam", "gundam-compiled"):
         shutil.copy(GPU_RECORD.with_name(f"h200-dummy-{name}.json"), cells)
-    swept = execute_notebook(
-        "sweep_report", {"records": str(cells)}, folder / "sweep.ipynb", kernel=reused_kernel
-    )
-    compared = execute_notebook("compare_runs", {}, folder / "compare.ipynb", **kernel)
+    swept = execute_notebook("sweep_report", {"records": str(cells)}, folder / "sweep.ipynb")
+    compared = execute_notebook("compare_runs", {}, folder / "compare.ipynb")
     make_batch(batch)
     index = batch / "index.html"
     index.write_text(html_of(build_index(batch)), encoding="utf-8")

@@ -13,7 +13,6 @@ from conftest import RECORD
 from ocr_phases import OCRSession
 from ocr_phases.assets import asset
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.jupyter_kernels import ReusedKernel
 from ocr_phases.report.render import execute_notebook
 
 ROOT = Path(__file__).parents[1]
@@ -61,9 +60,9 @@ def test_what_is_skipped_is_there() -> None:
     assert {key for key in SKIPPED if key[1] >= len(snippets(ROOT / "docs" / key[0]))} == set()
 
 
-def test_the_quickstart_runs(tmp_path: Path, reused_kernel: ReusedKernel) -> None:
+def test_the_quickstart_runs(tmp_path: Path) -> None:
     parameters = {"preset": "tiny", "other_preset": "small", "max_new_tokens": 8, "output_dir": str(tmp_path)}
-    executed = execute_notebook("quickstart", parameters, tmp_path / "q.ipynb", kernel=reused_kernel)
+    executed = execute_notebook("quickstart", parameters, tmp_path / "q.ipynb")
     code = [cell for cell in nbformat.read(executed, as_version=4).cells if cell.cell_type == "code"]
     shown = [{kind for output in cell.outputs for kind in output.get("data", {})} for cell in code]
     assert sum("text/html" in kinds for kinds in shown) == 11

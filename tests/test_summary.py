@@ -11,6 +11,7 @@ import pytest
 from example_run import SHAPES, make_run
 
 from ocr_phases.analyse.headline import headline, key_metrics, key_metrics_text, verdict
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.steps import decode_trend
 from ocr_phases.analyse.summary import (
     REPEAT_COLUMNS,
@@ -323,3 +324,25 @@ def test_the_headline_names_the_larger_phase() -> None:
     assert headline(make_run(max_tokens=2)).startswith("The prefill is ")
     assert headline(make_run(generate=True)).startswith("generate() read this page in ")
     assert "a batch of 3 rows took together" in headline(make_run(rows=3))
+
+
+def test_what_follows_from_a_record_is_worked_out_once_and_each_caller_has_a_copy() -> None:
+    made = []
+
+    @kept
+    def table(run: PhaseRun, row: int = 0) -> pd.DataFrame:
+        made.append(row)
+        return pd.DataFrame({"a": [row]})
+
+    run = make_run()
+    first = table(run)
+    first["a"] = 5
+    assert table(run)["a"].tolist() == [0]
+    assert table(run, 1)["a"].tolist() == [1]
+    assert made == [0, 1]
+    table(dataclasses.replace(run))
+    assert made == [0, 1, 0]
+    assert typical_run(run) is typical_run(run)
+    steps = step_table(run)
+    steps["device_ms"] = 0.0
+    assert step_table(run)["device_ms"].gt(0).all()

@@ -42,6 +42,8 @@ def test_spans_nest_and_carry_phase_step_and_view(ranges):
         assert outer["host_start_ms"] <= inner["host_start_ms"]
         assert outer["host_ms"] >= inner["host_ms"]
     assert all(row["device_ms"] == row["host_ms"] for row in rows)
+    # No digit beyond what a clock tells.
+    assert all(row[name] == round(row[name], 6) for row in rows for name in SPAN_COLUMNS if "_ms" in name)
     assert ranges == []
 
 

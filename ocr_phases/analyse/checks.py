@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, CheckText
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.noise import FINDINGS, is_noisy
 from ocr_phases.analyse.page_type import recorded_type, small_type_in
@@ -60,6 +61,7 @@ class Check:
 Found = tuple[str, str]  # verdict and what was measured
 
 
+@kept
 def run_checks(run: PhaseRun) -> list[Check]:
     """Run every check on a record of any kind and age: the rules, then the published expectations.
 

@@ -7,18 +7,19 @@ they hold what differs between the repeats of one record, not what the machine d
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS, difference_and_ratio
+from ocr_phases.analyse.compare_text import EQUIVALENT, SHARE, text_changes, text_sentence
+from ocr_phases.analyse.environments import environment_table, run_labels
 from ocr_phases.analyse.noise import ceilings_apart, noise_warning
+from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER
 from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.analyse.strategy_text import ways_sentence
 from ocr_phases.analyse.summary import PHASES, repeat_table
@@ -48,26 +49,12 @@ COMPARE_COLUMNS = (
 )
 #: Per cent: two records are equivalent where the whole interval of their ratio lies within this of 1.
 MARGIN = 2.0
-EQUIVALENT, INCONCLUSIVE = "equivalent", "inconclusive"
+INCONCLUSIVE = "inconclusive"
 #: What a comparison is judged by where nothing else is named, as far as both records have it.
 JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
 
-_HIGHER_IS_BETTER = ("tokens_per_s",)
+_HIGHER_IS_BETTER = ("tokens_per_s", *QUALITY_HIGHER)
 _FAR = 2.0  # a ratio from here on is told as such, not in percent
-#: What is measured, is told in another part, or follows from the model's name and revision.
-_NO_SETTING = (
-    ("device", "ceilings"),
-    ("device", "conditions"),
-    ("model", "config"),
-    ("model", "least_type_px"),
-    ("model", "strategy_setup"),
-    ("model", "vision_setup"),
-    ("request", "preset"),
-    ("request", "preset_choice"),
-    ("request", "type_px"),
-    ("request", "strategy"),
-    ("request", "vision"),
-)
 _STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
 
 
@@ -109,8 +96,10 @@ def compare_runs(
     repeats do to it). ``detectable`` is the smallest change that so wide an interval would have told from
     none, a share of one. ``verdict`` is `EQUIVALENT` where the whole interval of the ratio lies within
     ``margin`` per cent of 1, else faster or slower (less or more, for bytes) where it leaves 1 out, else
-    `INCONCLUSIVE`; n/a where one of the two lacks the metric or has a single repeat. Raises `OcrPhasesError`
-    for fewer than two records or a margin that is no percentage.
+    `INCONCLUSIVE`; n/a where one of the two lacks the metric or has a single repeat. Measures of the text
+    (`text_changes`) come last, with the unit ``share`` and neither ratio nor interval.
+
+    Raises `OcrPhasesError` for fewer than two records or a margin that is no percentage.
     """
     if not 0.0 <= margin < 100.0:
         raise OcrPhasesError(f"{margin:g} is no margin: give per cent from 0 to below 100, like 2.")
@@ -123,21 +112,30 @@ def compare_runs(
         other = metrics_of(run)
         order = [*base, *(name for name in other if name not in base)]
         rows += [(label, *_compared(base.get(name), other.get(name), margin)) for name in order]
+        rows += [(label, *row) for row in _text_rows(text_changes(runs[0], run))]
     return pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
+
+
+def _text_rows(changes: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
+    """Measures of the text as rows behind their record's label."""
+    for name, base, other, verdict in changes.itertuples(index=False, name=None):
+        yield (name, "", "", "", SHARE, base, other, *[other - base] * 3, *[np.nan] * 4, verdict)
 
 
 def headline_metrics(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `compare_runs` that are figures of the whole run, which both records have."""
-    return table[(table["stage"] == "") & table["ratio"].notna()].reset_index(drop=True)
+    known = table["ratio"].notna() | (table["unit"] == SHARE)
+    return table[(table["stage"] == "") & known].reset_index(drop=True)
 
 
 def in_units(table: pd.DataFrame) -> pd.DataFrame:
-    """`compare_runs` for reading: bytes as MB, without what follows from the other columns."""
+    """`compare_runs` for reading: bytes as MB, shares as %, without what follows from the other columns."""
     columns = ["run", "metric", "unit", "base", "other", "ratio", "ratio_low", "ratio_high"]
     shown = table[[*columns, "detectable", "verdict"]].copy()
     size = shown["unit"] == "bytes"
     shown.loc[size, ["base", "other"]] /= 1e6
-    shown["unit"] = shown["unit"].replace("bytes", "MB")
+    shown.loc[shown["unit"] == SHARE, ["base", "other"]] *= 100.0
+    shown["unit"] = shown["unit"].replace({"bytes": "MB", SHARE: "%"})
     return shown if shown["run"].nunique() > 1 else shown.drop(columns="run")
 
 
@@ -145,23 +143,35 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     """The judged rows of `compare_runs` with one more column, ``outcome``.
 
     It is ``worse`` where the whole interval lies beyond ``percent`` worse than the base, ``within`` where all
-    of it lies on this side, else ``undecided``. ``metrics`` names what is judged (by default those of
-    `JUDGED` that both records have). Raises `OcrPhasesError` where a name is unknown, a record lacks a named
+    of it lies on this side, else ``undecided``. A measure of the text has no interval: ``percent`` are then
+    points, since a ratio to an error of zero says nothing. ``metrics`` names what is judged, by default those
+    of `JUDGED` that both records have.
+
+    Raises `OcrPhasesError` where a name is unknown, a record lacks a named
     one, or a single repeat leaves nothing to judge by.
     """
     known = set(table["metric"])
+    known |= set(MEASURES)
     unknown = [name for name in metrics if name not in known]
     if unknown:
         raise OcrPhasesError(f"There is no metric {', '.join(unknown)}: use {', '.join(_names(table))}.")
     judged = table[table["metric"].isin(metrics or JUDGED)]
+    for name in metrics:
+        lacks = set(table["run"]) - set(judged.loc[judged["metric"] == name, "run"])
+        if lacks:
+            raise OcrPhasesError(
+                f"{name} is not in both records ({', '.join(sorted(lacks))}): give both the same truth, or "
+                "name another metric."
+            )
     if not metrics:  # what the records do not share is not for them to be judged by
         judged = judged[judged["ratio"].notna()]
     if judged.empty:
         raise OcrPhasesError(f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).")
-    lacking = judged[judged["ratio"].isna()]
+    text = judged["unit"] == SHARE
+    lacking = judged[judged["ratio"].isna() & ~text]
     if len(lacking):
         raise OcrPhasesError(f"{lacking['metric'].iloc[0]} is not in both records: name another metric.")
-    if judged["ratio_low"].isna().any():
+    if (judged["ratio_low"].isna() & ~text).any():
         raise OcrPhasesError(
             "A record of a single repeat says nothing about the spread: measure with "
             f"{LEAST_REPEATS} repeats or more."
@@ -170,7 +180,10 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     rises = ~judged["metric"].isin(_HIGHER_IS_BETTER)
     least = judged["ratio_low"].where(rises, 1.0 / judged["ratio_high"].replace(0.0, np.nan))
     most = judged["ratio_high"].where(rises, 1.0 / judged["ratio_low"].replace(0.0, np.nan))
-    outcome = np.select([least > limit, most <= limit], ["worse", "within"], "undecided")
+    lost = judged["difference"].where(rises, -judged["difference"]) * 100.0
+    worse = (least > limit).where(~text, lost > percent)
+    within = (most <= limit).where(~text, lost <= percent)
+    outcome = np.select([worse, within], ["worse", "within"], "undecided")
     return judged.assign(outcome=outcome).reset_index(drop=True)
 
 
@@ -188,47 +201,6 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
         "wide: small changes stay inconclusive"
     )
     return f"{repeats_text}, {rests}. Set Repeats (--repeats) to {LEAST_REPEATS} or more."
-
-
-def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
-    """A short, unique name for each record: its file's, else the settings that differ."""
-    if paths is not None:
-        names = [Path(path).stem for path in paths]
-    else:
-        settings = [
-            (run.page["file"], run.model["name"], run.page.get("preset"), run.model.get("strategy"))
-            for run in runs
-        ]
-        differs = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
-        shown = differs if any(differs) else [True] * len(differs)
-        names = [", ".join(str(value) for value in compress(values, shown)) for values in settings]
-    return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
-
-
-def environment_table(
-    runs: Sequence[PhaseRun], labels: Sequence[str] | None = None, *, everything: bool = False
-) -> pd.DataFrame:
-    """What the records were measured with, columns ``part``, ``name`` and one a record; texts.
-
-    Parts are device, versions, model, page and request. Only what differs, unless ``everything``.
-    """
-    names = run_labels(runs) if labels is None else list(labels)
-    settings = [dict(_settings(run)) for run in runs]
-    keys = dict.fromkeys(key for entries in settings for key in entries)
-    rows = [(*key, *(_text(entries.get(key)) for entries in settings)) for key in keys]
-    if not everything:
-        rows = [row for row in rows if len(set(row[2:])) > 1]
-    return pd.DataFrame(rows, columns=["part", "name", *names])
-
-
-def what_differs(then: PhaseRun, now: PhaseRun) -> list[str]:
-    """The devices and versions that differ, one ``name: then -> now`` each."""
-    table = environment_table([then, now], ["then", "now"])
-    table = table[table["part"].isin(("device", "versions"))]
-    return [
-        f"{row['part'] if row['name'] == 'name' else row['name']}: {row['then']} -> {row['now']}"
-        for _, row in table.iterrows()
-    ]
 
 
 def same_tokens(then: PhaseRun, now: PhaseRun) -> bool:
@@ -284,6 +256,7 @@ class Compared:
             else:
                 sentences.append(f"{label} and {labels[0]} have no phase in common.")
             sentences += _caveats(runs[0], run, label)
+            sentences += filter(None, [text_sentence(text_changes(runs[0], run))])
         ways = ways_sentence(sweep_table(_same_subject(runs, labels)), "strategy")
         return " ".join(filter(None, [*sentences, ways, few_repeats(runs, labels)]))
 
@@ -388,39 +361,6 @@ def _verdict(metric: Metric, low: float, high: float, margin: float) -> str:
     if metric.unit == "bytes":
         return "more" if low > 1.0 else "less"
     return "slower" if (low > 1.0) != (metric.name in _HIGHER_IS_BETTER) else "faster"
-
-
-def _settings(run: PhaseRun) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Everything a time depends on, as ((part, name), value)."""
-    page = {
-        name: run.page.get(name)
-        for name in ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
-    }
-    parts = {
-        "device": run.device,
-        "versions": run.versions,
-        "model": run.model,
-        "page": page | {"pages": len(run.pages)},
-        "request": run.request,
-    }
-    for part, values in parts.items():
-        settings = {name: value for name, value in values.items() if (part, name) not in _NO_SETTING}
-        for name, value in _flat(settings):
-            yield (part, name), value
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value))
-    return "–" if value is None else str(value)
 
 
 def _names(table: pd.DataFrame) -> list[str]:

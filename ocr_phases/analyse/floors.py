@@ -20,6 +20,7 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import find_datasheet
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import attended, step_table, typical_stage_ms
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -86,6 +87,7 @@ def ceilings_of(run: PhaseRun) -> Ceilings | None:
     return measured_ceilings(run) or datasheet_ceilings(run)
 
 
+@kept
 def why_no_floor(run: PhaseRun) -> str | None:
     """Why this record has no floors, in one sentence; None if it has."""
     if not run.stage_ms("prefill", "prefill").size:
@@ -100,6 +102,7 @@ def why_no_floor(run: PhaseRun) -> str | None:
     return None
 
 
+@kept
 def floor_table(run: PhaseRun) -> pd.DataFrame:
     """One row a stage and view of the prefill and of a decode step, columns `FLOOR_COLUMNS`.
 
@@ -128,6 +131,7 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(FLOOR_COLUMNS))
 
 
+@kept
 def decode_floor(run: PhaseRun) -> pd.DataFrame:
     """The floor of every decode step as the cache grows: columns `DECODE_FLOOR_COLUMNS`, one row a step.
 
@@ -216,6 +220,7 @@ _WORK = ("flops", "bytes")
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
+@kept
 def _costs(run: PhaseRun) -> pd.DataFrame | None:
     """Least cost by phase, stage and view with ``bytes``; None for a model whose cost is unknown.
 

@@ -75,10 +75,7 @@ class Region:
 
     def pixel_boxes(self, width: int, height: int) -> list[Box]:
         """The boxes in pixels of a page of this size; x2 and y2 may equal the width and the height."""
-        return [
-            (_pixel(x1, width), _pixel(y1, height), _pixel(x2, width), _pixel(y2, height))
-            for x1, y1, x2, y2 in self.boxes
-        ]
+        return [pixel_box(box, width, height) for box in self.boxes]
 
 
 @dataclass(frozen=True)
@@ -96,6 +93,19 @@ class Grounding:
     def on_page(self, page: int) -> Grounding:
         """The regions of one page alone, with their numbers."""
         return replace(self, regions=tuple(region for region in self.regions if region.page == page))
+
+    def without_marks(self, text: str, left_out: Sequence[str] = ()) -> str:
+        """The text that was parsed, without the marks of regions and pages, and regions of these labels."""
+        starts = [region.start for region in self.regions] + [len(text)]
+        parts = [text[: starts[0]]]
+        parts += [
+            text[region.content_start : end]
+            for region, end in zip(self.regions, starts[1:], strict=True)
+            if region.label not in left_out
+        ]
+        if self.page_mark:
+            parts = [part.replace(self.page_mark, " ") for part in parts]
+        return "\n\n".join(parts)
 
 
 def parse_grounding(text: str, family: str | None = None) -> Grounding:
@@ -232,6 +242,12 @@ def _typed(table: pd.DataFrame) -> pd.DataFrame:
     integers = dict.fromkeys(("region", "boxes", "tokens", "characters"), "int64")
     floats = dict.fromkeys(("decode_ms", "ms_per_char", "share"), "float64")
     return table.astype({**integers, **floats, "repaired": "bool"})
+
+
+def pixel_box(box: Box, width: int, height: int) -> Box:
+    """A box on the grid in pixels of a page of this size; x2 and y2 may equal the width and the height."""
+    x1, y1, x2, y2 = box
+    return _pixel(x1, width), _pixel(y1, height), _pixel(x2, width), _pixel(y2, height)
 
 
 def _pixel(value: int, side: int) -> int:

@@ -56,7 +56,18 @@ def key_metrics(run: PhaseRun) -> list[tuple[str, str, str]]:
         if run.cache.get("allocated_bytes"):
             note += f"; static, room for {bytes_text(run.cache['allocated_bytes'])}"
         shown.append(("KV cache", bytes_text(metrics["kv_cache_bytes"]), note))
-    return shown
+    return shown + _quality_metrics(run)
+
+
+def _quality_metrics(run: PhaseRun) -> list[tuple[str, str, str]]:
+    if run.truths is None:
+        return []
+    from ocr_phases.analyse.quality import quality_of  # most records need none of its libraries
+
+    found = quality_of(run)
+    if "cer" in found:
+        return [("Character error rate", percent_text(found["cer"]), "against the truth of the page")]
+    return [("Agreement", percent_text(found["agreement"]), "with a reference run")] if found else []
 
 
 def key_metrics_text(run: PhaseRun) -> str:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
 from ocr_phases.catalogue import ENCODERS, VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
@@ -75,6 +76,7 @@ def has_kernels(run: PhaseRun) -> bool:
     return run.kernels is not None and "error" not in run.kernels
 
 
+@kept
 def kernel_table(run: PhaseRun) -> pd.DataFrame:
     """One row per stage, columns `KERNEL_COLUMNS`; a stage includes its inner stages.
 
@@ -119,6 +121,7 @@ def short_kernel(name: str, length: int = 80) -> str:
     return short if len(short) <= length else f"{short[: length - 1]}…"
 
 
+@kept
 def idle_gaps(run: PhaseRun) -> pd.DataFrame:
     """Idle time between the device's work, columns `GAP_COLUMNS`: by stage, cause and length of the gap.
 
@@ -131,6 +134,7 @@ def idle_gaps(run: PhaseRun) -> pd.DataFrame:
     return table[list(GAP_COLUMNS)]
 
 
+@kept
 def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     """The KV cache's part, columns `SHARE_COLUMNS`: ``kv_update`` (write) and ``attention`` (read), by phase.
 
@@ -177,7 +181,7 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
     """
     table = kernel_table(run).dropna(subset=["wall_ms"])
     table = table[(table["phase"] != "prepare") & (table["busy_ms"] > 0) & (table["wall_ms"] > 0)]
-    gaps = idle_gaps(run)
+    gaps = idle_gaps(run).to_dict("records")
     known = {} if floors is None else floors.set_index([*STAGE_KEYS]).to_dict("index")
     rows = []
     for row in table.to_dict("records"):
@@ -254,6 +258,7 @@ def _table(run: PhaseRun, name: str) -> pd.DataFrame:
         raise OcrPhasesError(f"This record's kernel view is damaged ({name}: {error}).") from error
 
 
+@kept
 def _steps(run: PhaseRun) -> int:
     return max(1, len(_table(run, "decode_steps")))
 
@@ -285,14 +290,14 @@ def _waits(run: PhaseRun) -> list[str]:
     ]
 
 
-def _idle_ms(gaps: pd.DataFrame, phase: str, stage: str, view: str) -> pd.Series:
+def _idle_ms(gaps: Sequence[Mapping[Any, Any]], phase: str, stage: str, view: str) -> dict[str, float]:
     """A stage's idle time between its kernels in ms, by cause."""
-    mine = gaps[gaps["phase"] == phase]
-    if stage == "decode_step":
-        mine = mine[mine["stage"] != "decode"]
-    elif stage != phase:
-        mine = mine[(mine["stage"] == stage) & (mine["view"] == view)]
-    return mine.groupby("cause")["idle_ms"].sum()
+    idle: dict[str, float] = {}
+    for gap in gaps:
+        whole = stage == phase or (stage == "decode_step" and gap["stage"] != "decode")
+        if gap["phase"] == phase and (whole or (gap["stage"], gap["view"]) == (stage, view)):
+            idle[gap["cause"]] = idle.get(gap["cause"], 0.0) + gap["idle_ms"]
+    return idle
 
 
 def _verdict(

@@ -23,6 +23,7 @@ from ocr_phases.analyse.floors import (
     rate_text,
     times_text,
 )
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import PHASES, repeat_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import bytes_text, ms_text, percent_text, stage_name
@@ -83,6 +84,7 @@ class Finding:
     what: str = ""
 
 
+@kept
 def repeat_spread(run: PhaseRun) -> Finding:
     """The spread between the repeats of each phase."""
     if len(run.repeats) < 2:
@@ -104,6 +106,7 @@ def repeat_spread(run: PhaseRun) -> Finding:
     return Finding(verdict, "; ".join(ranges), why, f"{_QUIET}; {_REPEAT}")
 
 
+@kept
 def busy_host(run: PhaseRun) -> Finding:
     """Whether this process had its cores and its GPU to itself, as far as the record shows."""
     if not run.device.get("conditions"):
@@ -125,6 +128,7 @@ def _remedy(text: str) -> str:
     return _QUIET if "GPU" not in text else "leave the GPU to this program and let it cool"
 
 
+@kept
 def impossible_values(run: PhaseRun) -> Finding:
     """MFU or MBU above 100 %, and implausible ceilings."""
     floors = floor_table(run).dropna(subset=["device_ms"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import OUTLIER_FACTOR, attended, step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import percent_text
@@ -55,6 +56,7 @@ class Trend:
         return f"{percent_text(self.share)} of a step over the run ({ends})"
 
 
+@kept
 def decode_trend(run: PhaseRun) -> Trend | None:
     """The trend of a run's steps, outliers aside; None for fewer than 16 steps.
 

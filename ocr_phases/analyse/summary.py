@@ -12,6 +12,7 @@ from collections.abc import Collection, Hashable
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.record import PhaseRun
@@ -70,6 +71,7 @@ def typical_stage_ms(run: PhaseRun, steps: Collection[int] | None = None) -> dic
     return {**sums.to_dict(), **each_step.to_dict()}
 
 
+@kept
 def stage_table(run: PhaseRun) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
@@ -92,6 +94,7 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
     return pd.DataFrame([row for _, row in rows], columns=list(STAGE_COLUMNS))
 
 
+@kept
 def repeat_table(run: PhaseRun) -> pd.DataFrame:
     """One row a repeat, columns `REPEAT_COLUMNS`, times in ms on the device clock; NaN for a phase it lacks.
 
@@ -110,6 +113,7 @@ def repeat_table(run: PhaseRun) -> pd.DataFrame:
     return table[list(REPEAT_COLUMNS)]
 
 
+@kept
 def step_table(run: PhaseRun) -> pd.DataFrame:
     """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats (p10 and p90 beside them).
 
@@ -149,6 +153,12 @@ def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
 def end_to_end_ms(run: PhaseRun) -> np.ndarray:
     """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
     return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)
+
+
+def peak_bytes(run: PhaseRun) -> int | None:
+    """The largest memory of any phase and repeat, bytes; None where it was not measured."""
+    peaks = [max(values) for values in run.memory.get("peak_bytes", {}).values() if values]
+    return max(peaks, default=None)
 
 
 def vision_share(run: PhaseRun) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -12,10 +12,11 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.cost_quality import POINT_COLUMNS, cost_quality_sentence, losses, sweep_points
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
-from ocr_phases.analyse.summary import end_to_end_ms, step_table
+from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text, ms_text
@@ -45,8 +46,11 @@ SWEEP_COLUMNS = (
     "tokens_per_s",
     "kv_cache_bytes",
     "peak_bytes",
+    "edit_distance",
+    "agreement",
     "step_bound_by",
     "floor_source",
+    "reference",
     "model",
     "dtype",
     "device",
@@ -96,10 +100,25 @@ class Sweep:
         rows = [_failure(cell.removesuffix(_FAILED), file) for cell, file in failed.items()]
         return cls(runs, pd.DataFrame(rows, columns=list(FAILURE_COLUMNS)))
 
+    def with_truth(self, truth: str | Path) -> Self:
+        """The same sweep with what its page says: `PhaseRun.with_truth` of every record."""
+        if all(run.request.get("ignore_eos") for run in self.runs.values()):
+            raise OcrPhasesError(
+                "These records ignored the end token, so their texts have no end to compare: sweep again "
+                "with --truth."
+            )
+        runs = {cell: run.with_truth(truth) for cell, run in self.runs.items()}
+        return replace(self, runs=runs)
+
     @cached_property
     def table(self) -> pd.DataFrame:
         """`sweep_table` of the records."""
         return sweep_table(self.runs)
+
+    @cached_property
+    def cost_quality(self) -> pd.DataFrame:
+        """What each cell costs and loses, columns `POINT_COLUMNS`: `sweep_points`; empty without a text."""
+        return _points(self.table)
 
     @property
     def verdict(self) -> str:
@@ -117,13 +136,13 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     floors are what the hardware allows
     (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_bound_by``; their
     ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``vision_share`` is ``vision_ms`` over
-    ``prefill_ms``; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by
-    prompt length, strategy, vision (eager first), batch and tokens.
+    ``prefill_ms``; ``edit_distance``, ``agreement`` and ``reference`` are `losses`';
+    ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by prompt length,
+    strategy, vision (eager first), batch and tokens.
     """
     rows = []
     for cell, run in records.items():
         metrics = run.summary()
-        peaks = [max(values) for values in run.memory.get("peak_bytes", {}).values() if values]
         known = {name: metrics[name] for name in SWEEP_COLUMNS if name in metrics}
         rows.append(
             {
@@ -136,7 +155,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "vision_share": metrics["vision_ms"] / metrics["prefill_ms"]
                 if metrics["prefill_ms"]
                 else None,
-                "peak_bytes": max(peaks, default=None),
+                "peak_bytes": peak_bytes(run),
                 "model": run.model["name"],
                 "dtype": run.model["dtype"],
                 "device": run.device["name"],
@@ -147,6 +166,9 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
+    if any(run.truths or not run.request.get("ignore_eos") for run in records.values()):
+        lost = losses(records).reindex(table["cell"])
+        table[list(lost.columns)] = lost.to_numpy()
     numbers = list(SWEEP_COLUMNS[SWEEP_COLUMNS.index("prefill_ms") : SWEEP_COLUMNS.index("step_bound_by")])
     table[numbers] = table[numbers].astype("float64")
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
@@ -206,7 +228,9 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     """A sweep's result as a short paragraph of plain text, models and strategies first."""
     by_model = models_sentence(table)
-    sentences = list(filter(None, [by_model, ways_sentence(table, "strategy")]))
+    sentences = list(
+        filter(None, [cost_quality_sentence(_points(table)), by_model, ways_sentence(table, "strategy")])
+    )
     prefills = table.dropna(subset=["prefill_ms"])
     if len(prefills) and not by_model:
         rows = _one_way(prefills).sort_values("prefill_ms")
@@ -230,6 +254,14 @@ def sweep_verdict(table: pd.DataFrame, failures: pd.DataFrame) -> str:
     if len(failures):
         sentences.append(f"{count_text(len(failures), 'cell')} could not be measured.")
     return " ".join(sentences) or "No cell of this sweep could be measured."
+
+
+def _points(table: pd.DataFrame) -> pd.DataFrame:
+    if table.empty:
+        return pd.DataFrame(columns=list(POINT_COLUMNS))
+    told = [name for name in ("model", "strategy", "vision") if table[name].nunique() > 1]
+    names = table["preset"].str.cat(table[told].astype(str), sep=", ") if told else table["preset"]
+    return sweep_points(table, names)
 
 
 def _one_way(table: pd.DataFrame) -> pd.DataFrame:

@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
+from ocr_phases.analyse.kept import kept
 from ocr_phases.record import TOKEN_COLUMNS, PhaseRun
 
 # Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
 _SUMMABLE = 2.0**20
 
 
+@kept
 def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
     """`PhaseRun.tokens_of`: one row a generated token of batch row ``row``, columns `TOKEN_COLUMNS`."""
     result = run.results[row]

@@ -10,9 +10,11 @@ import dataclasses
 
 import numpy as np
 
+from ocr_phases.analyse.kept import kept
 from ocr_phases.record import PhaseRun
 
 
+@kept
 def typical_repeat(run: PhaseRun) -> int:
     """The number of the repeat whose time to first token and decode lie nearest to their medians.
 
@@ -28,6 +30,7 @@ def typical_repeat(run: PhaseRun) -> int:
     return run.repeats[int(distance.argmin())]
 
 
+@kept
 def typical_run(run: PhaseRun) -> PhaseRun:
     """The record of its `typical_repeat` alone: all its times are of one repeat."""
     return one_repeat(run, typical_repeat(run))

@@ -24,7 +24,6 @@ from typing import Any
 
 from ocr_phases.assets import child_environment
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.files import TemporaryFolder
 
 WORKER_COMMAND = (sys.executable, "-m", "ocr_phases.batch.worker")
 
@@ -40,8 +39,7 @@ _numbers = itertools.count()
 class Child:
     """One worker process that does one page at a time. Not for several threads at once.
 
-    ``environment`` is put over this process's own, ``command`` is the program to start: its last argument is
-    a folder for what must not outlive it, which is removed when it is gone.
+    ``environment`` is put over this process's own, ``command`` is the program to start.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class Child:
             process.kill()
 
     def stop(self) -> None:
-        """Kill the process, if there is one, wait until it is gone and remove its folder."""
+        """Kill the process, if there is one, and wait until it is gone."""
         if self.process is None:
             return
         self.process.kill()
@@ -93,12 +91,10 @@ class Child:
             with contextlib.suppress(OSError):  # what was left to write has no reader any more
                 self.process.stdin.close()
         self.process = None
-        self.scratch.cleanup()
 
     def _start(self) -> None:
-        self.scratch = TemporaryFolder()
         self.process = subprocess.Popen(
-            [*self.command, self.scratch.name],
+            self.command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

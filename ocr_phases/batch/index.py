@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +12,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
 
-from ocr_phases.analyse.checks import run_rules
-from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.summary import end_to_end_ms, vision_share
-from ocr_phases.batch.store import (
-    RECORD,
-    Entry,
-    check_record_hash,
-    page_status,
-    read_listing,
-)
-from ocr_phases.batch.tables import page_spans, page_tokens, table_writers
+from ocr_phases.analyse.cost_quality import agreements
+from ocr_phases.batch.figures import QUALITY_COLUMNS, Figures, read_figures
+from ocr_phases.batch.store import Entry, check_record_hash, page_status, read_listing
+from ocr_phases.batch.tables import Measured
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
-from ocr_phases.record import PhaseRun
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
 #: ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the page's own time in its
@@ -44,6 +36,7 @@ PAGE_COLUMNS = (
     "page_ms",
     "tokens",
     "vision_share",
+    *QUALITY_COLUMNS,
     "warnings",
     "attempts",
     "seconds",
@@ -59,9 +52,22 @@ DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
 _SLOWEST = 25
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
-_METRICS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
-_NOTES_SHOWN = ("repetition_loop",)
-_FLOATS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "page_ms", "vision_share", "seconds")
+_TEXTS = (
+    "page",
+    "status",
+    "reason",
+    "model",
+    "preset",
+    "warnings",
+    "reference",
+    "category",
+    "page_id",
+    "device",
+    "id",
+    "folder",
+)
+_LISTS = (*_TEXTS, "report")
+_COUNTS = ("tokens", "attempts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,43 +83,68 @@ def build_index(out: Path) -> BatchIndex:
     """Read every page of ``jobs.jsonl`` once and write ``pages.csv`` and the span and token tables.
 
     A page named twice has two rows and is in the tables once. A record, a status or a line of the listing
-    that is damaged makes its page a failed one. In ``pages.csv`` a text that a spreadsheet would take for a
-    formula has a single quote in front. Raises `OcrPhasesError` where the listing is missing or a table
-    cannot be written.
+    that is damaged makes its page a failed one. Tables that hold these records already are left as they are.
+    In ``pages.csv`` a text that a spreadsheet would take for a formula has a single quote in front. Raises
+    `OcrPhasesError` where the listing is missing or a table cannot be written.
     """
-    rows: list[dict[str, Any]] = []
-    slowest: list[tuple[float, int, dict[str, Any]]] = []
-    spans, tokens = table_writers(out)
+    rows, slowest = _Rows(), list[tuple[float, int, dict[str, Any]]]()
     seen: dict[str, int] = {}
+    same_page = _SamePage(rows)
+    measured = Measured(out)
     for number, entry in enumerate(read_listing(out)):
         if entry["id"] and entry["id"] in seen:
-            rows.append({**rows[seen[entry["id"]]], "page": entry["page"]})
+            rows.repeat(seen[entry["id"]], entry["page"])
             continue
         seen[entry["id"]] = number
-        row, run = _page_row(out, entry)
-        rows.append(row)
-        if run is None:
+        row, figures = _page_row(out, entry)
+        rows.add(row)
+        if figures is None:
             continue
-        spans.add(page_spans(run, entry["id"], entry["page"]))
-        tokens.add(page_tokens(run, entry["id"], entry["page"]))
-        for place, region in enumerate(_regions(run, entry)):
+        measured.add(entry, figures["record"])
+        same_page.add(number, figures)
+        for place, region in enumerate(figures["regions"]):
+            region = {"page": entry["page"], "folder": entry["folder"], **region}
             item = (region["decode_ms"], -number * 10_000 - place, region)
             (heapq.heappush if len(slowest) < _SLOWEST else heapq.heappushpop)(slowest, item)
-    pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS))
-    pages = pages.astype({**dict.fromkeys(_FLOATS, "float64"), "tokens": "Int64", "attempts": "Int64"})
+    same_page.end()
+    pages = rows.table()
     regions = pd.DataFrame([item[2] for item in sorted(slowest, reverse=True)], columns=list(REGION_COLUMNS))
-    texts = [name for name in PAGE_COLUMNS if not is_numeric_dtype(pages[name])]
-    table = pages.assign(**{name: pages[name].map(_no_formula) for name in texts})
+    table = pages.assign(**{name: pages[name].map(_no_formula) for name in _TEXTS})
     text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
-    return BatchIndex(pages, regions, (out / "pages.csv", spans.close(), tokens.close()))
+    return BatchIndex(pages, regions, (out / "pages.csv", *measured.write_tables()))
+
+
+class _Rows:
+    """`PAGE_COLUMNS` of many pages, column by column: a number takes eight bytes."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Any] = {name: [] if name in _LISTS else array("d") for name in PAGE_COLUMNS}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """The next page; what it lacks is missing."""
+        for name, column in self.columns.items():
+            value = row.get(name)
+            column.append(math.nan if value is None and name not in _LISTS else value)
+
+    def repeat(self, place: int, page: str) -> None:
+        """The same as the page at ``place``, by another name."""
+        for name, column in self.columns.items():
+            column.append(page if name == "page" else column[place])
+
+    def table(self) -> pd.DataFrame:
+        """All of it."""
+        numbers = {name: np.asarray(self.columns[name]) for name in PAGE_COLUMNS if name not in _LISTS}
+        pages = pd.DataFrame({**self.columns, **numbers})
+        kinds = {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(_TEXTS, "object")}
+        return pages.astype({**kinds, "report": "bool"})
 
 
 def _no_formula(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
-def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], PhaseRun | None]:
+def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
     folder = out / entry["folder"]
     base = {"page": entry["page"], "id": entry["id"], "folder": entry["folder"], "report": False}
     try:
@@ -128,52 +159,42 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], PhaseRun | None]
         }
         if status["failure"]:
             return {**base, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
-        check_record_hash(folder, status)
-        run = PhaseRun.load(folder / RECORD)
+        figures = read_figures(folder, check_record_hash(folder, status))
     except OcrPhasesError as error:
         return {**base, "status": FAILED, "reason": str(error)}, None
-    metrics = run.summary()
-    report = status["report"]
-    warnings = _warnings(run)
+    row, report = {**base, **figures["row"]}, status["report"]
     if report and report["state"] == "failed":
-        warnings.append("report not rendered")
-    row = {
-        **base,
-        **{name: metrics[name] for name in _METRICS},
+        row["warnings"] = ", ".join(filter(None, [row["warnings"], "report not rendered"]))
+    row |= {
         "status": DONE,
         "reason": report["reason"] if report else "",
-        "model": run.model["name"],
-        "preset": run.request["preset"],
-        "page_ms": float(np.median(end_to_end_ms(run))),
-        "vision_share": vision_share(run),
-        "warnings": ", ".join(warnings),
-        "device": run.device["name"],
         "report": report is not None and report["state"] == "done",
     }
-    return row, run
+    return row, figures
 
 
-def _warnings(run: PhaseRun) -> list[str]:
-    """Warnings about a page: failed checks, a repetition loop, an incomplete text."""
-    found = [
-        check.name.replace("_", " ")
-        for check in run_rules(run)
-        if check.verdict == "fail" or (check.verdict == "note" and check.name in _NOTES_SHOWN)
-    ]
-    if run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos"):
-        found.append("cut at the token limit")
-    return found
+class _SamePage:
+    """The runs of one page at several settings, which come one after another: fills in their agreement."""
 
+    def __init__(self, rows: _Rows) -> None:
+        self.rows = rows
+        self.page = ""
+        self.runs: dict[int, Figures] = {}
 
-def _regions(run: PhaseRun, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    grounding = parse_grounding("".join(run.result["token_texts"]), run.model.get("family"))
-    if not grounding.regions:
-        return []
-    table = region_table(grounding, run.token_table)
-    table = table[table["region"] >= 0]
-    names = ("label", "tokens", "characters", "decode_ms", "ms_per_char", "text")
-    return [
-        {"page": entry["page"], "folder": entry["folder"], **{name: region[name] for name in names}}
-        for region in table.nlargest(_SLOWEST, "decode_ms").to_dict("records")
-        if math.isfinite(region["decode_ms"])
-    ]
+    def add(self, place: int, figures: Figures) -> None:
+        """The next run; one of another page ends those before."""
+        page = figures["row"]["page_id"]
+        if page != self.page:
+            self.end()
+        self.page = page
+        if figures["text"]:
+            self.runs[place] = figures
+
+    def end(self) -> None:
+        """No more of this page."""
+        if len(self.runs) > 1:
+            reference = max(self.runs, key=lambda place: self.runs[place]["richness"])
+            texts = {place: figures["text"] for place, figures in self.runs.items()}
+            for place, agreement in agreements(texts, reference).items():
+                self.rows.columns["agreement"][place] = agreement
+        self.runs = {}

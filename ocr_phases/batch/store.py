@@ -19,6 +19,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -68,7 +69,10 @@ class Report(TypedDict):
 
 
 class Status(TypedDict):
-    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record (none in older ones)."""
+    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record (none in older ones).
+
+    ``truth`` is the SHA-256 of what the page says, where its record has that.
+    """
 
     schema: Literal[1]
     id: str
@@ -85,6 +89,7 @@ class Status(TypedDict):
     attempts: Annotated[list[Attempt], msgspec.Meta(min_length=1)]
     finished: NotRequired[str]
     record: NotRequired[str | None]
+    truth: NotRequired[str]
     report: Report | None
 
 
@@ -199,23 +204,35 @@ def page_status(out: Path, entry: Entry) -> Status | None:
     return status if status is not None and status["id"] == entry["id"] else None
 
 
-def check_record_hash(folder: Path, status: Status) -> None:
-    """Raise `OcrPhasesError` if a measured page's record is missing or changed."""
+def check_record_hash(folder: Path, status: Status) -> str:
+    """The SHA-256 of a measured page's record; `OcrPhasesError` if it is missing or changed."""
     path = folder / RECORD
     if not path.is_file():
         raise OcrPhasesError(f"{RECORD} is missing: {_AGAIN}")
+    found = record_hash(folder)
     if "record" not in status:  # of an older version, which kept no hash
         PhaseRun.load(path)
-    elif record_hash(folder) != status["record"]:
+    elif found != status["record"]:
         raise OcrPhasesError(f"{RECORD} is damaged, it is not as it was measured: {_AGAIN}")
+    return found
 
 
 def record_hash(folder: Path) -> str:
-    """SHA-256 of a page's record; `OcrPhasesError` where it cannot be read."""
+    """SHA-256 of a page's record; `OcrPhasesError` where it cannot be read.
+
+    Computed once while neither size nor time of the file change: a command looks at every page several times.
+    """
+    path = folder / RECORD
     try:
-        return hashlib.sha256((folder / RECORD).read_bytes()).hexdigest()
+        state = path.stat()
+        return _file_hash(str(path), state.st_mtime_ns, state.st_size)
     except OSError as error:
-        raise OcrPhasesError(f"{folder / RECORD} cannot be read ({error.strerror or error}).") from error
+        raise OcrPhasesError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+@lru_cache(maxsize=200_000)  # 0.3 kB each
+def _file_hash(path: str, changed: int, size: int) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -253,8 +270,12 @@ def take_attempt(folder: Path, name: str) -> None:
 
 def clear_left_behind(folder: Path) -> None:
     """Remove the hidden files that a kill in the middle of writing leaves, and attempts that failed."""
-    for pattern in (".*.part", ".*.ipynb"):
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-    for place in folder.glob(f"{_ATTEMPT}*"):
-        shutil.rmtree(place, ignore_errors=True)  # a worker may be at it still, and then fails
+    try:
+        hidden = [name for name in os.listdir(folder) if name.startswith(".")]  # noqa: PTH208 (thrice as fast)
+    except FileNotFoundError:
+        return
+    for name in hidden:
+        if name.startswith(_ATTEMPT):
+            shutil.rmtree(folder / name, ignore_errors=True)  # a worker may be at it still, and then fails
+        elif name.endswith((".part", ".ipynb")):
+            (folder / name).unlink(missing_ok=True)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import csv
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import msgspec
 
+from ocr_phases.batch.figures import read_figures
+from ocr_phases.batch.store import RECORD, Entry, read_listing
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import write_atomic
 from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 #: What identifies the page in front of every row: its job and its name in the batch.
 KEY_COLUMNS = ("id", "page")
 FORMATS = ("parquet", "csv")
+#: The token's id is ``token_id`` here, the job's is ``id``.
+COLUMNS = {
+    "spans": SPAN_COLUMNS,
+    "tokens": tuple("token_id" if name == "id" else name for name in TOKEN_COLUMNS),
+}
 
 _TEXT = ("id", "page", "phase", "stage", "view", "text", "source")
 _ROWS_A_GROUP = 100_000
+_HELD = "tables.sha256"
 
 
 def table_format() -> str:
@@ -29,84 +40,121 @@ def table_format() -> str:
     return "parquet"
 
 
-def page_spans(run: PhaseRun, job_id: str, page: str) -> pd.DataFrame:
-    """A record's spans with `KEY_COLUMNS` in front."""
-    return _keyed(run.spans, job_id, page)
+class Measured:
+    """The measured pages of a batch, in their order, and its span and token tables."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.digests: dict[str, str] = {}
+        self.format = table_format()
+
+    def add(self, entry: Entry, record: str) -> None:
+        """The next page, by its record's SHA-256."""
+        self.digests[entry["id"]] = record
+
+    def write_tables(self) -> list[Path]:
+        """Write ``spans`` and ``tokens``, unless they hold these pages already; their paths.
+
+        Raises `OcrPhasesError` where that fails.
+        """
+        paths = [self.out / f"{name}.{self.format}" for name in COLUMNS]
+        told = "".join(f"{name} {digest}\n" for name, digest in self.digests.items())
+        held = hashlib.sha256(told.encode()).hexdigest()
+        mark = self.out / _HELD
+        with contextlib.suppress(OSError):
+            if mark.read_text() == held and all(path.is_file() for path in paths):
+                return paths
+        mark.unlink(missing_ok=True)
+        writers = [TableWriter(path, COLUMNS[name]) for name, path in zip(COLUMNS, paths, strict=True)]
+        for entry in read_listing(self.out):
+            digest = self.digests.pop(entry["id"], None)
+            if digest is not None:
+                folder = self.out / entry["folder"]
+                tokens = read_figures(folder, digest)["tokens"]
+                for writer, columns in zip(writers, (record_spans(folder / RECORD), tokens), strict=True):
+                    writer.add(entry, list(columns.values()))
+        for writer in writers:
+            writer.close()
+        write_atomic(mark, held.encode())
+        return paths
 
 
-def page_tokens(run: PhaseRun, job_id: str, page: str) -> pd.DataFrame:
-    """A record's token table with `KEY_COLUMNS` in front; ``id`` is the job's, ``token_id`` the token's."""
-    return _keyed(run.token_table.rename(columns={"id": "token_id"}), job_id, page)
+class _Spans(msgspec.Struct):
+    schema: int
+    spans: dict[str, list[Any]]
+
+
+def record_spans(path: Path) -> dict[str, list[Any]]:
+    """The columns of a record's spans, in the order of `SPAN_COLUMNS`; `OcrPhasesError` for another file."""
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=_Spans)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return _from_table(PhaseRun.load(path))  # says what is wrong
+    if record.schema != 2:
+        return _from_table(PhaseRun.load(path))
+    return {name: record.spans[name] for name in SPAN_COLUMNS}
 
 
 class TableWriter:
-    """Appends tables of the same columns to one file, which takes its place when all are there."""
+    """Appends rows to one file, which takes its place when all are there."""
 
-    def __init__(self, out: Path, name: str, columns: tuple[str, ...], file_format: str) -> None:
-        self.path = out / f"{name}.{file_format}"
-        self.scratch = out / f".{self.path.name}.part"
-        self.columns = columns
-        self.file_format = file_format
-        self.waiting: list[pd.DataFrame] = []
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.path = path
+        self.scratch = path.with_name(f".{path.name}.part")
+        self.columns = (*KEY_COLUMNS, *columns)
+        self.waiting: list[list[Any]] = [[] for _ in self.columns]
         self.file: Any = None
+        self.rows: Any = None
 
-    def add(self, table: pd.DataFrame) -> None:
-        """More rows, kept until there are enough for a group."""
-        self.waiting.append(table)
-        if sum(map(len, self.waiting)) >= _ROWS_A_GROUP:
+    def add(self, entry: Entry, columns: Sequence[list[Any]]) -> None:
+        """The rows of a page, one list a column, kept until there are enough for a group."""
+        count = len(columns[0])
+        keys = [[entry["id"]] * count, [entry["page"]] * count]
+        for held, more in zip(self.waiting, [*keys, *columns], strict=True):
+            held += more
+        if len(self.waiting[0]) >= _ROWS_A_GROUP:
             self._write()
 
-    def close(self) -> Path:
+    def close(self) -> None:
         """Write the rest and put the file in its place; one of the other format goes."""
         self._write()
         with _explained(self.path):
             self.file.close()
             self.scratch.replace(self.path)
             for other in FORMATS:
-                if other != self.file_format:
+                if f".{other}" != self.path.suffix:
                     self.path.with_suffix(f".{other}").unlink(missing_ok=True)
-        return self.path
 
     def _write(self) -> None:
         with _explained(self.path):
-            table = pd.concat(self.waiting) if self.waiting else pd.DataFrame(columns=list(self.columns))
-            if self.file_format == "csv":
-                self._write_csv(table)
+            if self.path.suffix == ".csv":
+                self._write_csv()
             else:
-                self._write_parquet(table)
-        self.waiting = []
+                self._write_parquet()
+        self.waiting = [[] for _ in self.columns]
 
-    def _write_csv(self, table: pd.DataFrame) -> None:
-        first = self.file is None
-        if first:
+    def _write_csv(self) -> None:
+        if self.file is None:
             self.file = self.scratch.open("w", encoding="utf-8", errors="replace", newline="")
-        table.to_csv(self.file, index=False, header=first)
+            self.rows = csv.writer(self.file, lineterminator="\n")
+            self.rows.writerow(self.columns)
+        self.rows.writerows(zip(*self.waiting, strict=True))
 
-    def _write_parquet(self, table: pd.DataFrame) -> None:
+    def _write_parquet(self) -> None:
         import pyarrow
         import pyarrow.parquet
 
         schema = pyarrow.schema([(name, _arrow_type(name)) for name in self.columns])
         if self.file is None:
             self.file = pyarrow.parquet.ParquetWriter(self.scratch, schema, compression="zstd")
-        self.file.write_table(pyarrow.Table.from_pandas(table, schema=schema, preserve_index=False))
+        self.file.write_table(
+            pyarrow.table(dict(zip(self.columns, self.waiting, strict=True)), schema=schema)
+        )
 
 
-def table_writers(out: Path) -> tuple[TableWriter, TableWriter]:
-    """Writers of ``spans`` and ``tokens`` below ``out``, in `table_format`."""
-    file_format = table_format()
-    tokens = tuple("token_id" if name == "id" else name for name in TOKEN_COLUMNS)
-    return (
-        TableWriter(out, "spans", (*KEY_COLUMNS, *SPAN_COLUMNS), file_format),
-        TableWriter(out, "tokens", (*KEY_COLUMNS, *tokens), file_format),
-    )
-
-
-def _keyed(table: pd.DataFrame, job_id: str, page: str) -> pd.DataFrame:
-    keyed = table.copy()
-    keyed.insert(0, "id", job_id)
-    keyed.insert(1, "page", page)
-    return keyed
+def _from_table(run: PhaseRun) -> dict[str, list[Any]]:
+    spans: Mapping[str, list[Any]] = run.to_dict()["spans"]
+    return {name: spans[name] for name in SPAN_COLUMNS}
 
 
 def _arrow_type(column: str) -> Any:

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.job import Job, code_versions
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
 from ocr_phases.files import TemporaryFolder, each_page, split_page
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.jupyter_kernels import KernelLost, ReusedKernel
 from ocr_phases.settings import Settings
 
 Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
@@ -94,6 +94,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     _check_unchanged(job, run)
     with _failing_as("output"), attempt_folder(folder) as place:
         run.save(place / RECORD)
+        write_figures(place, run)
     return Outcome(place=place.name)
 
 
@@ -114,75 +115,61 @@ def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     return Outcome(device=resolve_device("auto"))
 
 
-class Notebooks:
-    """Runs ``page_report`` for page after page in a reused kernel, with its files in ``scratch``."""
+def measure_in_notebook(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
+    """Measure within ``page_report``, and render it."""
+    from ocr_phases.report.render import report_page
 
-    def __init__(self, scratch: str | None = None) -> None:
-        self.kernel = ReusedKernel(scratch=scratch)
-        # A new one would load the model again.
-        self.measuring = ReusedKernel(pages_a_kernel=None, scratch=scratch)
+    job, folder = _job_and_folder(request)
+    settings = _settings(job)
+    with _failing_as("model"):
+        from ocr_phases.measure.kept_session import kept_session
 
-    def measure(self, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-        """Measure within the notebook, which keeps its model in the kernel, and render it."""
-        from ocr_phases.report.render import report_page
-
-        job, folder = _job_and_folder(request)
+        kept_session(**settings.of_model())
+    ready()
+    unrendered = ""
+    with _failing_as("output"), attempt_folder(folder) as place, _readable_name(job.source) as page:
         try:
-            self.measuring.run(
-                "from ocr_phases.measure.kept_session import kept_session\n"
-                f"kept_session(**{_settings(job).of_model()!r})"
-            )
-        except KernelLost as error:
-            raise Refused("died", str(error)) from error
-        except OcrPhasesError as error:
-            raise Refused("model", str(error)) from error
-        ready()
-        unrendered = ""
-        with _failing_as("output"), attempt_folder(folder) as place, _readable_name(job.source) as page:
-            try:
-                report_page(place, {**job.settings, "page": page}, kernel=self.measuring)
-            except Exception as error:  # whatever it was: a page that is measured stays so
-                if not (place / RECORD).is_file():
-                    if isinstance(error, OcrPhasesError):
-                        raise self._refused(job, error) from error
-                    raise
-                unrendered = str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
-            _check_unchanged(job, PhaseRun.load(place / RECORD))
-        return Outcome(place=place.name, report=unrendered)
-
-    def _refused(self, job: Job, error: OcrPhasesError) -> Refused:
-        """The failure of a notebook that measured nothing, as `measure_page` would have told it."""
-        if not isinstance(error, NotebookFailed):
-            return _refused(job, error)
-        if error.ename in _OWN_ERRORS:
-            refused = _refused(job, _OWN_ERRORS[error.ename](error.evalue))
-        elif error.ename == "DeadKernelError":
-            refused = Refused("died", "The kernel died (perhaps out of host memory).")
-        elif error.ename == "MemoryError":
-            refused = Refused("memory", f"The host is out of memory ({error.evalue}).")
-        else:
-            refused = Refused("error", f"{error.ename}: {error.evalue}")
-        if refused.failure in ("memory", "error"):
-            self.measuring.stop()  # it keeps what the failed cell held
-        return refused
-
-    def render(self, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-        """Render a record that is there."""
-        from ocr_phases.report.render import report_page
-
-        ready()
-        folder = Path(request["folder"])
-        with _failing_as("report"):
-            report_page(folder, {"record": str(folder / RECORD)}, kernel=self.kernel)
-        return Outcome()
+            report_page(place, {**job.settings, "page": page})
+        except Exception as error:  # whatever it was: a page that is measured stays so
+            if not (place / RECORD).is_file():
+                if isinstance(error, OcrPhasesError):
+                    raise _notebook_refused(job, error) from error
+                raise
+            unrendered = str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
+        run = PhaseRun.load(place / RECORD)
+        _check_unchanged(job, run)
+        write_figures(place, run)
+    return Outcome(place=place.name, report=unrendered)
 
 
-def handle_page(notebooks: Notebooks, request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
+def _notebook_refused(job: Job, error: OcrPhasesError) -> Refused:
+    """The failure of a notebook that measured nothing, as `measure_page` would have told it."""
+    if not isinstance(error, NotebookFailed):
+        return _refused(job, error)
+    if error.ename in _OWN_ERRORS:
+        return _refused(job, _OWN_ERRORS[error.ename](error.evalue))
+    if error.ename == "MemoryError":
+        return Refused("memory", f"The host is out of memory ({error.evalue}).")
+    return Refused("error", f"{error.ename}: {error.evalue}")
+
+
+def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
+    """Render a record that is there."""
+    from ocr_phases.report.render import report_page
+
+    ready()
+    folder = Path(request["folder"])
+    with _failing_as("report"):
+        report_page(folder, {"record": str(folder / RECORD)})
+    return Outcome()
+
+
+def handle_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Handle a request by its ``mode``: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
     handlers = {
         "measure": measure_page,
-        "notebook": notebooks.measure,
-        "render": notebooks.render,
+        "notebook": measure_in_notebook,
+        "render": render,
         "device": find_device,
         "count": count_pages,
     }
@@ -298,13 +285,8 @@ def _read_requests(requests: queue.Queue[str]) -> None:
 
 
 def main() -> None:
-    """Serve a driver, which gives a folder as the only argument."""
-    notebooks = Notebooks(sys.argv[1])
-
-    def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-        return handle_page(notebooks, request, ready)
-
-    serve(handler)
+    """Serve a driver."""
+    serve(handle_page)
 
 
 if __name__ == "__main__":

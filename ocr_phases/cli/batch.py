@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import math
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.cli.options import BATCH, add_out, add_settings, settings_of
+from ocr_phases.catalogue import PRESET_NAMES, check_preset
+from ocr_phases.cli.options import BATCH, add_out, add_settings, add_truth, name_list, settings_of
 from ocr_phases.cli.results import add_json
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.presets import AUTO
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     The same command resumes a stopped batch.
     """
+    from ocr_phases.analyse.truth_files import check_for_pages
     from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
 
@@ -42,13 +47,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.render == "only":
         next(read_listing(arguments.out), None)  # there is a batch
         with only_writer(output_folder(arguments.out)), _indexed(arguments.out):
+            unread = _add_truths(arguments.out, arguments.truth)
             not_rendered = _render(arguments.out, arguments)
         arguments.result = {"reports_failed": not_rendered, **_tell_failures(arguments.out)}
         any_failed = _any_failed(arguments.out)
-        return 1 if not_rendered or any_failed else 0
+        return 1 if not_rendered or any_failed or unread else 0
     asked = vars(settings_of(arguments))
     settings = {name: asked[name] for name in BATCH}
     total = sum(1 for _ in _found(arguments, settings))
+    if arguments.truth is not None:
+        presets = max(1, len(arguments.presets))
+        check_for_pages(arguments.truth, math.ceil(total / presets))
     out = output_folder(arguments.out)
     with only_writer(out), _indexed(out):
         counts = _measure(out, arguments, settings, total)
@@ -56,11 +65,26 @@ def run(arguments: argparse.Namespace) -> int:
         again = f", {counts.again:,} listed twice" if counts.again else ""
         pages = count_text(counts.pages, "page")
         print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
+        unread = _add_truths(out, arguments.truth)
         unrendered = 0 if arguments.render == "none" else _render(out, arguments)
     result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
-    result |= {"named_twice": counts.again, "reports_failed": unrendered}
+    result |= {"named_twice": counts.again, "reports_failed": unrendered, "truths_failed": unread}
     arguments.result = {**result, **_tell_failures(out)}
-    return 1 if counts.failed or unrendered else 0
+    return 1 if counts.failed or unrendered or unread else 0
+
+
+def _add_truths(out: Path, path: Path | None) -> int:
+    """Add what the pages say to their records, and tell for how many; how many truths could not be read."""
+    from ocr_phases.batch.truths import add_truths
+
+    if path is None:
+        return 0
+    truths = add_truths(out, path)
+    without = f", {truths.lacking:,} without" if truths.lacking else ""
+    print(f"Truth for {count_text(truths.found, 'page')}{without}")
+    for page, reason in list(truths.problems.items())[:_SHOWN_FAILURES]:
+        print(f"{page}: {reason}")
+    return len(truths.problems)
 
 
 def _tell_failures(out: Path) -> dict[str, Any]:
@@ -108,7 +132,12 @@ def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterat
     from ocr_phases.batch.job import PAGES
     from ocr_phases.batch.manifest import find_pages
 
-    return find_pages(arguments.pages, list(settings), arguments.out / PAGES)
+    for page in find_pages(arguments.pages, list(settings), arguments.out / PAGES):
+        if not arguments.presets or "preset" in page.settings:
+            yield page
+            continue
+        for preset in arguments.presets:
+            yield replace(page, settings={**page.settings, "preset": preset})
 
 
 def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, Any], total: int) -> Counts:
@@ -159,11 +188,11 @@ def _indexed(out: Path) -> Iterator[None]:
     except (OcrPhasesError, KeyboardInterrupt):
         try:
             if (out / LISTING).exists():
-                _write_index(out, stopped=True)
+                write_index(out, stopped=True)
         except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
             print(f"The index could not be written: {error}", file=sys.stderr)
         raise
-    _write_index(out)
+    write_index(out)
     print(f"Wrote {out / 'index.html'}")
 
 
@@ -204,6 +233,15 @@ class Progress:
 def _check(arguments: argparse.Namespace) -> None:
     from ocr_phases.batch.pool import check_workers
 
+    if arguments.presets and "preset" in arguments.asked:
+        raise OcrPhasesError("Give --preset or --presets, not both.")
+    for preset in arguments.presets:
+        if preset != AUTO:
+            check_preset(preset)
+    if arguments.truth is not None and not arguments.truth.exists():
+        raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
+    if arguments.truth is not None and not arguments.return_text:
+        raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
     if arguments.retries < 0:
         raise OcrPhasesError(f"retries is {arguments.retries}: it must be 0 or more.")
     if not 0 < arguments.timeout <= threading.TIMEOUT_MAX:
@@ -277,7 +315,8 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     return failed
 
 
-def _write_index(out: Path, *, stopped: bool = False) -> None:
+def write_index(out: Path, *, stopped: bool = False) -> None:
+    """Write ``index.html`` and the tables; ``stopped`` says that not all pages are through."""
     from ocr_phases.batch.index import build_index
     from ocr_phases.files import write_atomic
     from ocr_phases.show.index_page import index_html
@@ -313,6 +352,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "pages", nargs="*", metavar="PAGES", help="files, folders, globs, or a list (.csv, .jsonl) of pages"
     )
     add_out(command, "ocr_phases_batch")
+    command.add_argument(
+        "--presets",
+        type=name_list,
+        default=[],
+        metavar="LIST",
+        help=f"every page at each of these, in place of --preset: of {', '.join(PRESET_NAMES)}",
+    )
+    add_truth(command)
     command.add_argument(
         "--render",
         choices=RENDER,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ocr_phases.cli.options import add_out
 from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.words import percent_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,8 @@ UNDECIDED = 3
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
-    from ocr_phases.analyse.compare import Compared, against_limit, in_units, run_labels
+    from ocr_phases.analyse.compare import Compared, against_limit, in_units
+    from ocr_phases.analyse.environments import run_labels
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import execute_notebook, render_html
@@ -61,9 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _judged(judged: pd.DataFrame, percent: float) -> int:
     """Print the figures beyond the limit and the undecided ones; returns the exit code."""
+    from ocr_phases.analyse.compare_text import SHARE
+
     for _, row in judged[judged["outcome"] != "within"].iterrows():
         span = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
-        if row["outcome"] == "worse":
+        if row["unit"] == SHARE:
+            then, now = (percent_text(row[side]) for side in ("base", "other"))
+            print(f"{row['run']}: {row['metric']} is worse by more than {percent:g} points: {then} -> {now}")
+        elif row["outcome"] == "worse":
             print(f"{row['run']}: {row['metric']} is worse by more than {percent:g} %: ratio {span}")
         else:
             print(
@@ -85,7 +92,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=float,
         metavar="PCT",
         help="exit code 1 if the whole 95 %% interval of a slowdown is above this limit, 3 if the interval "
-        "contains it",
+        "contains it; of a measure of the text, points",
     )
     command.add_argument(
         "--margin",
@@ -99,6 +106,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="figure that --fail-above judges, such as ttft_ms or prefill/sam/global; can be repeated "
+        help="figure that --fail-above judges, such as ttft_ms, prefill/sam/global or cer; can be repeated "
         "(default: prefill_ms, inter_token_ms, generate_ms)",
     )

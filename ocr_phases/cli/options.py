@@ -83,6 +83,22 @@ def add_trace(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_truth(command: argparse.ArgumentParser) -> None:
+    """``--truth``."""
+    command.add_argument(
+        "--truth",
+        type=Path,
+        metavar="PATH",
+        help="compare the text with what the page says: a text, Markdown, page JSON or OmniDocBench file, a "
+        "record, or a folder that has it by the page's name",
+    )
+
+
+def name_list(text: str) -> list[str]:
+    """Names from a comma-separated list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def add_page(command: argparse.ArgumentParser, **options: Any) -> None:
     """The page, or pages, as the first argument."""
     command.add_argument(**{"dest": "page", "nargs": "?", "metavar": "PAGE", **options}, help=_PAGE)

@@ -95,8 +95,8 @@ def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
         headline_metrics,
         in_units,
         same_tokens,
-        what_differs,
     )
+    from ocr_phases.analyse.environments import what_differs
     from ocr_phases.analyse.steps import first_other_token
 
     table = in_units(headline_metrics(compare_runs([then, now]))).rename(

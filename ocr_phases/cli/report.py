@@ -5,11 +5,24 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ocr_phases.cli.measuring import look_at, warn_of_remote_code
-from ocr_phases.cli.options import EVERY, KERNELS, add_out, add_page, add_settings, add_trace, settings_of
+from ocr_phases.cli.options import (
+    EVERY,
+    KERNELS,
+    add_out,
+    add_page,
+    add_settings,
+    add_trace,
+    add_truth,
+    settings_of,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
+
+if TYPE_CHECKING:
+    from ocr_phases.record import PhaseRun
 
 SUMMARY = "measure pages, write one HTML report per page"
 USAGE = "[options] PAGE ... | --record RUN.json"
@@ -24,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import results_folder
     from ocr_phases.report.progress import watching
-    from ocr_phases.report.render import report_page
+    from ocr_phases.report.render import page_report
 
     # A wrong page, setting or record is refused before anything slow starts.
     asked = settings_of(arguments)
@@ -33,21 +46,39 @@ def run(arguments: argparse.Namespace) -> None:
         look_at(page, arguments)
     warn_of_remote_code(asked)
     shown = PhaseRun.load(arguments.record) if arguments.record else None
+    truths = _truths(arguments, shown)
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, wanted in jobs.items():
-        folder = results_folder(wanted, shown)
+        folder, shown = results_folder(wanted, shown), None  # which the notebook loads
         if page is None:
-            parameters = {"record": str(Path(arguments.record).resolve())}
+            parameters = {"record": str(Path(arguments.record).resolve()), "truth": truths.get(None)}
         else:
             name, number = split_page(page)
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
+            parameters["truth"] = truths.get(page)
         with watching(arguments.warmup, arguments.max_new_tokens) as watch:
-            written = report_page(folder, parameters, show_code=arguments.show_code, watch=watch)
-        record = shown or PhaseRun.load(written["run.json"])
+            written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
         print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
         arguments.stopped = watch.asked
         if arguments.stopped:
             return
+
+
+def _truths(arguments: argparse.Namespace, shown: PhaseRun | None) -> dict[str | None, str]:
+    """The file of each page's truth; `OcrPhasesError` where one is missing or cannot be used."""
+    from ocr_phases.analyse.truth_files import check_for_pages, find_truth, load_truth
+
+    path = arguments.truth
+    if path is None:
+        return {}
+    if not arguments.return_text:
+        raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
+    check_for_pages(path, len(set(arguments.pages)))
+    names = {page: page for page in arguments.pages} if shown is None else {None: shown.page_name()}
+    for name in names.values():
+        load_truth(path, name)
+    found = {page: find_truth(name, path) if path.is_dir() else path for page, name in names.items()}
+    return {page: str(file.resolve()) for page, file in found.items() if file is not None}
 
 
 def folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
@@ -67,6 +98,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``report``."""
     add_page(command, dest="pages", nargs="*")
     command.add_argument("--record", help="show this run.json instead of measuring")
+    add_truth(command)
     add_out(command)
     command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
     add_trace(command)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import PRESET_NAMES
-from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings
+from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings, add_truth, name_list
 from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
@@ -22,7 +22,20 @@ USAGE = "[options] PAGE | --records DIR"
 #: A further number of a ``dummy``.
 _CHANGE = re.compile(r"[a-z]+=\d+")
 #: Settings that all cells share; the lists give the others.
-SHARED = ("model", "device", "dtype", "revision", *VENDOR, "prompt", "repeats", "warmup", "seed")
+SHARED = (
+    "model",
+    "device",
+    "dtype",
+    "revision",
+    *VENDOR,
+    "prompt",
+    "ignore_eos",
+    "repeats",
+    "warmup",
+    "seed",
+)
+#: Output lengths where the end token is ignored, and where it ends a text.
+_LENGTHS, _LIMIT = [32, 128], [1024]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,8 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.report.render import execute_notebook, render_html
 
     source = Path(arguments.records or arguments.out)
-    found = _measure(arguments) if arguments.page else Sweep.load(source)
+    if arguments.page:
+        found = _measure(arguments)
+    else:
+        found = Sweep.load(source)
+        if arguments.truth:
+            found = found.with_truth(arguments.truth)
     folder = output_folder(arguments.out)
+    truth = arguments.truth and str(arguments.truth.resolve())
     table = found.table
     columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
     columns += ["page_ms", "pages_per_min"]
@@ -48,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(table[columns].to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     for _, row in found.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
-    notebook = execute_notebook("sweep_report", {"records": str(source.resolve())}, folder / "sweep.ipynb")
+    notebook = execute_notebook(
+        "sweep_report", {"records": str(source.resolve()), "truth": truth}, folder / "sweep.ipynb"
+    )
     written = render_html(notebook, folder / "sweep.html", title="Sweep – ocr_phases")
     headline = found.verdict
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in found.runs.items()}
@@ -67,23 +88,29 @@ def run(arguments: argparse.Namespace) -> int:
 def _measure(arguments: argparse.Namespace) -> Sweep:
     from tqdm import tqdm
 
+    from ocr_phases.analyse.truth_files import load_truth
     from ocr_phases.measure.inputs.images import load_page, unnamed_pages
 
     # A wrong page, setting or list is refused before anything slow starts.
     settings = Settings.among({name: getattr(arguments, name) for name in SHARED})
     if arguments.models and "model" in arguments.asked:
         raise OcrPhasesError("Give --model or --models, not both.")
-    load_page(arguments.page)
+    name = load_page(arguments.page)[2]
+    if arguments.truth and arguments.ignore_eos:
+        raise OcrPhasesError("A truth needs texts that end at the end token: drop --ignore-eos, or --truth.")
+    if arguments.truth:
+        load_truth(arguments.truth, name)
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
     from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells
     from ocr_phases.measure.sweep_models import sweep
 
+    ends = bool(arguments.truth) or arguments.ignore_eos is False
     axes = {
         "presets": arguments.presets,
         "strategies": arguments.strategies,
         "batches": arguments.batch,
-        "lengths": arguments.max_new_tokens,
+        "lengths": arguments.max_new_tokens or (_LIMIT if ends else _LENGTHS),
         "visions": arguments.visions,
     }
     count = len(make_cells(**axes)) * max(1, len(arguments.models))
@@ -97,6 +124,7 @@ def _measure(arguments: argparse.Namespace) -> Sweep:
             bar.write(f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}")
 
         options = {name: getattr(arguments, name) for name in ("prompt", "repeats", "warmup", "seed")}
+        options |= {"ignore_eos": arguments.ignore_eos, "truth": arguments.truth}
         options |= {**axes, "folder": arguments.out, "retry_failed": arguments.retry_failed}
         options |= {"progress": done, "on_run": on_run}
         load = settings.of_model()
@@ -114,11 +142,6 @@ def model_list(text: str) -> list[str]:
         else:
             models.append(part)
     return models
-
-
-def name_list(text: str) -> list[str]:
-    """Names from a comma-separated list."""
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def number_list(text: str) -> list[int]:
@@ -150,12 +173,19 @@ def add_options(command: argparse.ArgumentParser) -> None:
         ("--strategies", name_list, "eager", "how a decode step runs: eager, cuda_graph, compiled"),
         ("--visions", name_list, "eager", "how the vision encoders run: eager, compiled"),
         ("--batch", number_list, "1,2", "copies of the page side by side"),
-        ("--max-new-tokens", number_list, "32,128", "output lengths; the end token is ignored"),
     ]
     for option, kind, default, text in lists:
         command.add_argument(
             option, type=kind, default=default, metavar="LIST", help=f"{text} (default: %(default)s)"
         )
+    command.add_argument(
+        "--max-new-tokens",
+        type=number_list,
+        metavar="LIST",
+        help="output lengths, the end token ignored (default: 32,128); most tokens with --truth or "
+        "--no-ignore-eos (default: 1024)",
+    )
+    add_truth(command)
     add_json(command)
     command.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
     add_settings(command, SHARED)

@@ -243,7 +243,7 @@ class OCRSession:
         folder: str | Path | None = None,
         **options: Any,
     ) -> SweepResult:
-        """Measure ``page`` at every combination, with the end token ignored, as one `SweepResult`.
+        """Measure ``page`` at every combination as one `SweepResult`.
 
         ``batches`` are copies of the page side by side, ``lengths`` new tokens of each row. Records in
         ``folder`` are not measured again, and all of them are part of the result; without it nothing is

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ocr_phases.analyse.truth_files import load_truth
 from ocr_phases.catalogue import FamilyFacts, check_preset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import free_path, only_writer, output_folder, write_atomic
@@ -26,6 +27,7 @@ from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
+from ocr_phases.truth import Truth
 
 RUNS = "runs"
 FAILED = ".failed.json"
@@ -111,22 +113,30 @@ def run_sweep(
     repeats: int = 3,
     warmup: int = 1,
     seed: int = 0,
+    ignore_eos: bool | None = None,
+    truth: str | Path | None = None,
     retry_failed: bool = False,
     progress: Callable[[CellOutcome], None] | None = None,
     on_run: Callable[[Cell, int, int], None] | None = None,
 ) -> list[CellOutcome]:
-    """Measure the cells that ``folder`` lacks, each with the end token ignored, and say what became of all.
+    """Measure the cells that ``folder`` lacks and say what became of all.
 
-    A record is written as soon as its cell is done, ``progress`` is told of every cell, and
-    ``on_run(cell, runs done, runs in all)`` of every run within one. A cell that failed before is left
-    alone unless ``retry_failed`` or something it depends on has changed. Raises `OcrPhasesError` where
-    the folder holds the sweep of another page, model or device, or cells, not asked for now, with another
-    prompt, seed or number of repeats; where it cannot be written, or is being written by another process.
+    Each has the end token ignored, unless ``ignore_eos`` is false or ``truth`` says what the page says: then
+    the length is a limit, the texts are compared, and each record keeps the truth (a path for
+    `ocr_phases.analyse.truth_files.load_truth`). A record is written as soon as its cell is done,
+    ``progress`` is told of every cell, and ``on_run(cell, runs done, runs in all)`` of every run within one.
+    A cell that failed before is left alone unless ``retry_failed`` or something it depends on has changed.
+
+    Raises `OcrPhasesError` where the folder holds the sweep of another page, model or device, or cells, not
+    asked for now, with another prompt, seed or number of repeats; where it cannot be written, or is being
+    written by another process.
     """
     runs = output_folder(Path(folder) / RUNS)
     cells = list(dict.fromkeys(_named_by(session.family.facts, cell) for cell in cells))
     image, data, name = load_page(page)
-    options: dict[str, Any] = {"repeats": repeats, "warmup": warmup, "seed": seed}
+    said = None if truth is None else load_truth(truth, name)
+    ignored = truth is None if ignore_eos is None else ignore_eos
+    options: dict[str, Any] = {"repeats": repeats, "warmup": warmup, "seed": seed, "ignore_eos": ignored}
     asked_of_all = {
         "page": describe_page(image, data, name, embed=False)["sha256"],
         "model": session.checkpoint.name,
@@ -146,6 +156,8 @@ def run_sweep(
             if outcome is None:
                 callback = {} if on_run is None else {"progress": partial(on_run, cell)}
                 outcome = _measure(session, page, cell, asked, runs, prompt, {**options, **callback})
+            if said is not None and outcome.state != "failed":
+                _keep_truth(runs / f"{cell.name}.json", said)
             outcomes.append(outcome)
             if progress is not None:
                 progress(outcome)
@@ -176,7 +188,6 @@ def _measure(
             max_new_tokens=cell.max_new_tokens,
             strategy=cell.strategy,
             vision=cell.vision,
-            ignore_eos=True,
             embed_page=cell.batch == 1,  # a batch would hold it as often as it has rows
             **options,
         )
@@ -194,6 +205,13 @@ def _measure(
     kept = {"cell": asdict(cell), "created": environment.now(), "reason": reason, "asked": asked}
     write_atomic(failed, json.dumps(kept, ensure_ascii=False, indent=1).encode() + b"\n")
     return CellOutcome(cell, "failed", reason)
+
+
+def _keep_truth(path: Path, said: Truth) -> None:
+    """Add what the page says to a record, unless it has it."""
+    run = PhaseRun.load(path)
+    if run.truth_of() != said:
+        run.with_truth(said).save(path)
 
 
 def one_sentence(error: Exception) -> str:
@@ -219,7 +237,7 @@ def _known(runs: Path, cell: Cell, asked: dict[str, Any], retry_failed: bool) ->
             return CellOutcome(cell, "kept")
     if failed.exists() and not retry_failed:
         before = json.loads(failed.read_text(encoding="utf-8"))
-        if {"vision": "eager", **before["asked"]} == asked:  # files of before sweeps had visions
+        if {"vision": "eager", "ignore_eos": True, **before["asked"]} == asked:  # files of older sweeps
             return CellOutcome(cell, "failed", before["reason"])
     return None
 
@@ -235,7 +253,7 @@ def _answered(run: PhaseRun) -> dict[str, Any]:
         "revision": run.model.get("revision"),
         "versions": _deciding(run.versions),
         "prompt": request["prompts"][0],
-        **{name: request.get(name) for name in ("repeats", "warmup", "seed")},
+        **{name: request.get(name) for name in ("repeats", "warmup", "seed", "ignore_eos")},
         **{name: request.get(name) for name in ("preset", "strategy", "batch", "max_new_tokens")},
         "vision": request["vision"],
     }
@@ -256,7 +274,7 @@ def _same_subject(runs: Path, asked: dict[str, Any], again: set[str]) -> None:
         if run is None:
             continue
         answered = _answered(run)
-        settings = () if path.stem in again else ("prompt", "repeats", "warmup", "seed")
+        settings = () if path.stem in again else ("prompt", "repeats", "warmup", "seed", "ignore_eos")
         for name in ("page", "model", "device", "dtype", *settings):
             if answered[name] != asked[name]:
                 what = "number of " + name if name in ("repeats", "warmup") else name

@@ -1,27 +1,23 @@
 """Progress of a measurement on stderr; Ctrl-C ends it and keeps the finished repeats.
 
-The measurement runs in this process, or in a notebook's kernel: then both sides talk through two small files.
+A notebook that a command runs finds the command's `Watch` by `notebook_callbacks`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextvars import ContextVar
 from typing import Any
 
 from ocr_phases.errors import Stopped
 
-#: The environment variable by which a kernel knows the folder of both files.
-FOLDER = "OCR_PHASES_PROGRESS"
-_STATE, _STOP = "progress.json", "stop"
-_SECONDS = 0.5  # between two looks at the files
+Callbacks = dict[str, Callable[..., None]]
+_CALLBACKS: ContextVar[Callbacks | None] = ContextVar("callbacks", default=None)
 
 
 class Watch:
@@ -105,63 +101,17 @@ def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
 
 
 @contextlib.contextmanager
-def following(watch: Watch | None, folder: Path) -> Iterator[dict[str, str]]:
-    """Shows the progress that a kernel's `notebook_callbacks` write; yields the kernel's environment."""
-    if watch is None:
-        yield {}
-        return
-    ended = threading.Event()
-
-    def follow() -> None:
-        while True:
-            last = ended.wait(_SECONDS)
-            with contextlib.suppress(FileNotFoundError):  # the measurement has not begun
-                state = json.loads((folder / _STATE).read_bytes())
-                watch.show(state["done"], state["total"], state["tokens"])
-            if watch.asked:
-                (folder / _STOP).touch()
-            if last:
-                return
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
+def followed_by(watch: Watch | None) -> Iterator[None]:
+    """For the length of a ``with`` block, `notebook_callbacks` are those of ``watch``, or none."""
+    told: Callbacks = {} if watch is None else {"progress": watch.progress, "on_tokens": watch.on_tokens}
+    token = _CALLBACKS.set(told)
     try:
-        yield {FOLDER: str(folder)}
+        yield
     finally:
-        ended.set()
-        thread.join()
+        _CALLBACKS.reset(token)
 
 
-def notebook_callbacks() -> dict[str, Callable[..., None]]:
-    """`run_inference`'s callbacks in a notebook: they report to the command that runs it, else print."""
-    folder = os.environ.get(FOLDER)
-    if folder is None:
-        return {"progress": lambda done, total: print(f"{done} of {total} runs done")}
-    teller = _Teller(Path(folder))
-    return {"progress": teller.progress, "on_tokens": teller.on_tokens}
-
-
-class _Teller:
-    """Writes the progress at most a few times a second, to disturb the measurement little."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state = {"done": 0, "total": 0, "tokens": 0}
-        self.shown_at = 0.0
-
-    def progress(self, done: int, total: int) -> None:
-        self.state = {"done": done, "total": total, "tokens": 0}
-        self._tell()
-
-    def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
-        self.state["tokens"] += len(new[0])
-        if time.monotonic() - self.shown_at >= _SECONDS:
-            self._tell()
-
-    def _tell(self) -> None:
-        self.shown_at = time.monotonic()
-        scratch = self.folder / f"{_STATE}.part"
-        scratch.write_text(json.dumps(self.state), encoding="utf-8")
-        scratch.replace(self.folder / _STATE)
-        if (self.folder / _STOP).exists():
-            raise Stopped
+def notebook_callbacks() -> Callbacks:
+    """`run_inference`'s callbacks in a notebook: they tell the command that runs it; a kernel prints."""
+    told = _CALLBACKS.get()
+    return {"progress": lambda done, total: print(f"{done} of {total} runs done")} if told is None else told

@@ -1,12 +1,9 @@
-"""Runs a shipped notebook through papermill and renders it as one HTML file without requests."""
+"""Runs a shipped notebook and renders it as one HTML file without requests."""
 
 from __future__ import annotations
 
 import json
-import re
-import sys
-from collections.abc import Mapping
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +21,21 @@ from ocr_phases.files import (
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.artifacts import results_folder
-from ocr_phases.report.jupyter_kernels import ReusedKernel, fresh_kernel
-from ocr_phases.report.progress import following
+from ocr_phases.report.notebook_html import cells_html, contents
+from ocr_phases.report.notebooks import (
+    CellFailed,
+    parameter_names,
+    read_notebook,
+    run_cells,
+    with_parameters,
+)
+from ocr_phases.report.progress import followed_by
 from ocr_phases.show.document import document_html
-from ocr_phases.show.figures import STILL
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ocr_phases.report.progress import Watch
-
-#: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
-NOTEBOOK_ONLY = "notebook-only"
-_HEADING = re.compile(r'<h2 id="([\w-]+)">([\w ]+)</h2>')  # as this package writes it, in no escaped text
 
 
 def report_page(
@@ -44,24 +43,31 @@ def report_page(
     parameters: Mapping[str, Any],
     *,
     show_code: bool = False,
-    kernel: ReusedKernel | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Path]:
-    """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, ``report.html`` among it.
+    """`page_report`, of which only the files are of interest."""
+    return page_report(output_dir, parameters, show_code=show_code, watch=watch)[0]
 
-    ``parameters`` are the notebook's; ``output_dir`` among them is set here. ``kernel`` is one to use again
-    in place of a new one; ``watch`` shows how far a new one's measurement is. Raises `OcrPhasesError` where
-    the folder cannot be written, another report is being written into it, or the notebook fails;
-    ``report.ipynb`` then shows where.
+
+def page_report(
+    output_dir: str | Path,
+    parameters: Mapping[str, Any],
+    *,
+    show_code: bool = False,
+    watch: Watch | None = None,
+) -> tuple[dict[str, Path], PhaseRun]:
+    """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, and the record it shows.
+
+    ``parameters`` are the notebook's; ``output_dir`` among them is set here. ``watch`` shows how far its
+    measurement is. Raises `OcrPhasesError` where the folder cannot be written, another report is being
+    written into it, or the notebook fails; ``report.ipynb`` then shows where.
     """
     folder = output_folder(output_dir).resolve()
     values = {**parameters, "output_dir": str(folder), "overwrite": True}
     page = values.get("page") or values.get("record") or "sample page"
     title = f"{Path(str(page)).name} – ocr_phases"
     with only_writer(folder):
-        notebook = execute_notebook(
-            "page_report", values, folder / "report.ipynb", kernel=kernel, watch=watch
-        )
+        notebook, left = _executed("page_report", values, folder / "report.ipynb", watch)
         render_html(notebook, folder / "report.html", show_code=show_code, title=title)
     names = (
         "run.json",
@@ -73,7 +79,7 @@ def report_page(
         "report.ipynb",
         "report.html",
     )
-    return {name: folder / name for name in names if (folder / name).exists()}
+    return {name: folder / name for name in names if (folder / name).exists()}, left["run"]
 
 
 def report_record(run: PhaseRun, output_dir: str | Path) -> Path:
@@ -104,61 +110,38 @@ def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFram
 
 
 def execute_notebook(
-    name: str,
-    parameters: Mapping[str, Any],
-    output_path: str | Path,
-    *,
-    timeout: float | None = None,
-    kernel: ReusedKernel | None = None,
-    watch: Watch | None = None,
+    name: str, parameters: Mapping[str, Any], output_path: str | Path, *, watch: Watch | None = None
 ) -> Path:
     """Run the shipped notebook ``name`` with ``parameters`` and keep it, executed, at ``output_path``.
 
-    The kernel is this interpreter, in this working directory: a fresh one, or ``kernel`` with what it has
-    imported and nothing else. ``timeout`` is in seconds, for each cell. ``watch`` shows how far a measurement
-    in a fresh kernel is, and ends it.
-    Raises `OcrPhasesError` for an unknown notebook or parameter, and `NotebookFailed` where a cell fails or
-    the kernel dies: the notebook is then kept up to its error, which the message names.
+    Its cells run in this process and working directory, in a namespace of their own. ``watch`` shows how far
+    a measurement is, and ends it. Raises `OcrPhasesError` for an unknown notebook or parameter, and
+    `NotebookFailed` where a cell fails: the notebook is then kept up to its error, which the message names.
     """
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
+    return _executed(name, parameters, output_path, watch)[0]
 
+
+def _executed(
+    name: str, parameters: Mapping[str, Any], output_path: str | Path, watch: Watch | None
+) -> tuple[Path, dict[str, Any]]:
+    """`execute_notebook`, and the names that the notebook has set."""
     source = _notebook(name)
-    _check_parameters(source, parameters)
+    notebook = read_notebook(source)
+    _check_parameters(name, parameter_names(notebook), parameters)
     target = output_file(Path(output_path).resolve())
-    failure = None
-    with TemporaryFolder(None if kernel is None else kernel.scratch) as folder:
-        executed = Path(folder, "executed.ipynb")  # written after every cell
-        try:
-            with (
-                following(watch, Path(folder)) as environment,
-                fresh_kernel(environment) if kernel is None else kernel.papermill_options() as options,
-            ):
-                papermill.execute_notebook(
-                    literal_path(source),
-                    literal_path(executed),
-                    parameters=dict(parameters),
-                    kernel_name="python3",
-                    **options,
-                    progress_bar=watch is None and sys.stderr.isatty(),
-                    execution_timeout=timeout,
-                )
-        except PapermillExecutionError as error:
-            failure = f"Cell {error.cell_index} of {name} failed ({error.ename}: {_one_line(error.evalue)})"
-            cause = (error.ename, error.evalue)
-        except (RuntimeError, TimeoutError, OSError) as error:  # the kernel died, or a cell took too long
-            failure = f"{name} was not run to its end ({type(error).__name__}: {_one_line(str(error))})"
-            cause = (type(error).__name__, str(error))
-        if executed.exists():
-            write_atomic(target, executed.read_bytes())
+    executed = with_parameters(notebook, parameters)
+    failure, left = None, {}
+    try:
+        with followed_by(watch):
+            left = run_cells(executed)
+    except CellFailed as failed:
+        failure = failed
+    write_atomic(target, json.dumps(executed, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
     if failure is not None:
-        raise NotebookFailed(f"{failure}: see {target}.", *cause)
-    return target
-
-
-def literal_path(path: Path) -> str:
-    """A path escaped for papermill, which treats paths as format strings."""
-    return str(path).replace("{", "{{").replace("}", "}}")
+        ename, evalue = type(failure.error).__name__, str(failure.error)
+        why = f"Cell {failure.number} of {name} failed ({ename}: {_one_line(evalue)}): see {target}."
+        raise NotebookFailed(why, ename, evalue) from failure.error
+    return target, left
 
 
 def render_html(
@@ -169,37 +152,9 @@ def render_html(
     Headings of the second level become the contents. ``show_code`` adds the code. Raises `OcrPhasesError`
     where the notebook cannot be read or the file cannot be written.
     """
-    import nbformat
-    from nbconvert import HTMLExporter
-
-    path = Path(notebook)
-    try:
-        content = nbformat.read(path, as_version=4)
-    except (OSError, ValueError, nbformat.ValidationError) as error:
-        raise OcrPhasesError(
-            f"{path} is not a notebook that can be read ({_one_line(str(error))})."
-        ) from error
-    for cell in [cell for cell in content.cells if NOTEBOOK_ONLY in cell.metadata.get("tags", [])]:
-        if show_code and cell.cell_type == "code":
-            cell.outputs = []
-        else:
-            content.cells.remove(cell)
-    for cell in content.cells:
-        for output in cell.get("outputs", []):
-            drawn, still, _ = output.get("data", {}).get("text/html", "").partition(STILL)
-            if still:
-                output.data = {"text/html": drawn}
-    folder = Path(str(resources.files("ocr_phases.report").joinpath("template")))
-    exporter = HTMLExporter(
-        template_name=folder.name,
-        extra_template_basedirs=[str(folder.parent)],
-        exclude_input=not show_code,
-        exclude_input_prompt=True,
-        exclude_output_prompt=True,
-        anchor_link_text="#",
-    )
-    body, _ = exporter.from_notebook_node(content)
-    return write_atomic(html_path, plain(document_html(title, _contents(content), body)).encode())
+    content = read_notebook(notebook)
+    body = cells_html(content, show_code=show_code)
+    return write_atomic(html_path, plain(document_html(title, contents(content), body)).encode())
 
 
 def _notebook(name: str) -> Path:
@@ -211,38 +166,18 @@ def _notebook(name: str) -> Path:
     return path
 
 
-def _check_parameters(notebook: Path, parameters: Mapping[str, Any]) -> None:
-    """papermill would only warn, and hand the unknown parameter to a notebook that ignores it."""
-    import papermill
-
-    known = papermill.inspect_notebook(literal_path(notebook))
+def _check_parameters(name: str, known: Sequence[str], parameters: Mapping[str, Any]) -> None:
+    """A notebook would ignore an unknown parameter."""
     unknown = sorted(set(parameters) - set(known))
     if unknown:
-        raise OcrPhasesError(
-            f"{notebook.stem} has no parameter {', '.join(unknown)}: it takes {', '.join(known)}."
-        )
+        raise OcrPhasesError(f"{name} has no parameter {', '.join(unknown)}: it takes {', '.join(known)}.")
     try:
         json.dumps(dict(parameters), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        name = error.object[max(0, error.start - 40) : error.end + 40]
+        text = error.object[max(0, error.start - 40) : error.end + 40]
         raise OcrPhasesError(
-            f"A notebook holds Unicode text alone, and {name!r} is none: rename the file or folder."
+            f"A notebook holds Unicode text alone, and {text!r} is none: rename the file or folder."
         ) from error
-
-
-def _contents(notebook: Any) -> list[tuple[str, str]]:
-    """Second-level headings, each with its id: of Markdown cells, and of outputs that not every run has."""
-    found = []
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            lines = [
-                line.removeprefix("## ").strip() for line in cell.source.splitlines() if line[:3] == "## "
-            ]
-            found += [(line, line.replace(" ", "-")) for line in lines]
-        for output in cell.get("outputs", []):
-            for anchor, title in _HEADING.findall(output.get("data", {}).get("text/html", "")):
-                found.append((title, anchor))
-    return found
 
 
 def _one_line(text: object) -> str:

@@ -96,6 +96,11 @@ def title_block(
     return element("header", shown, element("div", *said, class_="op-lead"), class_="op op-header")
 
 
+def section_heading(title: str) -> Html:
+    """The heading of a section that brings its own: the contents of a report link to it."""
+    return element("div", element("h2", title, id=title.replace(" ", "-")), class_="prose")
+
+
 def status_line(kind: str, sentence: str) -> Html:
     """A badge (``pass``, ``fail``, ``noisy`` or another word) and what it stands for."""
     return element("p", badge(kind), " ", sentence, class_="op-status")

@@ -50,6 +50,9 @@ _NAMES = {
     "inter_token_ms_p99": "decode step, p99",
     "tokens_per_s": "tokens/s",
     "kv_cache_bytes": "KV cache",
+    "agreement": "agreement with the base's text",
+    "cer": "character error rate",
+    "wer": "word error rate",
 }
 _LOG_FROM = 4.0  # ratio of the largest to the smallest
 _UNJUDGED = (INCONCLUSIVE, "n/a")

@@ -19,8 +19,8 @@ from ocr_phases.show.faces import Bundle, bundle
 def compare(*runs: PhaseRun, labels: Sequence[str] | None = None, margin: float = MARGIN) -> Comparison:
     """Compare each record with the first: changes, their intervals and verdicts.
 
-    ``labels`` name the records and are otherwise made (`ocr_phases.analyse.compare.run_labels`); ``margin``
-    is per cent within which two are equivalent. Raises `OcrPhasesError` for fewer than two records, labels
+    ``labels`` name the records, by default `ocr_phases.analyse.environments.run_labels`; ``margin`` is per
+    cent within which two are equivalent. Raises `OcrPhasesError` for fewer than two records, labels
     that are not one a record, and a margin that is no percentage.
     """
     comparison = Comparison(runs, labels, margin=margin)

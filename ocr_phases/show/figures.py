@@ -12,15 +12,22 @@ import base64
 import hashlib
 import io
 import re
+import threading
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
 from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_mixed import MixedModeRenderer
+from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import TightLayoutEngine
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
 
 from ocr_phases.plain_text import plain
 from ocr_phases.show.blocks import Html, data_address, element
@@ -30,10 +37,17 @@ FIGURE_DPI = 100
 SHARPNESS = 2
 """Pixels a CSS pixel, for screens of high density."""
 
-STILL = '<img class="op-still"'
-"""Begins the still of a figure, which stands behind its drawing: a report takes what is in front of it."""
+_ABOVE_LEGEND = 0.1  # inches
 
+STILL = '<div class="op-still">'
+"""Begins what stands for a drawing where a viewer drops it: a report takes what is in front of it."""
+
+_NO_DRAWING = "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
 _LARGEST_SVG = 300_000  # characters; a report holds about eight figures
+_DRAWING = threading.Lock()
+_LINES = "stroke-linejoin: round; stroke-linecap: butt"
+_FACES = "'DejaVu Sans', Verdana, sans-serif"  # the first is what texts are measured with, Verdana is as wide
+_FACE = re.compile(r" font-family: [^;]*;?")
 _HREF = "{http://www.w3.org/1999/xlink}href"
 
 #: What a figure draws with -> the property that stands for it; the colour itself stays its fallback.
@@ -48,6 +62,24 @@ _INKS = {
     "#e6e6e6": "grid",
 }
 _COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
+
+
+class Margins(TightLayoutEngine):
+    """Room for what is written around axes, and under them for the figure's legend: measured once.
+
+    Constrained layout measures all of it twice, which takes as long as the drawing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(pad=0.35, h_pad=0.8, w_pad=1.2, rect=None)  # type: ignore[arg-type]
+
+    def execute(self, fig: Any) -> None:
+        """Set the places of the axes."""
+        super().execute(fig)
+        if fig.legends:
+            room = fig.legends[0].get_window_extent().height / fig.bbox.height
+            space = _ABOVE_LEGEND / fig.get_figheight()
+            fig.subplots_adjust(bottom=fig.subplotpars.bottom + room + space)
 
 
 class LiteralFigure(Figure):
@@ -101,33 +133,37 @@ class Picture:
         frame = {"class_": "figure drawn", "role": "group", "aria_label": self.alt, "tabindex": 0}
         return element("div", Html(drawn), **frame)
 
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    def bundle(self, *, still: bool = True) -> tuple[dict[str, str], dict[str, Any]]:
+        """What a cell shows, by MIME type, and about it; without ``still`` words stand for the drawing."""
         alt, drawn = plain(self.alt), self.html()
-        png = figure_png(self.figure)
-        data = {"image/png": base64.b64encode(png).decode(), "text/plain": alt}
+        data = {"text/plain": alt}
         width = round(self.figure.get_size_inches()[0] * FIGURE_DPI)  # CSS pixels
-        if len(drawn) <= _LARGEST_SVG:
-            address = data_address(png, "image/png")
-            still = element("img", class_="op-still", src=address, alt=alt, width=width)
-            data["text/html"] = f"{drawn}{still}<style>{notebook_theme()}</style>"
+        small = len(drawn) <= _LARGEST_SVG
+        if small and not still:
+            data["text/html"] = f"{drawn}{STILL}{_NO_DRAWING}</div><style>{notebook_theme()}</style>"
+            return data, {}
+        png = figure_png(self.figure)
+        data["image/png"] = base64.b64encode(png).decode()
+        if small:
+            image = element("img", src=data_address(png, "image/png"), alt=alt, width=width)
+            data["text/html"] = f"{drawn}{STILL}{image}</div><style>{notebook_theme()}</style>"
         return data, {"image/png": {"width": width, "alt": alt}}
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        return self.bundle()
 
 
 def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
     """The figure as one ``<svg>`` element of 100 CSS pixels an inch; ``alt`` is its text alternative.
 
-    It holds no script, style sheet, comment or address, and type is drawn as outlines. White fills (type on
-    a bar) stay white; white outlines and half-transparent white grounds become the surface they stand on.
+    It holds no script, style sheet, comment or address. White fills (type on a bar) stay white; white
+    outlines and half-transparent white grounds become the surface they stand on.
     """
-    buffer = io.BytesIO()
-    # Without a fixed salt the ids would differ from run to run.
-    with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "op"}):
-        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    drawn = _drawn(figure)
     # The parser leaves out comments, which hold the drawn texts.
-    root = ElementTree.fromstring(plain(buffer.getvalue().decode()))
+    root = ElementTree.fromstring(plain(drawn))
     # Figures of one page must not share their clip paths.
-    mark = hashlib.sha256(buffer.getvalue()).hexdigest()[:8]
+    mark = hashlib.sha256(drawn.encode("utf-8", "replace")).hexdigest()[:8]
     _clean(root, mark, _references(root))
     width, height = (round(FIGURE_DPI * inches) for inches in figure.get_size_inches())
     root.attrib = {
@@ -140,9 +176,65 @@ def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
         "height": str(height),
         # matplotlib says this in a style sheet, which would reach the whole page.
         # And it leaves out the fill of what is black.
-        "style": "fill: var(--op-plot-ink, #000000); stroke-linejoin: round; stroke-linecap: butt",
+        "style": f"fill: var(--op-plot-ink, #000000); {_LINES}; font-family: {_FACES}",
     }
     return re.sub(r"\s+", " ", ElementTree.tostring(root, encoding="unicode"))
+
+
+def _drawn(figure: Figure) -> str:
+    """The figure on no ground as matplotlib writes it; `Figure.savefig` would draw it twice."""
+    canvas, dpi = figure.canvas, figure.dpi
+    grounds = [(patch, patch.get_facecolor()) for patch in (figure.patch, *(ax.patch for ax in figure.axes))]
+    # Without a fixed salt the ids would differ from run to run. Settings and filters are the whole process's.
+    with (
+        _DRAWING,
+        warnings.catch_warnings(),
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}),
+    ):
+        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
+        try:
+            for patch, _ in grounds:
+                patch.set_facecolor("none")
+            return _Canvas(figure).drawn()
+        finally:
+            figure.set_canvas(canvas)
+            figure.dpi = dpi
+            for patch, colour in grounds:
+                patch.set_facecolor(colour)
+
+
+class _Renderer(RendererSVG):
+    """Measures a text once: many stand in several figures, and in those of the next record."""
+
+    def get_text_width_height_descent(
+        self, s: str, prop: FontProperties, ismath: Any
+    ) -> tuple[float, float, float]:
+        return _text_size(s, prop.copy(), ismath)
+
+
+@lru_cache(maxsize=4096)
+def _text_size(text: str, font: FontProperties, math: Any) -> tuple[float, float, float]:
+    return text_to_path.get_text_width_height_descent(text, font, math)
+
+
+class _Canvas(FigureCanvasSVG):
+    """As its `print_svg`, but what draws the figure lays it out too."""
+
+    def drawn(self) -> str:
+        buffer, image_dpi = io.StringIO(), self.figure.dpi
+        self.figure.dpi = self.fixed_dpi
+        width, height = (float(inches) for inches in self.figure.get_size_inches())
+        size = (width * self.fixed_dpi, height * self.fixed_dpi)
+        svg = _Renderer(*size, buffer, image_dpi=image_dpi, metadata={"Date": None})
+        renderer: Any = MixedModeRenderer(self.figure, width, height, image_dpi, svg)
+        self.renderer: RendererBase = renderer
+        self.figure.draw(renderer)
+        renderer.finalize()
+        return buffer.getvalue()
+
+    def get_renderer(self) -> RendererBase:
+        """What the layout measures texts with."""
+        return self.renderer
 
 
 def _references(root: ElementTree.Element) -> set[str]:
@@ -162,7 +254,7 @@ def _clean(element: ElementTree.Element, mark: str, wanted: set[str]) -> None:
         elif key == _HREF:
             attributes["href"] = f"#{mark}-{value[1:]}" if value.startswith("#") else value
         elif key == "style":
-            attributes[key] = _recolour(value)
+            attributes[key] = _recolour(_FACE.sub("", value))
         else:
             attributes[key] = value.replace("url(#", f"url(#{mark}-")
     element.attrib = attributes

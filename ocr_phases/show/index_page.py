@@ -13,6 +13,7 @@ from ocr_phases.show.distributions import plot_distributions
 from ocr_phases.show.document import document_html
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.html import note_html, table_html
+from ocr_phases.show.index_quality import quality_section
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import ms_text, percent_text
 
@@ -45,8 +46,10 @@ def index_html(
     """
     failed = pages[pages["status"] != "done"]
     measured = pages[pages["status"] == "done"]
+    quality = quality_section(measured, _address)
     sections = [
         ("Failures", _failures(failed)) if len(failed) else None,
+        ("Quality", quality) if quality else None,
         ("Pages", _pages(pages)),
         ("Distributions", _distributions(measured)),
         ("Slowest regions", _regions(regions, set(measured.loc[measured["report"], "folder"]))),

@@ -95,11 +95,11 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
 
 def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
     style_axes(axes)
-    for place, row in enumerate(rows.to_dict("records")):
-        busy, wall = min(row["busy_ms"], row["wall_ms"]), row["wall_ms"]
-        axes.barh(place, wall, color=FAINT, height=0.7)
-        axes.barh(place, busy, color=BLUE, height=0.7)
-        label_bar(axes, wall, place, f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {row['verdict']}")
+    walls, works = rows["wall_ms"], rows[["busy_ms", "wall_ms"]].min(axis=1)
+    for ends, colour in ((walls, FAINT), (works, BLUE)):
+        axes.barh(range(len(rows)), ends, color=colour, height=0.7)
+    for place, (busy, wall, verdict) in enumerate(zip(works, walls, rows["verdict"], strict=True)):
+        label_bar(axes, wall, place, f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {verdict}")
     names = [
         " ".join(filter(None, (_WHOLE.get(stage) or stage_name(stage), view)))
         for stage, view in zip(rows["stage"], rows["view"], strict=True)

@@ -15,7 +15,7 @@ from ocr_phases.analyse.kernels import (
     top_kernels,
 )
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import Html, element, fold, fragment
+from ocr_phases.show.blocks import Html, fold, fragment, section_heading
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.words import percent_text, stage_name
 
@@ -45,8 +45,7 @@ def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> Html:
     """
     if run.kernels is None:
         return fragment()
-    heading = element("div", element("h2", "Kernels", id="Kernels"), class_="prose")
-    head = fragment(heading, note_html(kernel_sentence(run, floors)))
+    head = fragment(section_heading("Kernels"), note_html(kernel_sentence(run, floors)))
     if not has_kernels(run):
         return head
     table = kernel_table(run).merge(

@@ -132,6 +132,18 @@ def draw_boxes(page: Image.Image, grounding: Grounding, *, labels: bool = True) 
     return canvas
 
 
+def draw_tagged(
+    page: Image.Image, boxes: Sequence[Box], texts: Sequence[str], colours: Sequence[Colour]
+) -> Image.Image:
+    """An RGB copy of the page with boxes in pixels, each with its tag and colour."""
+    canvas = page.convert("RGB")
+    tags = _place_tags(boxes, texts, canvas.size)
+    drawn = [DrawnBox(*given) for given in zip(range(len(boxes)), boxes, colours, tags, strict=True)]
+    _draw_rectangles(canvas, drawn, _FILL_ALPHA)
+    _draw_tags(canvas, drawn)
+    return canvas
+
+
 def draw_decode_time(page: Image.Image, grounding: Grounding, table: pd.DataFrame) -> Image.Image:
     """The page with every box coloured by its region's `decode_ms`, above a colour bar in milliseconds.
 

@@ -20,7 +20,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -28,7 +28,7 @@ from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_s
 from ocr_phases.analyse.typical import typical_repeat
 from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
-from ocr_phases.show.figures import LiteralFigure
+from ocr_phases.show.figures import LiteralFigure, Margins
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
 
@@ -58,6 +58,7 @@ STAGE_COLOURS = {
 _VIEW_COLOURS = {"global": BLUE, "local": SKY, "": BLUE}
 _NAMED_OUTLIERS = 4
 _ROW_HEIGHT = 0.62
+_MOST_MARKS = 1_000  # a figure is as many CSS pixels wide
 
 _Given = ParamSpec("_Given")
 
@@ -91,15 +92,16 @@ def plot_token_latency(
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
     figure, axes = new_figure(3.9, ax=ax)
-    steps, device = table["step"].to_numpy(), table["device_ms"].to_numpy()
+    drawn = _fewer(table)
+    steps, device = drawn["step"].to_numpy(), drawn["device_ms"].to_numpy()
     own_clock = run.device.get("kind") == "cuda"
     name = "device, median" if own_clock else "median"
     marker = "o" if len(table) == 1 else ""
     if len(run.repeats) > 1:
         axes.fill_between(
             steps,
-            table["device_ms_p10"],
-            table["device_ms_p90"],
+            drawn["device_ms_p10"],
+            drawn["device_ms_p90"],
             color=BLUE,
             alpha=0.22,
             linewidth=0,
@@ -107,13 +109,14 @@ def plot_token_latency(
         )
     axes.plot(steps, device, color=BLUE, linewidth=1.3, marker=marker, label=name)
     if own_clock:
-        host = table["host_ms"]
-        axes.plot(steps, host, color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median")
+        axes.plot(
+            steps, drawn["host_ms"], color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median"
+        )
     median = float(run.summary()["inter_token_ms"])
     axes.axhline(median, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
     floor = np.asarray([] if floor_ms is None else floor_ms, dtype=np.float64)
     if floor.size:
-        curve = np.broadcast_to(floor, steps.shape)
+        curve = np.broadcast_to(floor, len(table))[drawn.index]
         ends = dict.fromkeys((ms_text(curve[0]), ms_text(curve[-1])))
         label = f"hardware floor, {' to '.join(ends)}"
         axes.plot(steps, curve, color=GREEN, linewidth=1.4, linestyle=(0, (6, 2)), marker=marker, label=label)
@@ -123,8 +126,9 @@ def plot_token_latency(
     room = 1.6 if table["outlier"].any() else 1.35  # for the names of outliers
     top = room * max(usual["device_ms"], usual["host_ms"], band, median, floor.max(initial=0.0))
     axes.set_ylim(0, top)
-    axes.set_xlim(-0.5, max(float(steps[-1]), 0.0) + 0.5)
-    _name_outliers(axes, table[table["outlier"]], top, int(steps[-1]))
+    last = int(table["step"].iloc[-1])
+    axes.set_xlim(-0.5, max(last, 0) + 0.5)
+    _name_outliers(axes, table[table["outlier"]], top, last)
     axes.set_xlabel("decode step")
     time_axis(axes.yaxis, "time of the step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -153,18 +157,23 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
         "stage", key=lambda column: column.map(PREFILL_STAGES.index), kind="stable"
     ).reset_index(drop=True)
     figure, axes = new_figure(1.5 + 0.36 * (len(stages) + 1), ax=ax)
-    labels = []
-    for place, (_, row) in enumerate(stages.iterrows()):
+    labels, bars = [], []
+    for place, row in enumerate(stages.to_dict("records")):
         vision = row["stage"] in (*VISION_STAGES, "vision_fusion")
         colour = _VIEW_COLOURS.get(row["view"], BLUE) if row["stage"] in VISION_STAGES else PURPLE
-        ends = (float(row["device_ms_p10"]), float(row["device_ms_p90"]))
-        _bar(axes, place, row["device_ms"], whole, colour if vision else "#b5b5b5", ends[1])
+        ends = (row["device_ms_p10"], row["device_ms_p90"])
+        bars.append((row["device_ms"], ends[1], colour if vision else "#b5b5b5"))
         if len(run.repeats) > 1:
             axes.plot(ends, (place, place), color=INK, linewidth=1.1, solid_capstyle="butt")
         labels.append(" ".join(filter(None, (stage_name(row["stage"]), row["view"]))))
     rest = max(0.0, whole - float(stages["device_ms"].sum()))
-    _bar(axes, len(stages), rest, whole, FAINT, rest)
-    axes.set_yticks(range(len(stages) + 1), [*labels, "between stages"])
+    bars.append((rest, rest, FAINT))
+    times, ends_at, colours = zip(*bars, strict=True)
+    axes.barh(range(len(bars)), times, color=colours, height=0.7)
+    for place, (ms, end) in enumerate(zip(times, ends_at, strict=True)):
+        text = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
+        label_bar(axes, max(ms, end), place, text)
+    axes.set_yticks(range(len(bars)), [*labels, "between stages"])
     axes.invert_yaxis()
     longest = max(float(stages["device_ms_p90"].max()), rest)
     axes.set_xlim(0, 1.18 * longest)
@@ -245,7 +254,7 @@ def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
     axes.set_ylim(0, 1.18 * max(*peaks.values(), weights or 0))
     axes.grid(visible=False, axis="x")
     sources = {"cuda_peak_allocated": "allocated on the device", "process_high_water_mark": "whole process"}
-    _byte_axis(axes, sources.get(str(run.memory.get("source")), "peak"))
+    byte_axis(axes.yaxis, sources.get(str(run.memory.get("source")), "peak"))
 
 
 def _draw_cache(axes: Axes, run: PhaseRun) -> None:
@@ -256,9 +265,10 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
     if not sizes:
         _inside(axes, "The cache was not observed in this run.")
         return
-    after = np.arange(len(sizes))
-    axes.fill_between(after, sizes, color=GREEN, alpha=0.18, linewidth=0)
-    axes.plot(after, sizes, color=GREEN, linewidth=1.6, marker="o" if len(sizes) == 1 else "")
+    after = np.unique(np.linspace(0, len(sizes) - 1, min(len(sizes), _MOST_MARKS)).astype(int))
+    drawn = np.asarray(sizes)[after]
+    axes.fill_between(after, drawn, color=GREEN, alpha=0.18, linewidth=0)
+    axes.plot(after, drawn, color=GREEN, linewidth=1.6, marker="o" if len(sizes) == 1 else "")
     axes.set_xlim(0, max(1, len(sizes) - 1))
     axes.set_ylim(0, 1.22 * max(sizes))
     named = [(len(sizes) - 1, "right", -4, 6) if len(sizes) > 1 else (0, "left", 4, 6)]
@@ -270,7 +280,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
         tokens += f" seen, {held[place]:,} held" if tokens and held[place] < lengths[place] else ""
         axes.annotate(
             f"{bytes_text(sizes[place])}{tokens}",
-            (after[place], sizes[place]),
+            (place, sizes[place]),
             (right, up),
             textcoords="offset points",
             ha=side,
@@ -278,7 +288,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("decode steps done (0: after the prefill)")
-    _byte_axis(axes, "keys and values")
+    byte_axis(axes.yaxis, "keys and values")
 
 
 def _name_outliers(axes: Axes, outliers: pd.DataFrame, top: float, last: int) -> None:
@@ -320,8 +330,12 @@ def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
         _block(axes, 1, start, length, end, PHASE_COLOURS[phase], name)
     steps = spans[spans["stage"] == "decode_step"].sort_values("step")
     if len(steps):
-        shades = _step_shades(steps["device_ms"].to_numpy())
-        bars = list(zip(steps["device_start_ms"], steps["device_ms"], strict=True))
+        bunch = _bunches(len(steps))
+        starts = steps["device_start_ms"].groupby(bunch).min()
+        ends = (steps["device_start_ms"] + steps["device_ms"]).groupby(bunch).max()
+        slowest = steps["device_ms"].groupby(bunch).max()
+        bars = list(zip(starts, ends - starts, strict=True))
+        shades = _step_shades(slowest.to_numpy())
         axes.broken_barh(bars, (-_ROW_HEIGHT / 2, _ROW_HEIGHT), facecolors=shades, linewidth=0)
         axes.text(end, -0.42, "darker: slower step", ha="right", va="top", fontsize=9, color=MUTED)
     inner = spans[(spans["stage"] != spans["phase"]) & (spans["phase"] != "decode")]
@@ -342,9 +356,9 @@ def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
 def _block(axes: Axes, lane: int, start: float, length: float, end: float, colour: str, name: str) -> None:
     # An outline would hide a block that is as thin as itself.
     outline = 0.6 if length > 0.01 * end else 0.0
-    axes.barh(
-        lane, length, left=start, height=_ROW_HEIGHT, color=colour, edgecolor="white", linewidth=outline
-    )
+    block = Rectangle((start, lane - _ROW_HEIGHT / 2), length, _ROW_HEIGHT)
+    block.set(facecolor=colour, edgecolor="white", linewidth=outline)
+    axes.add_patch(block)
     if _fits(name, length, end):
         light = colour in (YELLOW, SKY, ORANGE, "#bdbdbd", PURPLE)
         axes.text(
@@ -361,6 +375,18 @@ def _block(axes: Axes, lane: int, start: float, length: float, end: float, colou
 def _fits(name: str, length: float, end: float) -> bool:
     """Whether a block can carry its name: about 140 characters of 9 points fit across a panel."""
     return length / (end or 1.0) * 140 > len(name) + 1
+
+
+def _bunches(count: int) -> np.ndarray:
+    """The bunch of each of so many marks: one each, or as many bunches as a figure has room for."""
+    places = np.arange(count)
+    return places if count <= 2 * _MOST_MARKS else places * _MOST_MARKS // count
+
+
+def _fewer(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a step table that a line needs: all, or the fastest and the slowest of each bunch."""
+    each = table["device_ms"].groupby(_bunches(len(table)))
+    return table.loc[sorted({*each.idxmin(), *each.idxmax()})]
 
 
 def _step_shades(times: np.ndarray) -> np.ndarray:
@@ -397,15 +423,9 @@ def _ends(spans: pd.DataFrame) -> float:
     return float(ends.max()) if len(spans) else 0.0
 
 
-def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_from: float) -> None:
-    axes.barh(place, ms, color=colour, height=0.7)
-    text = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
-    label_bar(axes, max(ms, label_from), place, text)
-
-
 def blank_figure(height: float, width: float = WIDTH) -> Figure:
     """A figure of the report's width that draws every text as it stands; sizes in inches."""
-    return LiteralFigure(figsize=(width, height), layout="constrained", facecolor="white")
+    return LiteralFigure(figsize=(width, height), layout=Margins(), facecolor="white")
 
 
 def new_figure(height: float, width: float = WIDTH, ax: Axes | None = None) -> tuple[Figure, Axes]:
@@ -451,7 +471,8 @@ def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes 
 
 def title_axes(axes: Axes, text: str) -> None:
     """Set a plot's title, which states the finding."""
-    axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9)
+    # Its place given, matplotlib need not look for it above what is drawn: nothing is.
+    axes.set_title(text, loc="left", y=1.0, fontsize=11.5, fontweight="bold", color=INK, pad=9)
 
 
 def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
@@ -468,14 +489,14 @@ def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
         axis.set_label_text(f"{label} ({unit}){note}")
 
 
-def _byte_axis(axes: Axes, label: str) -> None:
-    """Ticks in one decimal unit that suits the axis."""
-    top = axes.get_ylim()[1]
+def byte_axis(axis: Axis, label: str) -> None:
+    """Ticks of an axis of bytes in one decimal unit that suits it; after its limits are set."""
+    top = axis.get_view_interval()[1]
     units: Sequence[tuple[float, str]] = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
     size, unit = next((pair for pair in units if top >= pair[0]), units[-1])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g}"))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    axes.set_ylabel(f"{label} ({unit})")
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g}"))
+    axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_label_text(f"{label} ({unit})")
 
 
 def _inside(axes: Axes, text: str) -> None:

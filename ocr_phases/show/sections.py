@@ -145,6 +145,15 @@ def text(run: PhaseRun) -> Section:
     return Section(*text_notes(run).parts, *rows)
 
 
+def quality(run: PhaseRun) -> Section:
+    """The text against its truth, under a heading of its own; empty for a record without one."""
+    if run.truths is None:
+        return Section()
+    from ocr_phases.show.quality import quality_html
+
+    return Section(quality_html(run))
+
+
 def checks(run: PhaseRun) -> Section:
     """The verification checklist."""
     return Section(html.checks_html(run_checks(run)))

@@ -72,8 +72,8 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
         "page_ms_p90": ("p90", "ms"),
         "page_ms_p99": ("p99", "ms"),
         "pages_per_min": ("pages/min", ""),
-        "kv_cache_bytes": ("KV cache", "MB"),
-        "peak_bytes": ("peak memory", "MB"),
+        "kv_cache_bytes": ("KV cache", "bytes"),
+        "peak_bytes": ("peak memory", "bytes"),
     }
     caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
     return table_html(shown, caption=caption, headings=headings)

@@ -37,6 +37,15 @@ class SweepResult(Sweep):
         title = f"Sweep over {self.first.page['file']}"
         return html.header_html(self.first, title, lead=self.verdict, about=" · ".join(what))
 
+    def quality_html(self) -> str:
+        """Cost against quality under a heading; empty for a sweep whose texts cannot be compared."""
+        points = self.cost_quality
+        if points.empty:
+            return ""
+        from ocr_phases.show.cost_quality import cost_quality_html
+
+        return cost_quality_html(points)
+
     def _repr_mimebundle_(self, **_: Any) -> Bundle:
         shown = self.head_html() + drawing.sweep_html(self.table) + drawing.failures_html(self.failures)
         columns = self.table[_TERMINAL_COLUMNS]
@@ -65,6 +74,12 @@ class SweepPlots:
     def throughput(self, *, ax: Axes | None = None) -> Figure:
         """Tokens per second over the batch size: `ocr_phases.show.sweep.plot_throughput`."""
         return drawing.plot_throughput(self._sweep.table, ax=ax)
+
+    def cost_quality(self) -> Figure:
+        """What each cell loses over what it costs: `ocr_phases.show.cost_quality.plot_cost_quality`."""
+        from ocr_phases.show.cost_quality import plot_cost_quality
+
+        return plot_cost_quality(self._sweep.cost_quality)
 
     def floors(self) -> Figure:
         """Each cell beside its floors: `ocr_phases.show.sweep.plot_floors`."""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_DECIMALS = 6  # of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record
+
+
 @dataclass(slots=True, eq=False)
 class Span:
     """One open or closed stretch of time; ``host_*`` are `perf_counter` seconds. Equal to itself alone."""
@@ -137,8 +140,8 @@ class Timeline:
             if self.cuda:
                 device_start = self._origin.start.elapsed_time(span.start)
                 device_ms = span.start.elapsed_time(span.end)
-            device = (device_start, device_ms)
-            rows.append((repeat, span.phase, span.stage, span.view, span.step, *device, host_start, host_ms))
+            times = (round(ms, _DECIMALS) for ms in (device_start, device_ms, host_start, host_ms))
+            rows.append((repeat, span.phase, span.stage, span.view, span.step, *times))
         return rows
 
     def table(self) -> pd.DataFrame:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ipywidgets as widgets
 
-from ocr_phases.analyse.compare import Compared, run_labels, same_tokens
+from ocr_phases.analyse.compare import Compared, same_tokens
+from ocr_phases.analyse.environments import run_labels
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.record import PhaseRun
@@ -19,6 +20,7 @@ from ocr_phases.show.html import image_html, note_html, table_html
 from ocr_phases.show.overlay import draw_boxes, printable
 
 _PAGE_WIDTH = 420  # CSS pixels of a page beside others
+_PARTS = 5  # of `records_html`
 _MOST_ROWS = 6  # of the list of records
 
 
@@ -36,7 +38,8 @@ class ComparePane(Pane):
         self.others.add_class("opx-others")
         slots = widgets.Box([self.base, self.others])
         slots.add_class("opx-slots")
-        self.children = [slots, self._content]
+        self._shown = [widgets.HTML() for _ in range(_PARTS)]
+        self.children = [slots, *self._shown]
         for slot in (self.base, self.others):
             slot.observe(self._chosen, "value")
 
@@ -62,39 +65,40 @@ class ComparePane(Pane):
         """Draw the comparison, unless it is drawn."""
         self._seen = True
         if len(self._runs) < 2:
-            self._content.value = note_html(
-                "Only one record so far: run again with another setting, or load one under Record."
-                if self._runs
-                else "No record yet: press Run, or load two under Record."
-            )
+            none = "No record yet: press Run, or load two under Record."
+            one = "Only one record so far: run again with another setting, or load one under Record."
+            self._fill([note_html(one if self._runs else none)])
             return
         places = (self.base.value, *(place for place in self.others.value if place != self.base.value))
         if len(places) < 2:
-            self._content.value = note_html("Choose another record than the base.")
+            self._fill([note_html("Choose another record than the base.")])
         elif places != self._compared:
-            self._content.value = records_html([self._runs[place] for place in places])
+            self._fill(records_html([self._runs[place] for place in places]))
         self._compared = places
+
+    def _fill(self, parts: Iterable[str]) -> None:
+        """Show the parts, each before the next is drawn, and nothing behind them."""
+        following = iter(parts)
+        for content in self._shown:
+            content.value = next(following, "")
 
     def _chosen(self, _: Any) -> None:
         if self._seen and self.base.value is not None:
             self.reveal()
 
 
-def records_html(runs: Sequence[PhaseRun]) -> str:
-    """Verdict, curves and stages on common axes, pages and regions side by side, figures with intervals."""
+def records_html(runs: Sequence[PhaseRun]) -> Iterator[str]:
+    """Verdict, curves, stages on common axes, pages and regions side by side, figures with intervals."""
     labels = run_labels(runs)
     compared = Compared(runs, labels)
     same = " All wrote the same tokens." if all(same_tokens(runs[0], run) for run in runs[1:]) else ""
-    pictures = (
-        Picture(compare.plot_decode(runs, labels), "Time of each decode step, a line a record"),
-        Picture(compare.plot_prefill_stages(runs, labels), "Stages of the prefill, a bar a record"),
-    )
+    yield element("p", compared.verdict, same, class_="op")
+    yield Picture(compare.plot_decode(runs, labels), "Time of each decode step, a line a record").html()
+    yield Picture(compare.plot_prefill_stages(runs, labels), "Stages of the prefill, a bar a record").html()
     pages = [_page(run, label) for run, label in zip(runs, labels, strict=True)]
+    yield element("div", *pages, class_="opx-sides")
     difference = compared.text_diff
-    return fragment(
-        element("p", compared.verdict, same, class_="op"),
-        *(picture.html() for picture in pictures),
-        element("div", *pages, class_="opx-sides"),
+    yield fragment(
         _regions(runs, labels),
         fold("How the text differs", preformatted(difference)) if difference else "",
         compare.compare_html(compared.headline),

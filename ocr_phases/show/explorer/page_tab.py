@@ -18,7 +18,7 @@ class PagePane(Pane):
     def __init__(self) -> None:
         super().__init__("page")
         self.view = View()
-        self.children = [self.view, self._content]
+        self.children = [self.view, *self._shown]
         self.view.observe(self._types, "row")
 
     @property
@@ -43,7 +43,7 @@ class PagePane(Pane):
 
     def _types(self, _: Any = None) -> None:
         if self._run is not None:
-            self._content.value = sections.region_types(self._run, self.view.row).html()
+            self._shown[0].value = sections.region_types(self._run, self.view.row).html()
 
 
 class LinkedPane(Pane):
@@ -55,7 +55,7 @@ class LinkedPane(Pane):
         super().__init__(mode, *sections)
         self.view = View(mode)
         self._page = page
-        self.children = [self._content, self.view] if above else [self.view, self._content]
+        self.children = [*self._shown, self.view] if above else [self.view, *self._shown]
         for name in ("row", "token"):
             self.view.observe(self._moved, name)
 
@@ -68,8 +68,8 @@ class LinkedPane(Pane):
 
     def draw(self, run: PhaseRun) -> None:
         """Show another record."""
-        super().draw(run)
         self.view.show(run)
+        super().draw(run)
 
     def _moved(self, change: Any) -> None:
         setattr(self._page.view, change["name"], change["new"])

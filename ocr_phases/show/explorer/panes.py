@@ -14,11 +14,11 @@ class Pane(widgets.VBox):
     """One tab. `show` sets the record; `reveal` draws it."""
 
     def __init__(self, name: str, *sections: Callable[[PhaseRun], Section]) -> None:
-        self._content = widgets.HTML()
         self._sections = sections
+        self._shown = [widgets.HTML() for _ in sections] or [widgets.HTML()]
         self._run: PhaseRun | None = None
         self._drawn: PhaseRun | None = None
-        super().__init__([self._content])
+        super().__init__(self._shown)
         self.add_class("opx-pane")
         self.add_class(f"opx-pane-{name}")
 
@@ -27,7 +27,8 @@ class Pane(widgets.VBox):
         self._run = run
         if run is not self._drawn:  # nothing of another record is seen while this one is drawn
             self._drawn = None
-            self._content.value = ""
+            for content in self._shown:
+                content.value = ""
 
     def reveal(self) -> None:
         """Draw the record, unless it is drawn."""
@@ -38,5 +39,6 @@ class Pane(widgets.VBox):
         self._drawn = self._run
 
     def draw(self, run: PhaseRun) -> None:
-        """Draw the record."""
-        self._content.value = "".join(section(run).html() for section in self._sections)
+        """Draw the record, section by section: each is seen before the next is drawn."""
+        for content, section in zip(self._shown, self._sections, strict=True):
+            content.value = section(run).html()

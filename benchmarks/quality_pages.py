@@ -1,0 +1,64 @@
+"""Draws pages with their truth, from seeds, for the figures of docs/quality.md.
+
+``python -m benchmarks.quality_pages FOLDER``, then ``ocr-phases batch FOLDER --truth FOLDER --presets ...``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+#: A square of a view, A4 at 120 and at 150 dots an inch.
+SIZES = ((1024, 1024), (992, 1403), (1240, 1754))
+LETTERS = (80, 2_000)
+TYPE = (16.0, 34.0)  # pixels on a page of 1024
+
+
+def draw(folder: Path, pages: int, seed: int) -> None:
+    """``pages`` PNG files with a page JSON each: each kind of page, few letters to many, any type."""
+    sys.path.insert(0, str(ROOT / "data" / "tiny" / "train"))
+    from synth import KINDS, PageSettings, matplotlib_families, random_page
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(pages):
+        rng = random.Random(f"quality {seed} {number}")
+        kind = KINDS[number % len(KINDS)]
+        width, height = rng.choice(SIZES)
+        smallest = rng.uniform(*TYPE) * width / SIZES[0][0]
+        settings = PageSettings(
+            width=width,
+            height=height,
+            type_px=(smallest, 1.15 * smallest),
+            max_characters=round(math.exp(rng.uniform(*map(math.log, LETTERS)))),
+            fonts=tuple(matplotlib_families()),
+            kinds=(kind,),
+        )
+        page = random_page(rng, settings)
+        name = folder / f"{kind}-{number:03}"
+        page.image.save(name.with_suffix(".png"), optimize=True)
+        truth: dict[str, Any] = {
+            "kind": kind,
+            "size": page.image.size,
+            "regions": [{"label": r.label, "box": r.box, "text": r.text} for r in page.regions],
+        }
+        name.with_suffix(".json").write_text(json.dumps(truth, ensure_ascii=False), encoding="utf-8")
+
+
+def main() -> None:
+    """Draw the pages that the command names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--pages", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    draw(options.folder, options.pages, options.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""What a batch says of a measured page, kept beside its record: the index reads no record again."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.checks import run_rules
+from ocr_phases.analyse.cost_quality import ended_text, richness
+from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.analyse.quality import quality_of
+from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, vision_share
+from ocr_phases.batch.store import RECORD, record_hash
+from ocr_phases.files import split_page, write_atomic
+from ocr_phases.record import PhaseRun
+
+FIGURES = "figures.json"
+
+#: Of a page's text: its prompt and image tokens, compression (generated tokens over image tokens, and as the
+#: vendor counts them, by the text tokenised anew), measures of `ocr_phases.analyse.quality` where there is a
+#: truth, else the agreement with the same page's record of the longest prompt, the record that is the truth,
+#: the truth's category, and what the page is known by.
+QUALITY_COLUMNS = (
+    "prompt_tokens",
+    "image_tokens",
+    "peak_bytes",
+    "compression",
+    "vendor_compression",
+    "edit_distance",
+    "cer",
+    "table_similarity",
+    "box_recall",
+    "repetition",
+    "agreement",
+    "reference",
+    "category",
+    "page_id",
+)
+#: The costliest regions of a page that are kept.
+MOST_REGIONS = 25
+
+_METRICS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
+_REGION = ("label", "tokens", "characters", "decode_ms", "ms_per_char", "text")
+_NOTES_SHOWN = ("repetition_loop",)
+
+
+class Figures(TypedDict):
+    """``figures.json``, of the record with the SHA-256 ``record``.
+
+    ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first, ``tokens`` the columns
+    of the token table. ``text`` is the plain text where other runs of the page are to be compared with it,
+    and ``richness`` by what one of them becomes the reference.
+    """
+
+    schema: Literal[1]
+    record: str
+    row: dict[str, Any]
+    regions: list[dict[str, Any]]
+    tokens: dict[str, list[Any]]
+    text: str
+    richness: list[float]
+
+
+def page_figures(run: PhaseRun, record: str) -> Figures:
+    """The figures of a record with this SHA-256."""
+    tokens = run.token_table
+    return {
+        "schema": 1,
+        "record": record,
+        "row": _row(run),
+        "regions": _regions(run),
+        "tokens": {str(name): tokens[name].astype(object).tolist() for name in tokens},
+        "text": ended_text(run) if run.truths is None else "",
+        "richness": [float(part) for part in richness(run)],
+    }
+
+
+def write_figures(folder: Path, run: PhaseRun) -> Figures:
+    """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
+    data = msgspec.json.encode(page_figures(run, record_hash(folder)), enc_hook=_plain)
+    write_atomic(folder / FIGURES, data)
+    return msgspec.json.decode(data, type=Figures)
+
+
+def read_figures(folder: Path, digest: str) -> Figures:
+    """The figures of the record in ``folder`` with this SHA-256.
+
+    They are made anew where they are missing, damaged, or of another record; raises as `PhaseRun.load` does.
+    """
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        figures = msgspec.json.decode((folder / FIGURES).read_bytes(), type=Figures)
+        if figures["record"] == digest:
+            return figures
+    return write_figures(folder, PhaseRun.load(folder / RECORD))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has not: numpy's numbers, and pandas' missing value."""
+    return None if value is pd.NA else value.item()
+
+
+def _row(run: PhaseRun) -> dict[str, Any]:
+    metrics = run.summary()
+    truth, found = run.truth_of(), quality_of(run)
+    return {
+        **{name: metrics[name] for name in _METRICS},
+        "model": run.model["name"],
+        "preset": run.request["preset"],
+        "device": run.device["name"],
+        "page_ms": float(np.median(end_to_end_ms(run))),
+        "vision_share": vision_share(run),
+        "warnings": ", ".join(_warnings(run)),
+        "prompt_tokens": metrics["prefill_len"],
+        "image_tokens": metrics["valid_image_tokens"],
+        "peak_bytes": peak_bytes(run),
+        "compression": metrics["generated_compression_ratio"],
+        "vendor_compression": metrics["compression_ratio"],
+        **{name: found[name] for name in QUALITY_COLUMNS if name in found},
+        "reference": truth.file if truth and truth.reference else None,
+        "category": "" if truth is None else truth.category,
+        "page_id": "".join(f"{page['sha256'][:16]}{split_page(page['file'])[1]}" for page in run.pages),
+    }
+
+
+def _warnings(run: PhaseRun) -> list[str]:
+    """Failed checks, a repetition loop, an incomplete text."""
+    found = [
+        check.name.replace("_", " ")
+        for check in run_rules(run)
+        if check.verdict == "fail" or (check.verdict == "note" and check.name in _NOTES_SHOWN)
+    ]
+    if run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos"):
+        found.append("cut at the token limit")
+    return found
+
+
+def _regions(run: PhaseRun) -> list[dict[str, Any]]:
+    grounding = parse_grounding("".join(run.result["token_texts"]), run.model.get("family"))
+    if not grounding.regions:
+        return []
+    table = region_table(grounding, run.token_table)
+    rows = table[table["region"] >= 0].nlargest(MOST_REGIONS, "decode_ms").to_dict("records")
+    return [{name: row[name] for name in _REGION} for row in rows if math.isfinite(row["decode_ms"])]

@@ -1,0 +1,181 @@
+"""What a reading lost, as a report shows it: measures, the page by outcome, and each region's difference."""
+
+from __future__ import annotations
+
+import pandas as pd
+from PIL.Image import Image
+
+from ocr_phases.analyse.differences import (
+    DIFFERENT,
+    EQUAL,
+    EXTRA,
+    MISSING,
+    region_differences,
+    word_edits,
+)
+from ocr_phases.analyse.grounding import pixel_box
+from ocr_phases.analyse.quality import quality_table
+from ocr_phases.analyse.read_text import plain_text
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import Html, element, fragment, section_heading
+from ocr_phases.show.html import note_html, pictures_html, table_html
+from ocr_phases.show.overlay import Colour, draw_tagged, printable
+from ocr_phases.show.regions import pages_of_row
+from ocr_phases.truth import Truth
+from ocr_phases.words import count_text, percent_text
+
+OUTCOME_COLOURS: dict[str, Colour] = {
+    EQUAL: (0, 114, 178),
+    DIFFERENT: (230, 159, 0),
+    MISSING: (170, 0, 0),
+    EXTRA: (170, 68, 153),
+}
+"""Colours of a region on the page; its tag says the same in words."""
+
+_MOST_REGIONS = 60
+_MOST_WORDS = 400  # that differ in a region
+_AROUND = 12  # words told before and after a difference
+_NAMES = {
+    "edit_distance": "normalised edit distance",
+    "cer": "character error rate",
+    "wer": "word error rate",
+    "table_similarity": "table similarity (TEDS)",
+    "box_recall": "boxes found",
+    "box_iou": "IoU of the boxes found",
+    "order_distance": "distance of the reading order",
+    "repetition": "tokens in a final loop",
+    "agreement": "agreement of the text",
+    "table_agreement": "agreement of the tables (TEDS)",
+    "box_agreement": "boxes in common",
+}
+_OVER = {
+    **dict.fromkeys(("edit_distance", "cer", "agreement"), "characters"),
+    "wer": "words",
+    **dict.fromkeys(("table_similarity", "table_agreement"), "tables"),
+    **dict.fromkeys(("box_recall", "box_iou", "order_distance", "box_agreement"), "boxes"),
+    "repetition": "tokens",
+}
+
+
+def quality_html(run: PhaseRun) -> Html:
+    """A row's measures, page and differences under a heading, each row that has a truth; else empty."""
+    parts = []
+    for row in range(len(run.results)):
+        truth = run.truth_of(row)
+        if truth is not None:
+            of_row = element("h3", f"Row {row}") if len(run.results) > 1 else fragment()
+            parts.append(fragment(of_row, _row_html(run, truth, row)))
+    if not parts:
+        return fragment()
+    return fragment(section_heading("Quality"), *parts)
+
+
+def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
+    """The page with the boxes of `region_differences`, coloured by outcome.
+
+    A tag says the region's number and its character error rate, or that it is missing or extra.
+    """
+    boxed = table[table["box"].notna()]
+    boxes = [pixel_box(box, *page.size) for box in boxed["box"]]
+    tags = []
+    for region, outcome, cer in boxed[["region", "outcome", "cer"]].itertuples(index=False, name=None):
+        said = {EQUAL: "", DIFFERENT: "" if pd.isna(cer) else percent_text(cer)}.get(outcome, outcome)
+        tags.append(f"{'' if region is pd.NA else region} {said}".strip())
+    return draw_tagged(page, boxes, tags, [OUTCOME_COLOURS[outcome] for outcome in boxed["outcome"]])
+
+
+def _row_html(run: PhaseRun, truth: Truth, row: int) -> Html:
+    if run.results[row]["text"] is None:
+        return note_html("This record has no text (return_text=False), so its quality is not known.")
+    if not plain_text(truth.text):
+        return note_html(f"The truth {truth.file} has no text to compare with.")
+    differences = region_differences(run, truth, row)
+    pages = pages_of_row(run, row)
+    page = run.page_image(pages[0]) if len(pages) == 1 else None
+    parts = [note_html(_lead(truth, differences)), _measures(quality_table(run, truth, row))]
+    if page is not None and differences["box"].notna().any():
+        caption = "Regions by outcome: equal (blue), different (orange), missing (red), extra (purple)"
+        parts.append(pictures_html([(draw_outcomes(page, differences), caption)]))
+    return fragment(*parts, _differences(differences))
+
+
+def _lead(truth: Truth, differences: pd.DataFrame) -> str:
+    counts = differences["outcome"].value_counts()
+    told = ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in OUTCOME_COLOURS if outcome in counts)
+    regions = f" {count_text(len(differences), 'region')}: {told}." if told else ""
+    if truth.reference:
+        return f"Compared with the run {truth.file}: agreement with it, not accuracy.{regions}"
+    return f"Compared with the truth {truth.file or 'of this record'}.{regions}"
+
+
+def _measures(table: pd.DataFrame) -> Html:
+    """The whole page's measures, and the boxes by type of region where the truth has boxes."""
+    whole = table[table["label"] == ""]
+    values = [
+        (_NAMES[measure], percent_text(value), f"{count:,} {_OVER[measure]}")
+        for measure, value, count in whole[["measure", "value", "count"]].itertuples(index=False, name=None)
+    ]
+    shown = pd.DataFrame(values, columns=["measure", "value", "over"])
+    parts = [table_html(shown, caption="The whole page against the truth")]
+    labels = table[table["label"] != ""]
+    if len(labels):
+        found = labels[labels["measure"].isin(("box_recall", "box_agreement"))].set_index("label")
+        overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
+        types = pd.DataFrame({"regions": found["count"], "found": found["value"], "iou": overlap})
+        types = types.reindex(found.index).reset_index(names="type")
+        types["type"] = [printable(label) for label in types["type"]]
+        headings = {"found": ("found", "%"), "iou": ("mean IoU", "")}
+        parts.append(table_html(types, caption="Boxes by type of region", headings=headings))
+    return fragment(*parts)
+
+
+def _differences(differences: pd.DataFrame) -> Html:
+    wrong = differences[differences["outcome"] != EQUAL]
+    if wrong.empty:
+        return note_html("The texts are equal.")
+    rows = []
+    for region, label, outcome, cer, written, true in wrong.head(_MOST_REGIONS)[
+        ["region", "label", "outcome", "cer", "written", "true"]
+    ].itertuples(index=False, name=None):
+        said = outcome if pd.isna(cer) else f"{outcome}, CER {percent_text(cer)}"
+        number = "" if region is pd.NA else f"{region} "
+        rows.append(
+            element(
+                "tr",
+                element("th", f"{number}{printable(str(label))}", scope="row"),
+                element("td", said),
+                element("td", edits_html(written, true)),
+            )
+        )
+    names = ("region", "outcome", "difference")
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    caption = element("caption", "Words ", element("del", "missing"), " and ", element("ins", "extra"))
+    table = element("table", caption, head, element("tbody", *rows), class_="op-table")
+    cut = len(wrong) - _MOST_REGIONS
+    more = note_html(f"{count_text(cut, 'more region')} differ; the record has them.") if cut > 0 else ""
+    return fragment(element("div", table, class_="op op-scroll op-edits"), more)
+
+
+def _folded(text: str) -> str:
+    """The ends of a long run of words."""
+    words = text.split()
+    if len(words) <= 3 * _AROUND:
+        return text
+    return f"{' '.join(words[:_AROUND])} … {' '.join(words[-_AROUND:])}"
+
+
+def edits_html(written: str, true: str) -> Html:
+    """Two plain texts as one: words only in the truth as ``<del>``, words only written as ``<ins>``."""
+    parts: list[object] = []
+    words = 0
+    for kind, mine, theirs in word_edits(written, true):
+        words += 0 if kind == EQUAL else max(len(mine.split()), len(theirs.split()))
+        if words > _MOST_WORDS:
+            parts.append("…")
+            break
+        if kind == EQUAL:
+            parts += [_folded(mine), " "]
+            continue
+        parts += [element("del", theirs), " "] if theirs else []
+        parts += [element("ins", mine), " "] if mine else []
+    return fragment(*parts)

@@ -1,0 +1,365 @@
+"""Cost beside quality: the frontier, a sweep, a batch over presets, a comparison, and their verbs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from batch_example import make_batch
+from conftest import PAGES
+from elements import Elements
+from example_run import make_run
+from hypothesis import given
+from hypothesis import strategies as st
+from test_quality_shown import TRUTH
+
+from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.analyse.compare import Compared, against_limit, in_units
+from ocr_phases.analyse.compare_text import SHARE, text_changes
+from ocr_phases.analyse.cost_quality import (
+    POINT_COLUMNS,
+    category_table,
+    cost_quality_sentence,
+    frontier,
+    losses,
+    preset_points,
+    preset_table,
+)
+from ocr_phases.analyse.sweep import Sweep
+from ocr_phases.batch.index import build_index
+from ocr_phases.batch.job import Job
+from ocr_phases.batch.store import Listing, page_status, read_listing, unrendered, write_status
+from ocr_phases.batch.truths import add_truths
+from ocr_phases.cli import main
+from ocr_phases.measure.sweep import make_cells, run_sweep
+from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
+from ocr_phases.show.figures import Picture, figure_png
+from ocr_phases.show.index_page import index_html
+from ocr_phases.show.sweep_result import SweepResult
+from ocr_phases.truth import Truth
+
+POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
+HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")
+
+
+@given(st.lists(POINT, min_size=1, max_size=12))
+def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+    costs, lost = (pd.Series(values, dtype="float64") for values in zip(*points, strict=True))
+    on = frontier(costs, lost)
+    assert on.any()
+    for place, (cost, loss) in enumerate(points):
+        beaten = any(c <= cost and v <= loss and (c, v) != (cost, loss) for c, v in points)
+        assert on[place] != beaten
+
+
+def test_what_has_no_cost_or_loss_is_on_no_frontier() -> None:
+    on = frontier(pd.Series([1.0, np.nan, 3.0]), pd.Series([0.5, 0.1, np.nan]))
+    assert on.tolist() == [True, False, False]
+
+
+def ended(run: PhaseRun, **model: Any) -> PhaseRun:
+    request = {**run.request, "ignore_eos": False}
+    return dataclasses.replace(run, request=request, model={**run.model, **model})
+
+
+def presets(truth: Truth | None = None) -> dict[str, PhaseRun]:
+    """A page read at two presets, worse by the smaller, and again by another strategy."""
+    small = ended(make_run(crops=False, max_tokens=60))
+    runs = {"small": small, "large": ended(make_run()), "captured": ended(make_run(), strategy="cuda_graph")}
+    return {name: run if truth is None else run.with_truth(truth) for name, run in runs.items()}
+
+
+def test_losses_are_by_the_truth_or_by_agreement_with_the_richest() -> None:
+    lost = losses(presets(TRUTH))
+    assert lost["edit_distance"].tolist()[1:] == [0.0, 0.0] and 0.1 < lost.loc["small", "edit_distance"] < 1.0
+    assert lost["agreement"].isna().all()
+    agreed = losses(presets())
+    assert agreed["edit_distance"].isna().all() and set(agreed["reference"]) == {"large"}
+    assert agreed.loc["large", "agreement"] == 1.0
+    assert agreed.loc["small", "agreement"] == pytest.approx(1.0 - lost.loc["small", "edit_distance"])
+    ignoring = {name: make_run() for name in "ab"}
+    runs = {
+        name: dataclasses.replace(run, request={**run.request, "ignore_eos": True})
+        for name, run in ignoring.items()
+    }
+    assert losses(runs)["agreement"].isna().all()
+
+
+@pytest.mark.parametrize("truth", [TRUTH, None])
+def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
+    found = SweepResult(presets(truth), pd.DataFrame(columns=["cell", "reason"]))
+    points = found.cost_quality
+    assert tuple(points.columns) == POINT_COLUMNS
+    assert set(points["name"]) == {"base, eager", "gundam, eager", "gundam, cuda_graph"}
+    assert points["lost"].between(0, 1).all() and (points["lost"] == 0).sum() == 2
+    sentence = cost_quality_sentence(points)
+    assert found.verdict.startswith(sentence)
+    assert ("not accuracy" in sentence) == (truth is None)
+    assert ("loses least (edit distance 0 %)" in sentence) == (truth is not None)
+    shown = Elements(found.quality_html())
+    assert {"h2", "svg", "table"} <= shown.tags()
+    assert len(figure_png(found.plot.cost_quality())) > 10_000
+
+
+def test_a_sweep_without_texts_to_compare_has_no_such_part() -> None:
+    run = dataclasses.replace(make_run(), request={**make_run().request, "ignore_eos": True})
+    found = SweepResult({"a": run, "b": run}, pd.DataFrame(columns=["cell", "reason"]))
+    assert found.quality_html() == "" and "loses" not in found.verdict
+    assert "fewer than two" in plot_cost_quality(found.cost_quality).alt
+
+
+def test_a_sweep_against_a_record_names_it() -> None:
+    reference = Truth(TRUTH.text.replace("light", "heavy"), file="best.json", reference=True)
+    found = SweepResult(presets(reference), pd.DataFrame(columns=["cell", "reason"]))
+    assert found.verdict.startswith("Compared with the text of best.json (agreement, not accuracy), gundam")
+
+
+def test_records_that_ignored_the_end_token_take_no_truth() -> None:
+    run = dataclasses.replace(make_run(), request={**make_run().request, "ignore_eos": True})
+    with pytest.raises(OcrPhasesError, match="ignored the end token"):
+        SweepResult({"a": run}, pd.DataFrame()).with_truth("page.md")
+    assert losses({"a": run.with_truth(TRUTH)})["edit_distance"].isna().all()
+
+
+def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session: Any, tmp_path: Path) -> None:
+    (tmp_path / "slide.md").write_text("# A slide")
+    quick: dict[str, Any] = {"repeats": 1, "warmup": 0}
+    cells = make_cells(["tiny"], ["eager"], [1], [3])
+    page = PAGES / "slide.png"
+    run_sweep(golden_session, page, cells, tmp_path / "s", ignore_eos=False, **quick)
+    (outcome,) = run_sweep(golden_session, page, cells, tmp_path / "s", truth=tmp_path, **quick)
+    assert outcome.state == "kept"  # what the page says is no setting of the measurement
+    (run,) = Sweep.load(tmp_path / "s").runs.values()
+    assert run.truth_of() == Truth("# A slide", file="slide.md") and run.request["ignore_eos"] is False
+    assert Sweep.load(tmp_path / "s").table["edit_distance"].notna().all()
+    (outcome,) = run_sweep(golden_session, page, cells, tmp_path / "s", **quick)
+    assert outcome.state == "measured"
+    with pytest.raises(OcrPhasesError, match="cannot be read"):
+        run_sweep(golden_session, page, cells, tmp_path / "t", truth=tmp_path / "no.md", **quick)
+    assert not list((tmp_path / "t").rglob("*.json"))
+
+
+def test_compare_tells_what_a_change_does_to_the_text() -> None:
+    base, other = make_run().with_truth(TRUTH), make_run(text=TEXT_HEAVY).with_truth(TRUTH)
+    compared = Compared([base, other], ["a", "b"])
+    rows = compared.headline.set_index("metric")
+    assert rows.loc["agreement", ["base", "verdict"]].tolist() == [1.0, "different"]
+    assert rows.loc["cer", "base"] == 0.0 < rows.loc["cer", "other"] < 0.1
+    assert rows.loc["cer", "verdict"] == "worse" and rows.loc["table_similarity", "verdict"] == "equivalent"
+    assert "Its text agrees with the base's to" in compared.verdict
+    assert "its edit distance to the truth is" in compared.verdict
+    shown = in_units(compared.table).set_index("metric")
+    assert shown.loc["agreement", ["base", "unit"]].tolist() == [100.0, "%"]
+    better = Compared([other, base], ["b", "a"]).headline.set_index("metric")
+    assert better.loc["cer", "verdict"] == "better"
+    same = Compared([base, base], ["a", "b"])
+    assert "agrees" not in same.verdict
+    assert set(same.table.loc[same.table["unit"] == SHARE, "verdict"]) == {"equivalent"}
+
+
+TEXT_HEAVY = make_run().text.replace("light", "heavy")  # type: ignore[union-attr]
+
+
+def test_only_texts_of_one_page_and_one_truth_are_compared() -> None:
+    base = make_run()
+    page = {**base.page, "sha256": "0" * 64}
+    assert text_changes(base, dataclasses.replace(base, pages=[page])).empty
+    assert text_changes(base, make_run(return_text=False)).empty
+    found = text_changes(base.with_truth(TRUTH), base.with_truth(HEAVY))
+    assert found["metric"].tolist() == ["agreement"]
+
+
+@pytest.mark.parametrize(("limit", "code"), [("5", 0), ("0.1", 1)])
+def test_fail_above_judges_a_measure_of_the_text_by_points(
+    limit: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocr_phases.report.render.execute_notebook", lambda *_, **__: None)
+    monkeypatch.setattr("ocr_phases.report.render.render_html", lambda *_, **__: tmp_path / "x.html")
+    paths = [
+        str(run.with_truth(TRUTH).save(tmp_path / f"{name}.json"))
+        for name, run in (("a", make_run()), ("b", make_run(text=TEXT_HEAVY)))
+    ]
+    options = ["--metric", "cer", "--metric", "agreement", "--fail-above", limit, "--out", str(tmp_path)]
+    assert main(["compare", *paths, *options]) == code
+    assert ("b: cer is worse by more than 0.1 points: 0 % -> " in capsys.readouterr().out) == bool(code)
+
+
+def test_a_limit_on_a_measure_that_one_record_lacks_is_refused() -> None:
+    table = Compared([make_run(), make_run(seed=1)], ["a", "b"]).table
+    with pytest.raises(OcrPhasesError, match=r"cer is not in both records \(b\): give both the same truth"):
+        against_limit(table, 1.0, ["cer"])
+
+
+# -- a batch ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("batch")
+    make_batch(folder)
+    return folder
+
+
+def test_truths_are_added_to_what_was_measured(made: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(made, tmp_path / "out")
+    truths = tmp_path / "truths"
+    truths.mkdir()
+    (truths / "b.md").write_text("# What b says")
+    (truths / "c-2.json").write_text("{")
+    found = add_truths(out, truths)
+    assert (found.found, found.lacking) == (2, 1) and list(found.problems) == ["c.pdf#2"]  # b is named twice
+    entry = next(entry for entry in read_listing(out) if entry["page"] == "b.png")
+    assert PhaseRun.load(out / entry["folder"] / "run.json").truth_of() == Truth("# What b says", file="b.md")
+    assert unrendered(out / entry["folder"], entry["id"]) is not None  # its report lacks the truth
+    before = page_status(out, entry)
+    assert add_truths(out, truths).found == 2 and page_status(out, entry) == before
+    pages = build_index(out).pages.set_index("page")
+    assert pages.loc["b.png", "cer"].iloc[0] > 0 and pages["cer"].notna().sum() == 2
+    assert pages["compression"].notna().sum() == 4
+
+
+def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Listing(tmp_path) as listing:
+        jobs = [
+            Job("p.png", f"/{n}/p.png", n * 32, {"model": "tiny", "preset": p}, {}, None)
+            for n in ("ab", "cd")
+            for p in "xy"
+        ]
+        for job in jobs:
+            listing.add(job)
+    for number, job in enumerate(jobs):
+        folder = tmp_path / job.folder
+        attempt = {"seconds": 1.0, "failure": None}
+        write_status(
+            folder,
+            {
+                **job.as_dict(),
+                "state": "done",
+                "failure": None,
+                "reason": "",
+                "attempts": [attempt],
+                "report": None,
+            },
+        )
+        run = ended(make_run(crops=number % 2 == 1, max_tokens=None if number % 2 else 40))
+        page = {**run.page, "sha256": job.sha256}
+        dataclasses.replace(run, pages=[page]).save(folder / "run.json")
+    pages = build_index(tmp_path).pages
+    assert not out.exists() and pages["page_id"].nunique() == 2
+    assert pages["agreement"].tolist()[1::2] == [1.0, 1.0] and (pages["agreement"][::2] < 1.0).all()
+
+
+def batch_pages(**columns: Any) -> pd.DataFrame:
+    """An index's pages: three pages at two presets, by hand."""
+    table = pd.DataFrame(
+        {
+            "page": ["a", "a", "b", "b", "c", "c"],
+            "page_id": ["a", "a", "b", "b", "c", "c"],
+            "reference": None,
+            "preset": ["small", "large"] * 3,
+            "status": "done",
+            "report": False,
+            "folder": "pages/00/x",
+            "page_ms": [100.0, 300.0, 120.0, 400.0, 110.0, 500.0],
+            "prompt_tokens": [100.0, 400.0] * 3,
+            "image_tokens": [64.0, 256.0] * 3,
+            "peak_bytes": [1e9, 2e9] * 3,
+            "compression": [4.0, 1.0, 3.0, 0.8, 8.0, 2.0],
+            "vendor_compression": [5.0, 1.25, 3.6, 1.0, 9.6, 2.4],
+            "edit_distance": [0.1, 0.0, 0.2, 0.1, 0.3, 0.2],
+            "cer": [0.1, 0.0, 0.2, 0.1, 0.3, 0.2],
+            "table_similarity": np.nan,
+            "box_recall": 1.0,
+            "repetition": [0.0, 0.0, 0.0, 0.0, 0.9, 0.0],
+            "agreement": np.nan,
+            "category": ["book", "book", "slide", "slide", "slide", "slide"],
+            "tokens": 10,
+        }
+    )
+    return table.assign(**columns)
+
+
+def test_presets_and_categories_by_hand() -> None:
+    pages = batch_pages()
+    points = preset_points(pages).set_index("name")
+    assert points.loc["small", ["page_ms", "lost"]].tolist() == pytest.approx([110.0, 0.2])
+    assert points.loc["large", ["peak_bytes", "lost"]].tolist() == pytest.approx([2e9, 0.1])
+    assert cost_quality_sentence(points.reset_index()) == (
+        "large loses least (edit distance 10 %): small loses 10.0 points more and takes 0.28 of its time."
+    )
+    table = preset_table(pages).set_index("preset")
+    assert table.loc["small", ["pages", "loops", "compression"]].tolist() == [3, 1, 4.0]
+    assert "table_similarity" not in table and "agreement" not in table
+    categories = category_table(pages).set_index("category")
+    assert categories.loc["slide", ["pages", "small", "large"]].tolist() == pytest.approx([2, 0.25, 0.15])
+    # A page that one preset could not read counts in no preset's mean.
+    failed = pages.assign(edit_distance=[0.1, 0.0, 0.2, 0.1, np.nan, 0.2])
+    assert preset_points(failed).set_index("name").loc["large", "lost"] == pytest.approx(0.05)
+    assert category_table(pages.assign(category="")).empty
+
+
+def test_without_truth_presets_are_compared_by_agreement(tmp_path: Path) -> None:
+    agreed = batch_pages(edit_distance=np.nan, agreement=[0.9, 1.0] * 3, cer=np.nan)
+    points = preset_points(agreed)
+    assert set(points["measure"]) == {"agreement"}
+    assert "agreement, not accuracy" in cost_quality_sentence(points)
+    assert len(figure_png(plot_compression(agreed, "agreement"))) > 10_000
+
+
+def test_a_point_a_page_of_a_huge_batch_is_a_picture_in_the_drawing() -> None:
+    pages = pd.DataFrame(
+        {"preset": "base", "compression": np.linspace(1.0, 9.0, 20_000), "edit_distance": 0.1}
+    )
+    assert len(Picture(plot_compression(pages), "points").html()) < 200_000
+    assert "<image" not in Picture(plot_compression(pages[:100]), "points").html()
+
+
+def test_the_index_shows_quality_worst_pages_first() -> None:
+    blank = dict.fromkeys(("reason", "warnings", "device", "model"), "") | dict.fromkeys(
+        ("ttft_ms", "inter_token_ms", "decode_ms", "vision_share"), 1.0
+    )
+    pages = batch_pages().assign(**blank)
+    shown = index_html(pages, pd.DataFrame(), title="A batch", facts={}, tables=[])
+    assert 'id="Quality"' in shown and "6 of 6 records have a truth" in shown
+    worst = shown[shown.index("The worst pages first") :]
+    assert worst.index(">c<") < worst.index(">b<") < worst.index(">a<")
+    assert "gives 1.2" in shown  # the vendor's count beside the generated one
+    none = index_html(
+        batch_pages(edit_distance=np.nan).assign(**blank), pd.DataFrame(), title="", facts={}, tables=[]
+    )
+    assert 'id="Quality"' not in none
+
+
+def test_batch_measures_every_page_at_every_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = [
+        "--max-new-tokens",
+        "3",
+        "--repeats",
+        "1",
+        "--warmup",
+        "0",
+        "--device",
+        "cpu",
+        "--render",
+        "none",
+    ]
+    out = tmp_path / "out"
+    command = ["batch", str(PAGES / "slide.png"), "--presets", "tiny,small", "--out", str(out), *quick]
+    assert main([*command, "--truth", str(PAGES), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["truths_failed"] == 0
+    pages = pd.read_csv(out / "pages.csv")
+    assert pages["preset"].tolist() == ["tiny", "small"] and pages["cer"].notna().all()
+    assert main([*command, "--preset", "base"]) == 2
+    assert main(["batch", str(PAGES), "--presets", "huge", "--out", str(out)]) == 2
+    assert main(["batch", str(PAGES), "--truth", str(tmp_path / "no"), "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "not both" in said and "huge" in said and "is not there" in said

@@ -1,0 +1,261 @@
+"""Where a text differs from its truth: the table, the words, the page, the report, the record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from elements import Elements
+from example_run import ATTACK, REGIONS, make_run, two_page_run
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from benchmarks import quality_figures
+from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.analyse.differences import DIFFERENCE_COLUMNS, region_differences, word_edits
+from ocr_phases.analyse.grounding import pixel_box
+from ocr_phases.analyse.headline import key_metrics
+from ocr_phases.analyse.quality import quality_of, quality_table
+from ocr_phases.analyse.read_text import plain_text
+from ocr_phases.analyse.truth_files import load_truth, page_truth, reference_of
+from ocr_phases.cli import main
+from ocr_phases.record_schema import check_record
+from ocr_phases.show import sections
+from ocr_phases.show.quality import OUTCOME_COLOURS, draw_outcomes, edits_html, quality_html
+from ocr_phases.truth import TrueRegion, Truth
+
+ROOT = Path(__file__).parents[1]
+TRUTH = Truth(
+    "\n\n".join(text for _, _, text in REGIONS),
+    tuple(TrueRegion(label, box, text) for label, box, text in REGIONS),
+    "page.json",
+)
+BOX = st.tuples(*[st.integers(0, 999)] * 4)
+REGION = st.builds(TrueRegion, st.text(max_size=8), st.none() | BOX, st.text(max_size=30))
+
+
+def changed(**regions: Any) -> Truth:
+    """The example's truth with other regions."""
+    return dataclasses.replace(TRUTH, **regions)
+
+
+def outcomes(run: PhaseRun, truth: Truth) -> list[tuple[Any, str, str]]:
+    table = region_differences(run, truth)
+    assert tuple(table.columns) == DIFFERENCE_COLUMNS
+    return [
+        (None if region is None or region != region else int(region), label, outcome)
+        for region, label, outcome in table[["region", "label", "outcome"]].astype(object).to_numpy()
+    ]
+
+
+def test_a_perfect_reading_has_no_difference() -> None:
+    run = make_run()
+    assert {outcome for *_, outcome in outcomes(run, TRUTH)} == {"equal"}
+    assert {outcome for *_, outcome in outcomes(run, changed(regions=()))} == {"equal"}
+    assert quality_of(run.with_truth(TRUTH))["cer"] == 0.0
+
+
+def test_regions_are_paired_by_their_boxes() -> None:
+    first, second, picture, table, last = TRUTH.regions
+    lost = TrueRegion("text", (60, 910, 930, 990), "Only on the page")
+    truth = changed(
+        regions=(first, dataclasses.replace(second, text=f"{second.text} more"), lost, picture, last)
+    )
+    found = region_differences(make_run(), truth)
+    assert found["outcome"].tolist() == ["equal", "different", "missing", "equal", "extra", "equal"]
+    assert found["label"].tolist() == ["title", "text", "text", "image", "table", "text"]
+    missing, extra = found.iloc[2], found.iloc[4]
+    assert (missing["true"], missing["written"], missing["cer"]) == ("Only on the page", "", 1.0)
+    assert extra["true"] == "" and extra["cer"] != extra["cer"]
+    assert table.label == extra["label"]
+
+
+def test_without_boxes_words_go_to_the_regions_they_meet() -> None:
+    text = plain_text(TRUTH.text).replace("Where the", "Where all the").replace("light but", "heavy and")
+    found = region_differences(make_run(), Truth(text))
+    assert found["outcome"].tolist() == ["different", "equal", "equal", "equal", "different"]
+    assert found["true"].iloc[0] == "Where all the time goes"
+    # Nothing is lost and nothing is counted twice.
+    assert " ".join(filter(None, found["true"])) == text
+    # A text without boxes: its words go to the truth's regions.
+    plain = make_run(text="\n\n".join(words for _, _, words in REGIONS[:-1]))
+    told = region_differences(plain, TRUTH)
+    assert told["outcome"].tolist() == ["equal"] * 4 + ["missing"]
+    assert told["box"].notna().all() and told["true"].iloc[-1] == plain_text(REGIONS[-1][2])
+    pages = two_page_run()
+    table = region_differences(pages, changed(text="one a b", regions=TRUTH.regions))
+    assert table["outcome"].tolist() == ["equal", "equal", "equal"]
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=8), st.lists(st.sampled_from("abcd"), max_size=8))
+def test_word_edits_hold_both_texts(mine: list[str], theirs: list[str]) -> None:
+    edits = word_edits(" ".join(mine), " ".join(theirs))
+    assert " ".join(part for _, part, _ in edits if part) == " ".join(mine)
+    assert " ".join(part for *_, part in edits if part) == " ".join(theirs)
+    assert all((kind == "equal") == (one == other) for kind, one, other in edits)
+    assert Elements(edits_html(" ".join(mine), " ".join(theirs))).tags() <= {"ins", "del"}
+
+
+@given(st.text(max_size=80), st.lists(REGION, max_size=4), st.text(max_size=20), st.booleans())
+def test_any_truth_is_kept_in_a_record(
+    text: str, regions: list[TrueRegion], file: str, reference: bool
+) -> None:
+    truth = Truth(text, tuple(regions), file, reference, "book", ("header",))
+    run = RUN.with_truth(truth)
+    kept = json.loads(json.dumps(run.to_dict()["truths"]))
+    check_record({**PLAIN, "truths": kept})
+    assert Truth.from_dict(kept[0]) == truth == run.truth_of()
+
+
+RUN = make_run(max_tokens=4, repeats=1, memory=False)
+PLAIN = RUN.to_dict()
+
+
+def test_a_record_keeps_the_truth_of_each_row(tmp_path: Path) -> None:
+    run = make_run(rows=3).with_truth(TRUTH, row=1)
+    again = PhaseRun.load(run.save(tmp_path / "run.json"))
+    assert again.truths is not None and [again.truth_of(row) for row in range(3)] == [None, TRUTH, None]
+    assert again.quality(row=1).set_index("measure")["value"]["cer"] == 0.0
+    assert set(again.quality()["measure"]) == {"repetition"}
+    damaged = {**run.to_dict(), "truths": [None]}
+    with pytest.raises(OcrPhasesError, match="truths: results has another number of rows"):
+        PhaseRun.from_dict(damaged)
+
+
+def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -> None:
+    base = make_run()
+    for name in ("base.json", "base.json.gz"):
+        truth = load_truth(base.save(tmp_path / name))
+        assert truth.reference and truth.file == name and truth.text.startswith("\n\n\n# Where")
+    run = make_run(max_tokens=20).with_truth(truth)
+    measures = set(run.quality()["measure"])
+    assert measures == {"agreement", "table_agreement", "box_agreement", "repetition"}
+    assert 0.0 < quality_of(run)["agreement"] < 1.0 == quality_of(base.with_truth(truth))["agreement"]
+    shown = quality_html(run)
+    assert "agreement with it, not accuracy" in shown and "error rate" not in shown
+    assert key_metrics(base.with_truth(truth))[-1][:2] == ("Agreement", "100 %")
+    with pytest.raises(OcrPhasesError, match="return_text"):
+        reference_of(make_run(return_text=False), name="x.json")
+
+
+def test_a_loop_at_the_end_is_measured() -> None:
+    run = make_run()
+    looping = {**run.result, "ids": [*range(40), *[7, 8] * 30], "finish_reason": "length"}
+    found = quality_table(dataclasses.replace(run, results=[looping]), None).set_index("measure")
+    assert found.loc["repetition", ["value", "count"]].tolist() == [58 / 100, 100]
+
+
+def test_a_record_without_a_text_keeps_no_truth() -> None:
+    with pytest.raises(OcrPhasesError, match="keeps no truth"):
+        make_run(return_text=False).with_truth(TRUTH)
+
+
+def test_the_truth_of_several_pages_is_named_by_all_of_them(tmp_path: Path) -> None:
+    run = two_page_run()
+    pages = [{**page, "file": f"doc.pdf#{number}"} for number, page in zip((1, 2), run.pages, strict=True)]
+    run = dataclasses.replace(run, pages=pages)
+    for name in ("doc-1", "doc-1-2"):
+        (tmp_path / f"{name}.md").write_text(name)
+    assert run.page_name() == "doc.pdf#1-2"
+    assert run.with_truth(tmp_path).truth_of() == Truth("doc-1-2", file="doc-1-2.md")
+
+
+def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("scan.md", "sub/scan.md", "doc-3.txt"):
+        (tmp_path / name).write_text(name)
+    assert page_truth(tmp_path, "sub/scan.png") == Truth("sub/scan.md", file="scan.md")
+    assert page_truth(tmp_path, "other/scan.png") == Truth("scan.md", file="scan.md")
+    assert page_truth(tmp_path, str(tmp_path / "elsewhere" / "scan.png")) == Truth("scan.md", file="scan.md")
+    assert page_truth(tmp_path, "doc.pdf#3") == Truth("doc-3.txt", file="doc-3.txt")
+    assert page_truth(tmp_path, "doc.pdf#4") is None
+    with pytest.raises(OcrPhasesError, match=r"no truth of doc\.pdf#4"):
+        load_truth(tmp_path, "doc.pdf#4")
+    for name, text in (("blank.md", " \n"), ("picture.md", "![a](b.png)")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(OcrPhasesError, match="has no text"):
+            load_truth(tmp_path / name)
+    (tmp_path / "long.txt").write_text("a " * 600_000)
+    with pytest.raises(OcrPhasesError, match="more than a page's text"):
+        load_truth(tmp_path / "long.txt")
+
+
+def test_the_page_shows_every_outcome() -> None:
+    run = make_run()
+    truth = changed(regions=(*TRUTH.regions[:3], TrueRegion("text", (60, 910, 930, 990), "gone")))
+    table = region_differences(run, truth)
+    image = run.page_image()
+    assert image is not None
+    drawn = draw_outcomes(image, table)
+    assert drawn.size == image.size
+    colours = {colour for _, colour in drawn.getcolors(1 << 20) or ()}
+    assert {OUTCOME_COLOURS[outcome] for outcome in ("equal", "missing", "extra")} <= colours
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_section_tells_measures_and_differences(rows: int) -> None:
+    run = make_run(rows=rows)
+    assert not sections.quality(run).parts
+    for row in range(rows):
+        run = run.with_truth(changed(text=TRUTH.text.replace("light", "heavy")), row)
+        run = run.with_truth(changed(regions=(TRUTH.regions[0],)), row)
+    (section,) = sections.quality(run).parts
+    shown = Elements(str(section))
+    assert "character error rate" in section and "1 equal, 4 extra" in section
+    assert section.count("<h2") == 1 and section.count("Row 1") == (rows == 2)
+    assert sum(tag == "ins" for tag, _ in shown.found) >= rows
+    assert key_metrics(run)[-1][0] == "Character error rate"
+
+
+def test_a_truth_without_text_judges_nothing() -> None:
+    run = make_run().with_truth(Truth("", file="blank.md"))
+    assert quality_of(run) == {} and "has no text to compare with" in quality_html(run)
+
+
+def test_an_attack_in_truth_or_text_stays_text() -> None:
+    truth = Truth(ATTACK, (TrueRegion("<b>", (1, 1, 500, 500), ATTACK),), "<i>.md")
+    for run in (make_run(text=ATTACK), make_run()):
+        shown = Elements(str(quality_html(run.with_truth(truth))))
+        assert not {"script", "iframe", "svg", "b", "i"} & shown.tags()
+        assert sum(tag == "img" for tag, _ in shown.found) == 1  # the page
+
+
+def test_report_compares_with_a_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = make_run().save(tmp_path / "measured.json")
+    (tmp_path / "example.md").write_text(TRUTH.text.replace("light", "heavy"))
+    out = tmp_path / "out"
+    assert not main(["report", "--record", str(record), "--truth", str(tmp_path), "--out", str(out)])
+    html = (out / "report.html").read_text()
+    assert "Compared with the truth example.md" in html and "<del>heavy</del>" in html
+    assert PhaseRun.load(out / "run.json").truth_of() is not None
+    capsys.readouterr()
+    wrong = ["report", "--record", str(record), "--truth", str(tmp_path / "no.md"), "--out", str(out)]
+    assert main(wrong) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_tables_of_the_docs_are_of_the_shipped_results() -> None:
+    text = quality_figures.DOCUMENT.read_text(encoding="utf-8")
+    assert quality_figures.with_tables(text) == text, "run: python -m benchmarks.quality_figures"
+    pages = quality_figures.load("generated")
+    assert pages["page"].nunique() == 200 and pages.groupby("preset").size().tolist() == [200] * 5
+
+
+def test_the_browser_pages_have_their_truth() -> None:
+    folder = ROOT / "data" / "browser_pages"
+    images = sorted((folder / "images").iterdir())
+    assert len(images) == len(list((folder / "html").glob("*.html"))) == 10
+    for path in images:
+        truth = load_truth(folder / "pages.json", path.name)
+        assert truth.category and len(truth.text) > 60
+        with Image.open(path) as image:
+            ink = np.asarray(image.convert("L")) < 160
+        for region in truth.regions:
+            assert region.box is not None
+            x1, y1, x2, y2 = pixel_box(region.box, ink.shape[1], ink.shape[0])
+            assert ink[y1:y2, x1:x2].any() or region.label == "image"
