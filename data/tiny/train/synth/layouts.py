@@ -149,7 +149,10 @@ def receipt(sheet: Sheet) -> None:
     blocks.title(sheet, words.shown(name.upper(), name) if rng.random() < 0.5 else name, align=align)
     sheet.skip()
     face = sheet.face()
-    lines = [f"Receipt {words.number()}", words.drawable(words.date)]
+    number = f"Receipt {words.number()}"
+    if rng.random() < 0.3:  # begins like a table's caption and is none
+        number = f"Table {rng.randint(1, 40)}, {number.lower()}"
+    lines = [number, words.drawable(words.date)]
     sheet.text(
         "text",
         [x for text in lines for x in sheet.wrap(text, face, 1)],
