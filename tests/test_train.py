@@ -134,7 +134,9 @@ def codec(vocabulary: Path) -> tokens.Codec:
     return tokens.Codec.load(vocabulary)
 
 
-def training(config: dict[str, Any], out: Path, vocabulary: Path) -> train.Training:
+def training(
+    config: dict[str, Any], out: Path, vocabulary: Path, *, decoder_only: bool = False
+) -> train.Training:
     out.mkdir(exist_ok=True)
     return train.Training(
         config,
@@ -144,6 +146,7 @@ def training(config: dict[str, Any], out: Path, vocabulary: Path) -> train.Train
         device="cpu",
         workers=0,
         compiled=False,
+        decoder_only=decoder_only,
     )
 
 
@@ -402,6 +405,16 @@ def test_a_run_goes_on_exactly_where_it_stopped(vocabulary: Path, tmp_path: Path
     carried = state.read_carry(tmp_path / "parts")
     assert carried is not None
     assert carried["progress"]["step"] == 6
+
+
+def test_the_decoder_can_learn_alone(vocabulary: Path, tmp_path: Path) -> None:
+    run = training(toy_config(), tmp_path, vocabulary, decoder_only=True)
+    before = {name: value.clone() for name, value in run.modules["model"].state_dict().items()}
+    run.run(float("inf"), max_steps=2)
+    after = run.modules["model"].state_dict()
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert {name for name in after if "language_model.layers" in name and "q_proj" in name} <= changed
+    assert not [name for name in changed if "vision" in name or "projector" in name]
 
 
 def test_a_broken_copy_does_not_matter_beside_the_state(vocabulary: Path, tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ class Training:
         device: str,
         workers: int,
         compiled: bool,
+        decoder_only: bool = False,
     ) -> None:
         self.config, self.out, self.tokenizer, self.device = config, out, tokenizer, device
         self.ranks = Ranks()
@@ -165,6 +166,8 @@ class Training:
         torch.manual_seed(config["seed"])
         torch.set_float32_matmul_precision("high")
         model = build_model(config["model"], config["vocabulary"], IMAGE, config["seed"])
+        model.model.vision_tower.requires_grad_(not decoder_only)
+        model.model.multi_modal_projector.requires_grad_(not decoder_only)
         widths = config["model"]["sam_width"], config["model"]["text_width"]
         heads = Heads(*widths, len(CHARACTERS) + 1)
         self.modules: dict[str, nn.Module] = {"model": model.to(device), "heads": heads.to(device)}
@@ -194,7 +197,7 @@ class Training:
         losses = self.forward(batch, draw_jitter(pages, config["jitter"], self.device), given)
         loss = step_loss(losses, config["loss"], self.schedule.stage["maps"])
         loss.backward()
-        parameters = [p for module in self.modules.values() for p in module.parameters()]
+        parameters = [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
         self.ranks.average(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, config["optimiser"]["clip"])
         rate = self.schedule.rate()
@@ -281,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--weights", type=Path, metavar="CHECKPOINT", help="weights of a new run; with --extend"
     )
+    parser.add_argument("--decoder-only", action="store_true", help="keep the vision encoders as they are")
     parser.add_argument("--export", action="store_true", help="write the checkpoint though the run goes on")
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     parser.add_argument("--workers", type=int, default=14, help="drawing processes; 0 draws in this one")
@@ -317,6 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         device=args.device,
         workers=args.workers,
         compiled=compiled,
+        decoder_only=args.decoder_only,
     )
     if args.weights:
         state.start_from(training.modules["model"], args.weights)
