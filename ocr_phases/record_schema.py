@@ -29,6 +29,7 @@ _Load = Annotated[float, Meta(ge=0, le=1e6)]
 _TypePx = Annotated[float, Meta(ge=0, le=1e6)]
 _Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
 _Cells = Annotated[int, Meta(ge=1, le=2**10)]
+_Logprob = Annotated[float, Meta(le=0)]
 _Texts = list[str]
 _Times = Annotated[list[Annotated[float, Meta(gt=0, le=2**33)]], Meta(min_length=1)]
 
@@ -163,6 +164,8 @@ class _Result(TypedDict):
     text: str | None
     finish_reason: NotRequired[str]
     text_tokens: NotRequired[Count | None]
+    logprobs: NotRequired[list[_Logprob | None]]
+    margins: NotRequired[list[float | None]]
 
 
 class _Spans(TypedDict):
@@ -337,6 +340,12 @@ def _agreements(record: dict[str, Any]) -> Any:
     for number, result in enumerate(results):
         equal = len(result["ids"]) == len(result["token_texts"])
         yield f"results[{number}]: ids and token_texts have different lengths", equal
+        for name in ("logprobs", "margins"):
+            values = result.get(name, result["ids"])
+            yield (
+                f"results[{number}].{name}: there are {len(result['ids'])} ids",
+                len(values) == len(result["ids"]),
+            )
         made = result["text"] is None or "".join(result["token_texts"]).startswith(result["text"])
         yield f"results[{number}].text: its tokens make another one", made
     held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,6 +23,7 @@ from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import check_kernels, kernel_view
 from ocr_phases.measure.collectors.live_checks import ForwardHooks, input_verdicts
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
+from ocr_phases.measure.collectors.probabilities import Sureness, token_probabilities
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs, make_views, pack
@@ -38,7 +40,7 @@ from ocr_phases.measure.models.checkpoint import Checkpoint, resolve_device, res
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.loading import load_checkpoint
 from ocr_phases.measure.models.references import references
-from ocr_phases.measure.recorder import make_record
+from ocr_phases.measure.recorder import make_record, rows_until_end
 from ocr_phases.measure.setup import PreparedStrategies, Setup
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import (
@@ -177,8 +179,9 @@ class OCRSession:
         ``settings`` are those of `RunSettings`. Each run prepares the page, prefills and decodes up to
         ``max_new_tokens`` (the prefill's token counted) from the same inputs and seed. Preparing a strategy
         is timed separately, and kept for later runs of the same shapes. The end token is looked for every
-        ``eos_check_every`` steps and the surplus is cut. ``verify``, ``ceilings`` (`hardware_ceilings`) and
-        ``kernels`` (`ocr_phases.analyse.kernels`) run after everything that is timed.
+        ``eos_check_every`` steps and the surplus is cut. ``verify``, ``token_probabilities``
+        (`ocr_phases.measure.collectors.probabilities`), ``ceilings`` (`hardware_ceilings`) and ``kernels``
+        (`ocr_phases.analyse.kernels`) run after everything that is timed.
         ``on_tokens(repeat, new ids a row)`` is called after the prefill and while decoding (repeat -1 is
         warm-up), ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
         each. Either may raise `Stopped`: the record is then of the repeats finished by then.
@@ -194,7 +197,7 @@ class OCRSession:
             check_kernels(self.device, generate=generate, trace=request.kernel_trace)
         check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
         runs: list[Run] = []
-        parity = view = None
+        parity = view = sureness = None
         explained = memory_errors_explained(self.device, request, self.family.facts)
         with current_device(self.device), explained:
             setup = self._set_up(request)
@@ -212,6 +215,8 @@ class OCRSession:
                         progress(number + warmup + 1, warmup + repeats)
                 if request.verify and not generate:
                     parity = self._compare_with_generate(request, runs[0].ids)
+                if request.token_probabilities:
+                    sureness = self._token_probabilities(request, rows_until_end(self, request, runs[0]))
                 if request.kernels:
                     once = partial(
                         self._run_once,
@@ -225,7 +230,7 @@ class OCRSession:
                 if not runs:
                     raise
                 request = replace(request, repeats=len(runs))
-        record = make_record(self, request, runs, memory.source, parity, setup.described(), view)
+        record = make_record(self, request, runs, memory.source, parity, setup.described(), view, sureness)
         record.device["conditions"] = conditions.described()
         if request.ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
@@ -308,6 +313,17 @@ class OCRSession:
             except OcrPhasesError as error:  # a class without generate(); what was measured stands
                 return parity_result("n/a", "the tokens of generate()", str(error))
             return parity_check(self, request, inputs, ids, theirs)
+
+    def _token_probabilities(self, request: Request, ids: list[list[int]]) -> list[Sureness] | None:
+        """The sureness of each row's ``ids``; None, with a warning, where the forward fails."""
+        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
+        try:
+            with self._execution(request.autocast):
+                return token_probabilities(self.model, packed.to(self.device, self.dtype), ids)
+        except RuntimeError as error:  # out of memory, most likely; what was measured stands
+            said = f"The record has no token probabilities: {str(error).splitlines()[0]}"
+            warnings.warn(said, stacklevel=3)
+            return None
 
     def _run_once(
         self,
