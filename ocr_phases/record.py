@@ -68,7 +68,7 @@ TOKEN_COLUMNS = (
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 #: Fields that a record has only where they were asked for.
-_OPTIONAL = ("kernels", "truths")
+_OPTIONAL = ("kernels", "truths", "probabilities")
 
 _GZIP_LEVEL = 6  # 9 takes twice as long and saves a hundredth
 _EMBED_BYTES = 2_000_000
@@ -172,6 +172,7 @@ class PhaseRun:
     live_checks: list[dict[str, Any]] = field(default_factory=list)
     kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
     truths: list[dict[str, Any] | None] | None = None  # what each row's page says, where it was given
+    probabilities: list[dict[str, Any]] | None = None  # of each row's tokens, where they were asked for
     schema: int = SCHEMA
 
     def __repr__(self) -> str:

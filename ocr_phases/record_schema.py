@@ -164,8 +164,6 @@ class _Result(TypedDict):
     text: str | None
     finish_reason: NotRequired[str]
     text_tokens: NotRequired[Count | None]
-    logprobs: NotRequired[list[_Logprob | None]]
-    margins: NotRequired[list[float | None]]
 
 
 class _Spans(TypedDict):
@@ -211,6 +209,11 @@ class _Truth(TypedDict):
     ignored: _Texts
 
 
+class _Sureness(TypedDict):
+    logprobs: list[_Logprob | None]
+    margins: list[float | None]
+
+
 class _Check(TypedDict):
     name: str
     verdict: NotRequired[str]
@@ -232,6 +235,7 @@ class _Record(TypedDict):
     live_checks: list[_Check]
     kernels: NotRequired[dict[str, Any]]
     truths: NotRequired[list[_Truth | None]]
+    probabilities: NotRequired[list[_Sureness]]
 
 
 # -- the kernel view --------------------------------------------------------------------------------
@@ -335,17 +339,16 @@ def _agreements(record: dict[str, Any]) -> Any:
     prompts = record["request"]["prompts"]
     yield "request.prompts: results has another number of rows", len(prompts) == len(results)
     yield "truths: results has another number of rows", len(record.get("truths", results)) == len(results)
+    sure = record.get("probabilities")
+    yield "probabilities: results has another number of rows", sure is None or len(sure) == len(results)
+    for number, (row, result) in enumerate(zip(sure or [], results, strict=False)):
+        same = {len(row["logprobs"]), len(row["margins"])} == {len(result["ids"])}
+        yield f"probabilities[{number}]: the row has another number of ids", same
     sized = len(record["request"].get("type_px", []))
     yield "request.type_px: there is another number of pages", sized in (0, len(record["pages"]))
     for number, result in enumerate(results):
         equal = len(result["ids"]) == len(result["token_texts"])
         yield f"results[{number}]: ids and token_texts have different lengths", equal
-        for name in ("logprobs", "margins"):
-            values = result.get(name, result["ids"])
-            yield (
-                f"results[{number}].{name}: there are {len(result['ids'])} ids",
-                len(values) == len(result["ids"]),
-            )
         made = result["text"] is None or "".join(result["token_texts"]).startswith(result["text"])
         yield f"results[{number}].text: its tokens make another one", made
     held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])

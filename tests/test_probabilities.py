@@ -30,6 +30,7 @@ from ocr_phases.measure.steps.phases import generate
 TOLERANCE = 2e-4  # of logits that reach 20, kept to four decimals
 NEW = 24
 QUICK: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 12, "repeats": 1, "warmup": 0, "ceilings": False}
+ASKED = {**QUICK, "token_probabilities": True}
 
 
 def expected(logits: list[Tensor], ids: list[list[int]]) -> list[Sureness]:
@@ -167,34 +168,33 @@ def test_the_mask_of_a_window(prompt: int, new: int, window: int, padding: int) 
 
 @pytest.fixture(scope="module")
 def run(tiny_session: OCRSession) -> PhaseRun:
-    return tiny_session.run_inference(PAGES / "receipt.png", **QUICK)
+    return tiny_session.run_inference(PAGES / "receipt.png", **ASKED)
 
 
 def test_a_record_keeps_them(tiny_session: OCRSession, run: PhaseRun) -> None:
-    (row,) = run.results
-    assert len(row["logprobs"]) == len(row["margins"]) == len(row["ids"])
+    (row,) = run.probabilities
+    assert len(row["logprobs"]) == len(row["margins"]) == len(run.result["ids"])
     assert max(row["logprobs"]) <= 0 and min(row["margins"]) >= 0  # greedy, without a rule
-    assert PhaseRun.from_dict(run.to_dict()).results == run.results
+    assert PhaseRun.from_dict(run.to_dict()).probabilities == run.probabilities
     assert "token_probabilities" not in run.request  # older records are of the same request
     inputs = tiny_session.prepare(PAGES / "receipt.png", preset="tiny").to("cpu", torch.float32)
-    assert_equal(
-        [Sureness(row["logprobs"], row["margins"])],
-        token_probabilities(tiny_session.model, inputs, [row["ids"]]),
-    )
+    wanted = token_probabilities(tiny_session.model, inputs, [run.result["ids"]])
+    assert_equal([Sureness(**row)], wanted)
 
 
 @pytest.mark.parametrize("extra", [{"generate": True}, {"infer": {"temperature": 2.0}, "return_text": False}])
 def test_they_need_no_phases_and_no_text(extra: dict[str, Any], tiny_session: OCRSession) -> None:
-    made = tiny_session.run_inference(PAGES / "receipt.png", **QUICK, **extra)
-    assert len(made.result["logprobs"]) == len(made.result["ids"])
-    assert ("infer" in extra) == (min(made.result["margins"]) < 0)
+    made = tiny_session.run_inference(PAGES / "receipt.png", **ASKED, **extra)
+    (row,) = made.probabilities
+    assert len(row["logprobs"]) == len(made.result["ids"])
+    assert ("infer" in extra) == (min(row["margins"]) < 0)
 
 
 def test_without_them_nothing_more_runs(tiny_session: OCRSession, run: PhaseRun) -> None:
     with captured(tiny_session.model.lm_head, "output") as heads:
-        plain = tiny_session.run_inference(PAGES / "receipt.png", **QUICK, token_probabilities=False)
+        plain = tiny_session.run_inference(PAGES / "receipt.png", **QUICK)
     assert len(heads) == len(plain.result["ids"])
-    assert set(run.result) - set(plain.result) == {"logprobs", "margins"}
+    assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
 
 
 def test_a_forward_that_fails_costs_no_measurement(
@@ -205,20 +205,19 @@ def test_a_forward_that_fails_costs_no_measurement(
 
     monkeypatch.setattr(session_module, "token_probabilities", exhausted)
     with pytest.warns(UserWarning, match="no token probabilities: no room$"):
-        made = tiny_session.run_inference(PAGES / "receipt.png", **QUICK)
-    assert len(made.result["ids"]) == 12 and "logprobs" not in made.result
+        made = tiny_session.run_inference(PAGES / "receipt.png", **ASKED)
+    assert len(made.result["ids"]) == 12 and made.probabilities is None
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("rows", "said"),
     [
-        ({"logprobs": [-0.5]}, "results\\[0\\].logprobs: there are 12 ids"),
-        ({"margins": []}, "results\\[0\\].margins: there are 12 ids"),
-        ({"logprobs": [0.5] * 12}, "logprobs"),
-        ({"margins": ["high"] * 12}, "margins"),
+        ([], "probabilities: results has another number of rows"),
+        ([{"logprobs": [-0.5], "margins": [1.0] * 12}], r"probabilities\[0\]: the row has another number"),
+        ([{"logprobs": [0.5] * 12, "margins": [1.0] * 12}], "logprobs"),
+        ([{"logprobs": [None] * 12, "margins": ["high"] * 12}], "margins"),
     ],
 )
-def test_damaged_ones_are_refused(damage: dict[str, Any], said: str, run: PhaseRun) -> None:
-    record = run.to_dict()
+def test_damaged_ones_are_refused(rows: list[Any], said: str, run: PhaseRun) -> None:
     with pytest.raises(OcrPhasesError, match=said):
-        PhaseRun.from_dict({**record, "results": [{**record["results"][0], **damage}]})
+        PhaseRun.from_dict({**run.to_dict(), "probabilities": rows})

@@ -51,10 +51,7 @@ def make_record(
             "prefill_len": first.packed.prefill_len,
             "batch": first.packed.batch_size,
         },
-        results=[
-            _describe_row(session, request, ids) | ({} if sureness is None else sureness[row]._asdict())
-            for row, ids in enumerate(rows_until_end(session, request, first))
-        ],
+        results=[_describe_row(session, request, ids) for ids in rows_until_end(session, request, first)],
         spans=record.make_spans(dict(zip(record.SPAN_COLUMNS, map(list, columns), strict=True))),
         memory={
             "source": memory_source,
@@ -75,6 +72,7 @@ def make_record(
         },
         live_checks=[*_checks(runs, request), *([parity] if parity else [])],
         kernels=kernels,
+        probabilities=None if sureness is None else [row._asdict() for row in sureness],
     )
 
 

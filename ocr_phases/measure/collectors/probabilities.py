@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,7 @@ class Sureness(NamedTuple):
 
 
 @torch.no_grad()
-def token_probabilities(
-    model: nn.Module, inputs: DeviceInputs, ids: Sequence[Sequence[int]]
-) -> list[Sureness]:
+def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence[int]]) -> list[Sureness]:
     """The sureness of the generated ``ids``, one list a row, after the prompts in ``inputs``.
 
     One forward over prompts and tokens together, without a cache. No temperature and no rule against
@@ -45,7 +43,7 @@ def token_probabilities(
     wanted = torch.tensor([row + [0] * (longest - len(row)) for row in known], device=inputs.input_ids.device)
     hidden = _hidden_states(model, inputs, wanted)
     head = family_of(model).stages(model)["lm_head"]
-    size = max(1, _MOST_LOGITS // (head.weight.shape[0] * len(known)))
+    size = max(1, _MOST_LOGITS // (model.config.get_text_config().vocab_size * len(known)))
     chunks = zip(hidden.split(size, dim=1), wanted.split(size, dim=1), strict=True)
     found = torch.cat([_sureness(head(part).float(), tokens) for part, tokens in chunks], dim=1)
     return [
