@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import test_deepseek_ocr_2
 import test_unlimited_ocr
 import torch
 from conftest import GOLDEN_2, GOLDEN_UNLIMITED, PAGES
+from example_run import EOS, make_run
 from golden_cases import golden_inputs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from torch import Tensor
 from vendor_standin import RULES
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
+from ocr_phases.analyse.probabilities import probability_table, region_probabilities
 from ocr_phases.measure import session as session_module
 from ocr_phases.measure.collectors import probabilities
 from ocr_phases.measure.collectors.probabilities import Sureness, token_probabilities, windowed_mask
@@ -221,3 +224,24 @@ def test_a_forward_that_fails_costs_no_measurement(
 def test_damaged_ones_are_refused(rows: list[Any], said: str, run: PhaseRun) -> None:
     with pytest.raises(OcrPhasesError, match=said):
         PhaseRun.from_dict({**run.to_dict(), "probabilities": rows})
+
+
+# -- by token and by region --------------------------------------------------------------------------
+
+
+def test_a_region_has_the_figures_of_its_text_alone() -> None:
+    made = make_run(text="<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>ab")
+    texts = ["<|ref|>text<|/ref|>", "<|det|>[[1, 2, 3, 4]]<|/det|>", "a", "b", EOS]
+    result = {**made.result, "ids": [1, 2, 3, 4, 5], "token_texts": texts}
+    kept = {
+        "logprobs": [-9.0, -9.0, math.log(0.5), math.log(0.125), -9.0],
+        "margins": [1.0, 1.0, 0.5, -2.0, 1.0],
+    }
+    known = replace(made, results=[result], probabilities=[kept])
+    tokens = probability_table(known)
+    assert tokens["probability"].tolist()[2:4] == pytest.approx([0.5, 0.125])
+    (region,) = region_probabilities(known).to_dict("records")
+    assert (region["label"], region["tokens"]) == ("text", 2)
+    assert region["probability"] == pytest.approx(0.25)
+    assert (region["least_probability"], region["least_margin"]) == (pytest.approx(0.125), -2.0)
+    assert probability_table(made).empty and math.isnan(region_probabilities(made)["probability"][0])
