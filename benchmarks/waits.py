@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import cProfile
 import json
+import os
 import pstats
 import re
 import resource
@@ -34,7 +35,7 @@ TINY = Path(__file__).parents[1] / "tests" / "golden" / "run.json"
 OTHER = asset("data", "runs", "h200-dummy-base.json")
 PAGE = asset("data", "pages", "receipt.png")
 COMMAND = ("-m", "ocr_phases.cli")
-TABS = ("Latency", "Vision", "Timeline", "Page", "Text", "Checks", "Record")
+TABS = ("Latency", "Vision", "Timeline", "Kernels", "Page", "Text", "Checks", "Record")
 LARGEST = 12
 
 Row = dict[str, Any]
@@ -63,12 +64,15 @@ def _cpu() -> float:
 
 
 def command(what: str, *arguments: str, times: int = 2) -> Row:
-    """One command: seconds, peak memory of its largest process, and its own imports by ``-X importtime``."""
+    """One command: seconds, and its own imports by ``-X importtime``; from bytecode, as pip installs it."""
+    compiled = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": ""}
     for _ in range(times):
         with Clock() as clock:
-            subprocess.run([sys.executable, *COMMAND, *arguments], check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, *COMMAND, *arguments], check=True, capture_output=True, env=compiled
+            )
     told = [sys.executable, "-X", "importtime", *COMMAND, *arguments]
-    done = subprocess.run(told, check=True, capture_output=True, text=True)
+    done = subprocess.run(told, check=True, capture_output=True, text=True, env=compiled)
     took = sum(map(int, re.findall(r"import time: +(\d+) \|", done.stderr)))
     return clock.row(what, imports_s=round(took / 1e6, 2))
 

@@ -29,7 +29,8 @@
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
     const said = walker.currentNode.textContent.trim();
-    if (!said || !element.checkVisibility(visible)) continue;
+    // A figure's words are as large as its scale makes them, and its inks are looked at below.
+    if (!said || element.closest("svg") || !element.checkVisibility(visible)) continue;
     const style = getComputedStyle(element);
     const size = parseFloat(style.fontSize);
     const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);

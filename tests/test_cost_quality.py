@@ -39,7 +39,7 @@ from ocr_phases.batch.truths import add_truths
 from ocr_phases.cli import main
 from ocr_phases.measure.sweep import make_cells, run_sweep
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
-from ocr_phases.show.figures import figure_png
+from ocr_phases.show.figures import Picture, figure_png
 from ocr_phases.show.index_page import index_html
 from ocr_phases.show.sweep_result import SweepResult
 from ocr_phases.truth import Truth
@@ -311,6 +311,14 @@ def test_without_truth_presets_are_compared_by_agreement(tmp_path: Path) -> None
     assert set(points["measure"]) == {"agreement"}
     assert "agreement, not accuracy" in cost_quality_sentence(points)
     assert len(figure_png(plot_compression(agreed, "agreement"))) > 10_000
+
+
+def test_a_point_a_page_of_a_huge_batch_is_a_picture_in_the_drawing() -> None:
+    pages = pd.DataFrame(
+        {"preset": "base", "compression": np.linspace(1.0, 9.0, 20_000), "edit_distance": 0.1}
+    )
+    assert len(Picture(plot_compression(pages), "points").html()) < 200_000
+    assert "<image" not in Picture(plot_compression(pages[:100]), "points").html()
 
 
 def test_the_index_shows_quality_worst_pages_first() -> None:

@@ -225,15 +225,15 @@ def test_what_a_model_or_a_file_name_says_stays_text():
 
 
 def test_the_roofline_and_the_kernels_are_shown_where_the_record_has_them(explorer: Explorer):
-    open_all(explorer, "Latency", "Timeline")
-    assert everything(explorer.panes["Timeline"]).count('class="op-svg"') == 1
+    open_all(explorer, "Latency", "Kernels")
+    assert says(everything(explorer.panes["Kernels"]), "no kernel view", "kernels=True")
     explorer.add(PhaseRun.load(GPU_RECORD))
-    open_all(explorer, "Latency", "Timeline")
-    latency, timeline = everything(explorer.panes["Latency"]), everything(explorer.panes["Timeline"])
+    open_all(explorer, "Latency", "Kernels")
+    latency, kernels = (everything(explorer.panes[name]) for name in ("Latency", "Kernels"))
     assert 'aria-label="Roofline' in latency
     assert says(latency, "stage", "floor")
-    assert 'aria-label="GPU busy time' in timeline
-    assert 'aria-label="Idle time' in timeline
+    assert 'aria-label="GPU busy time' in kernels
+    assert 'aria-label="Idle time' in kernels
 
 
 # -- the page and its scrubber -------------------------------------------------------------------------

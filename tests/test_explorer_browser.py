@@ -350,7 +350,7 @@ def test_a_record_is_loaded_compared_and_downloaded(panel: Any, ran: list[dict],
     download.value.save_as(tmp_path / "run.json")
     assert PhaseRun.load(tmp_path / "run.json").to_dict() == PhaseRun.load(GPU_RECORD).to_dict()
     lab.open_tab(panel, "Compare")
-    panel.wait_for_selector(".opx-sides img >> nth=1")
+    panel.wait_for_selector(".opx-pane-compare :text('What differs')")  # the last part drawn
     compared = panel.inner_text(".opx-pane-compare")
     assert "NVIDIA H200" in compared
     assert "time to first token" in compared
@@ -360,7 +360,7 @@ def test_a_record_is_loaded_compared_and_downloaded(panel: Any, ran: list[dict],
 def test_nothing_is_wider_than_the_panel(panel: Any, ran: list[dict], theme: str) -> None:
     lab.set_theme(panel, theme)
     panel.set_viewport_size({"width": 900, "height": 1600})
-    for name in ("Latency", "Vision", "Timeline", "Page", "Text", "Checks", "Compare", "Record"):
+    for name in ("Latency", "Vision", "Timeline", "Kernels", "Page", "Text", "Checks", "Compare", "Record"):
         lab.open_tab(panel, name)
         panel.wait_for_function("document.querySelector('.opx-tabs .lm-mod-current')")
         assert panel.evaluate(TOO_WIDE) == [], name

@@ -1,4 +1,4 @@
-"""A figure as SVG: no text of its own, nothing that reaches beyond it, colours that the page sets."""
+"""A figure as SVG: nothing that reaches beyond it, text as text, colours that the page sets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from example_run import ATTACK, SHAPES, make_run
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ocr_phases.record import PhaseRun
@@ -35,7 +36,7 @@ def test_an_svg_stands_alone(plot: object, shape: str) -> None:
     assert root.attrib["role"] == "img"
     assert root.attrib["aria-label"] == 'A "figure" <of> time'
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
-    assert tags <= {"svg", "g", "path", "use", "defs", "clipPath", "rect"}
+    assert tags <= {"svg", "g", "path", "use", "defs", "clipPath", "rect", "text"}
     ids = {element.attrib["id"] for element in root.iter() if "id" in element.attrib}
     targets = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
     assert targets == ids
@@ -43,10 +44,30 @@ def test_an_svg_stands_alone(plot: object, shape: str) -> None:
     assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
 
-def test_what_the_model_wrote_is_no_text_in_it() -> None:
-    text = figure_svg(regions.plot_region_types(make_run(text=ATTACK)), "x")
-    assert "script" not in text
-    assert "onload" not in text
+def test_what_the_model_wrote_is_nothing_but_text_in_it() -> None:
+    root = ElementTree.fromstring(figure_svg(regions.plot_region_types(make_run(text=ATTACK)), "x"))
+    assert any("<svg onload" in (element.text or "") for element in root.iter())
+    assert not any("script" in element.tag or "onload" in element.attrib for element in root.iter())
+
+
+def test_type_is_text_in_the_fonts_that_it_was_measured_with() -> None:
+    figure = plots.sentence_figure("A sentence")
+    root = ElementTree.fromstring(figure_svg(figure, "x"))
+    (text,) = (element for element in root.iter() if element.tag.endswith("}text"))
+    assert text.text == "A sentence"
+    assert "font-family" not in text.attrib["style"]
+    assert "'DejaVu Sans', Verdana" in root.attrib["style"]
+
+
+def test_a_legend_below_and_the_axes_labels_do_not_meet() -> None:
+    figure = plots.plot_token_latency(make_run())
+    figure_svg(figure, "x")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    (axes,), (legend,) = figure.axes, figure.legends
+    inside = figure.bbox
+    box = axes.get_tightbbox(renderer)
+    assert legend.get_window_extent(renderer).y1 < box.y0
+    assert inside.x0 <= box.x0 and box.x1 <= inside.x1 and box.y1 <= inside.y1
 
 
 def test_two_figures_of_one_page_share_no_id_and_one_is_always_the_same() -> None:

@@ -7,7 +7,7 @@ import json
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,7 +49,7 @@ class Job:
 
     def __post_init__(self) -> None:
         # Where the page lies is no part of it: a folder that moved keeps its results.
-        known = {name: value for name, value in asdict(self).items() if name not in ("id", "source")}
+        known = {name: value for name, value in vars(self).items() if name not in ("id", "source")}
         if self.sha256 is None:
             known["source"] = self.source
         text = json.dumps(known, sort_keys=True, ensure_ascii=True)
@@ -64,7 +64,7 @@ class Job:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` is the inverse."""
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Job:

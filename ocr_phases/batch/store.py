@@ -270,8 +270,12 @@ def take_attempt(folder: Path, name: str) -> None:
 
 def clear_left_behind(folder: Path) -> None:
     """Remove the hidden files that a kill in the middle of writing leaves, and attempts that failed."""
-    for pattern in (".*.part", ".*.ipynb"):
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-    for place in folder.glob(f"{_ATTEMPT}*"):
-        shutil.rmtree(place, ignore_errors=True)  # a worker may be at it still, and then fails
+    try:
+        hidden = [name for name in os.listdir(folder) if name.startswith(".")]  # noqa: PTH208 (thrice as fast)
+    except FileNotFoundError:
+        return
+    for name in hidden:
+        if name.startswith(_ATTEMPT):
+            shutil.rmtree(folder / name, ignore_errors=True)  # a worker may be at it still, and then fails
+        elif name.endswith((".part", ".ipynb")):
+            (folder / name).unlink(missing_ok=True)

@@ -34,6 +34,7 @@ _COSTS = (("page_ms", "Time per page"), ("prompt_tokens", "Prompt tokens"), ("pe
 _LOST = {"edit_distance": "edit distance to the truth (%)", "agreement": "distance to the reference (%)"}
 _PRESET_LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (VERMILLION, "v"), (SKY, "P"))
 _MOST_NAMED = 12
+_MOST_MARKERS = 2_000  # beyond, a drawing has a megabyte for every 8,000, and a browser is slow
 _NAME_WIDTH, _NAME_HEIGHT = 0.2, 0.07  # of an axis
 
 
@@ -146,6 +147,7 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
             alpha=0.7,
             mew=0,
             label=label,
+            rasterized=len(known) > _MOST_MARKERS,
         )
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=-1)

@@ -36,7 +36,7 @@ def plot_distributions(pages: pd.DataFrame) -> Figure:
     A dashed line is the median, the title names it with p10 and p90. Values that are missing are left out.
     """
     figure = blank_figure(5.4)
-    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12)  # type: ignore[union-attr, call-arg]
+    figure.get_layout_engine().set(w_pad=2.5, h_pad=2.0)  # type: ignore[union-attr, call-arg]
     for axes, (column, name, unit, colour) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         values = pages[column].astype("float64").dropna().to_numpy()
         _histogram(axes, values * (100 if unit.startswith("%") else 1), name, unit, colour)

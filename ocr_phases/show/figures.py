@@ -25,6 +25,7 @@ from matplotlib.backends.backend_mixed import MixedModeRenderer
 from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import TightLayoutEngine
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 
@@ -36,12 +37,17 @@ FIGURE_DPI = 100
 SHARPNESS = 2
 """Pixels a CSS pixel, for screens of high density."""
 
+_ABOVE_LEGEND = 0.1  # inches
+
 STILL = '<div class="op-still">'
 """Begins what stands for a drawing where a viewer drops it: a report takes what is in front of it."""
 
 _NO_DRAWING = "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
 _LARGEST_SVG = 300_000  # characters; a report holds about eight figures
 _DRAWING = threading.Lock()
+_LINES = "stroke-linejoin: round; stroke-linecap: butt"
+_FACES = "'DejaVu Sans', Verdana, sans-serif"  # the first is what texts are measured with, Verdana is as wide
+_FACE = re.compile(r" font-family: [^;]*;?")
 _HREF = "{http://www.w3.org/1999/xlink}href"
 
 #: What a figure draws with -> the property that stands for it; the colour itself stays its fallback.
@@ -56,6 +62,24 @@ _INKS = {
     "#e6e6e6": "grid",
 }
 _COLOUR = re.compile(r"(fill|stroke): (#[0-9a-f]{6})")
+
+
+class Margins(TightLayoutEngine):
+    """Room for what is written around axes, and under them for the figure's legend: measured once.
+
+    Constrained layout measures all of it twice, which takes as long as the drawing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(pad=0.35, h_pad=0.8, w_pad=1.2, rect=None)  # type: ignore[arg-type]
+
+    def execute(self, fig: Any) -> None:
+        """Set the places of the axes."""
+        super().execute(fig)
+        if fig.legends:
+            room = fig.legends[0].get_window_extent().height / fig.bbox.height
+            space = _ABOVE_LEGEND / fig.get_figheight()
+            fig.subplots_adjust(bottom=fig.subplotpars.bottom + room + space)
 
 
 class LiteralFigure(Figure):
@@ -132,8 +156,8 @@ class Picture:
 def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
     """The figure as one ``<svg>`` element of 100 CSS pixels an inch; ``alt`` is its text alternative.
 
-    It holds no script, style sheet, comment or address, and type is drawn as outlines. White fills (type on
-    a bar) stay white; white outlines and half-transparent white grounds become the surface they stand on.
+    It holds no script, style sheet, comment or address. White fills (type on a bar) stay white; white
+    outlines and half-transparent white grounds become the surface they stand on.
     """
     drawn = _drawn(figure)
     # The parser leaves out comments, which hold the drawn texts.
@@ -152,7 +176,7 @@ def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
         "height": str(height),
         # matplotlib says this in a style sheet, which would reach the whole page.
         # And it leaves out the fill of what is black.
-        "style": "fill: var(--op-plot-ink, #000000); stroke-linejoin: round; stroke-linecap: butt",
+        "style": f"fill: var(--op-plot-ink, #000000); {_LINES}; font-family: {_FACES}",
     }
     return re.sub(r"\s+", " ", ElementTree.tostring(root, encoding="unicode"))
 
@@ -165,7 +189,7 @@ def _drawn(figure: Figure) -> str:
     with (
         _DRAWING,
         warnings.catch_warnings(),
-        matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "op"}),
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}),
     ):
         warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
         try:
@@ -230,7 +254,7 @@ def _clean(element: ElementTree.Element, mark: str, wanted: set[str]) -> None:
         elif key == _HREF:
             attributes["href"] = f"#{mark}-{value[1:]}" if value.startswith("#") else value
         elif key == "style":
-            attributes[key] = _recolour(value)
+            attributes[key] = _recolour(_FACE.sub("", value))
         else:
             attributes[key] = value.replace("url(#", f"url(#{mark}-")
     element.attrib = attributes

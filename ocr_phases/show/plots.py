@@ -28,7 +28,7 @@ from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_s
 from ocr_phases.analyse.typical import typical_repeat
 from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
-from ocr_phases.show.figures import LiteralFigure
+from ocr_phases.show.figures import LiteralFigure, Margins
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
 
@@ -157,18 +157,23 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
         "stage", key=lambda column: column.map(PREFILL_STAGES.index), kind="stable"
     ).reset_index(drop=True)
     figure, axes = new_figure(1.5 + 0.36 * (len(stages) + 1), ax=ax)
-    labels = []
-    for place, (_, row) in enumerate(stages.iterrows()):
+    labels, bars = [], []
+    for place, row in enumerate(stages.to_dict("records")):
         vision = row["stage"] in (*VISION_STAGES, "vision_fusion")
         colour = _VIEW_COLOURS.get(row["view"], BLUE) if row["stage"] in VISION_STAGES else PURPLE
-        ends = (float(row["device_ms_p10"]), float(row["device_ms_p90"]))
-        _bar(axes, place, row["device_ms"], whole, colour if vision else "#b5b5b5", ends[1])
+        ends = (row["device_ms_p10"], row["device_ms_p90"])
+        bars.append((row["device_ms"], ends[1], colour if vision else "#b5b5b5"))
         if len(run.repeats) > 1:
             axes.plot(ends, (place, place), color=INK, linewidth=1.1, solid_capstyle="butt")
         labels.append(" ".join(filter(None, (stage_name(row["stage"]), row["view"]))))
     rest = max(0.0, whole - float(stages["device_ms"].sum()))
-    _bar(axes, len(stages), rest, whole, FAINT, rest)
-    axes.set_yticks(range(len(stages) + 1), [*labels, "between stages"])
+    bars.append((rest, rest, FAINT))
+    times, ends_at, colours = zip(*bars, strict=True)
+    axes.barh(range(len(bars)), times, color=colours, height=0.7)
+    for place, (ms, end) in enumerate(zip(times, ends_at, strict=True)):
+        text = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
+        label_bar(axes, max(ms, end), place, text)
+    axes.set_yticks(range(len(bars)), [*labels, "between stages"])
     axes.invert_yaxis()
     longest = max(float(stages["device_ms_p90"].max()), rest)
     axes.set_xlim(0, 1.18 * longest)
@@ -418,15 +423,9 @@ def _ends(spans: pd.DataFrame) -> float:
     return float(ends.max()) if len(spans) else 0.0
 
 
-def _bar(axes: Axes, place: int, ms: float, whole: float, colour: str, label_from: float) -> None:
-    axes.barh(place, ms, color=colour, height=0.7)
-    text = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
-    label_bar(axes, max(ms, label_from), place, text)
-
-
 def blank_figure(height: float, width: float = WIDTH) -> Figure:
     """A figure of the report's width that draws every text as it stands; sizes in inches."""
-    return LiteralFigure(figsize=(width, height), layout="constrained", facecolor="white")
+    return LiteralFigure(figsize=(width, height), layout=Margins(), facecolor="white")
 
 
 def new_figure(height: float, width: float = WIDTH, ax: Axes | None = None) -> tuple[Figure, Axes]:

@@ -30,9 +30,12 @@ from ocr_phases.show.explorer.queue import Job, Queue
 from ocr_phases.show.explorer.record_tab import RecordPane
 from ocr_phases.show.explorer.script import PanelScript
 from ocr_phases.show.explorer.static_picture import StaticPicture, picture_bundle
+from ocr_phases.show.html import note_html
+from ocr_phases.show.sections import Section
 from ocr_phases.words import count_text
 
 _NONE = ""  # a value of None would leave the list blank
+_NO_KERNELS = "This record has no kernel view: measure on a GPU with kernels=True."
 
 
 class Explorer(widgets.VBox):
@@ -74,7 +77,8 @@ class Explorer(widgets.VBox):
         self.panes: dict[str, Pane] = {
             "Latency": Pane("latency", sections.cards, sections.latency, sections.floors),
             "Vision": Pane("vision", sections.vision, sections.stages),
-            "Timeline": LinkedPane("timeline", self.page_pane, sections.memory, sections.kernels),
+            "Timeline": LinkedPane("timeline", self.page_pane, sections.memory),
+            "Kernels": Pane("kernels", _kernels),
             "Page": self.page_pane,
             "Text": LinkedPane("text", self.page_pane, sections.text_notes, above=True),
             "Checks": Pane("checks", sections.checks),
@@ -299,3 +303,7 @@ class Explorer(widgets.VBox):
         view = {**self._repr_mimebundle_(), "text/plain": ""}
         display(view, raw=True)
         self._still.display(self._pictured)
+
+
+def _kernels(run: PhaseRun) -> Section:
+    return Section(note_html(_NO_KERNELS)) if run.kernels is None else sections.kernels(run)
