@@ -23,14 +23,13 @@ from vendor_standin import RULES
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
 from ocr_phases.analyse.probabilities import probability_table, region_probabilities
-from ocr_phases.measure import session as session_module
 from ocr_phases.measure.collectors import probabilities
 from ocr_phases.measure.collectors.probabilities import Sureness, token_probabilities, windowed_mask
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.phases import generate
 
-TOLERANCE = 2e-4  # of logits that reach 20, kept to four decimals
+TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
 NEW = 24
 QUICK: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 12, "repeats": 1, "warmup": 0, "ceilings": False}
 ASKED = {**QUICK, "token_probabilities": True}
@@ -206,7 +205,7 @@ def test_a_forward_that_fails_costs_no_measurement(
     def exhausted(*_: Any) -> None:
         raise torch.OutOfMemoryError("no room\nfor this")
 
-    monkeypatch.setattr(session_module, "token_probabilities", exhausted)
+    monkeypatch.setattr(probabilities, "token_probabilities", exhausted)
     with pytest.warns(UserWarning, match="no token probabilities: no room$"):
         made = tiny_session.run_inference(PAGES / "receipt.png", **ASKED)
     assert len(made.result["ids"]) == 12 and made.probabilities is None

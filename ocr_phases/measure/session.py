@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,7 +22,7 @@ from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import check_kernels, kernel_view
 from ocr_phases.measure.collectors.live_checks import ForwardHooks, input_verdicts
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
-from ocr_phases.measure.collectors.probabilities import Sureness, token_probabilities
+from ocr_phases.measure.collectors.probabilities import sureness_or_none
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs, make_views, pack
@@ -50,7 +49,8 @@ from ocr_phases.measure.steps.execution import (
     decode_execution,
     eos_interval,
 )
-from ocr_phases.measure.steps.sampling import Sampler, windowed_processors
+from ocr_phases.measure.steps.one_shot import one_shot
+from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
 from ocr_phases.measure.sweep import make_cells, run_sweep
 from ocr_phases.presets import GROUNDING_TAG
@@ -216,7 +216,9 @@ class OCRSession:
                 if request.verify and not generate:
                     parity = self._compare_with_generate(request, runs[0].ids)
                 if request.token_probabilities:
-                    sureness = self._token_probabilities(request, rows_until_end(self, request, runs[0]))
+                    ids = rows_until_end(self, request, runs[0])
+                    with self._execution(request.autocast):
+                        sureness = sureness_or_none(self, runs[0].packed, ids)
                 if request.kernels:
                     once = partial(
                         self._run_once,
@@ -309,21 +311,10 @@ class OCRSession:
         inputs = packed.to(self.device, self.dtype)
         with self._execution(request.autocast):
             try:
-                theirs = self._generate(inputs, request)
+                theirs = one_shot(self, inputs, request)
             except OcrPhasesError as error:  # a class without generate(); what was measured stands
                 return parity_result("n/a", "the tokens of generate()", str(error))
             return parity_check(self, request, inputs, ids, theirs)
-
-    def _token_probabilities(self, request: Request, ids: list[list[int]]) -> list[Sureness] | None:
-        """The sureness of each row's ``ids``; None, with a warning, where the forward fails."""
-        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
-        try:
-            with self._execution(request.autocast):
-                return token_probabilities(self.model, packed.to(self.device, self.dtype), ids)
-        except RuntimeError as error:  # out of memory, most likely; what was measured stands
-            said = f"The record has no token probabilities: {str(error).splitlines()[0]}"
-            warnings.warn(said, stacklevel=3)
-            return None
 
     def _run_once(
         self,
@@ -349,7 +340,7 @@ class OCRSession:
         with self._execution(request.autocast), setup.vision_execution():
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
-                    ids = self._generate(inputs, request)
+                    ids = one_shot(self, inputs, request)
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
                 cache = None if step is None else step.fresh_cache()
@@ -402,35 +393,6 @@ class OCRSession:
             max_cache_len,
             verdicts,
         )
-
-    def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:
-        """The same request through ``model.generate()``: one list of new ids a row."""
-        ends: dict[str, Any] = {"eos_token_id": self.eos_id}
-        if request.ignore_eos:
-            ends = {"eos_token_id": None, "min_new_tokens": request.max_new_tokens}
-        if request.infer.do_sample:
-            torch.manual_seed(request.seed)
-        arguments = self.family.prefill_arguments(inputs)
-        window = self.family.window(self.model)
-        if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
-            raise OcrPhasesError(
-                f"generate() of {type(self.model).__name__} mistakes which slots are padding once its window "
-                f"of {window} tokens is full: give rows of equal length, or measure without it."
-            )
-        if not hasattr(self.model, "generate"):
-            raise OcrPhasesError(
-                f"{type(self.model).__name__} has no generate() here: measure without generate=True."
-            )
-        with torch.no_grad(), self.family.silenced():
-            tokens = self.model.generate(
-                **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
-                max_new_tokens=request.max_new_tokens,
-                pad_token_id=self.pad_id,
-                logits_processor=windowed_processors(request.infer),
-                **ends,
-                **request.infer.as_generate(),
-            )
-        return tokens[:, inputs.input_ids.shape[1] :].tolist()
 
     # -- parts ------------------------------------------------------------------------------------
 

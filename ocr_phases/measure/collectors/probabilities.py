@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.measure.inputs.packing import DeviceInputs
+from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.family import Family
 
+if TYPE_CHECKING:
+    from ocr_phases.measure.models.checkpoint import LoadedModel
+
 _MOST_LOGITS = 2**24  # at once: 64 MB in float32
-_DECIMALS = 4
+_DECIMALS = 3
 
 
 class Sureness(NamedTuple):
@@ -32,9 +36,10 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
     """The sureness of the generated ``ids``, one list a row, after the prompts in ``inputs``.
 
     One forward over prompts and tokens together, without a cache. No temperature and no rule against
-    repetition changes the logits, so a token that either chose may have a negative margin. Memory is that of
-    a prefill as long as the sequence, because logits are made for a few tokens at a time. From an image token
-    among the ``ids`` on nothing is known: the classes would ask for its image.
+    repetition changes the logits, so a token that either chose may have a negative margin. Logits are made
+    for a few tokens at a time, of any vocabulary and number of tokens: at most 256 MB beside a prefill as
+    long as the sequence. From an image token among the ``ids`` on nothing is known: the classes would ask for
+    its image.
     """
     known = [_before(row, _image_token(inputs)) for row in ids]
     longest = max(map(len, known))
@@ -52,6 +57,18 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
         )
         for row, mine, both in zip(ids, known, found.transpose(1, 2).tolist(), strict=True)
     ]
+
+
+def sureness_or_none(
+    session: LoadedModel, packed: PageInputs, ids: Sequence[Sequence[int]]
+) -> list[Sureness] | None:
+    """`token_probabilities`; None, with a warning, where the forward fails: what was measured stands."""
+    try:
+        return token_probabilities(session.model, packed.to(session.device, session.dtype), ids)
+    except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"The record has no token probabilities: {reason}", stacklevel=4)
+        return None
 
 
 def _image_token(inputs: DeviceInputs) -> int:
