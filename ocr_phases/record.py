@@ -63,6 +63,8 @@ TOKEN_COLUMNS = (
     "device_ms_p10",
     "device_ms_p90",
     "host_ms",
+    "probability",
+    "margin",
 )
 #: What stage coverage adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
@@ -299,7 +301,8 @@ class PhaseRun:
         missing for a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what
         clocks resolve), so that sums over tokens are exact in any order. ``region`` is the index of the
         grounding region the token belongs to, -1 before the first. In a batch a step's time is the whole
-        batch's.
+        batch's. ``probability`` (0 to 1) and ``margin`` (of logits) are those of
+        `ocr_phases.analyse.probabilities.token_probabilities`.
         """
         return _elsewhere("tokens_of")(self, row)
 

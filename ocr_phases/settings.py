@@ -221,7 +221,7 @@ class RunSettings:
     generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
     verify: bool = _setting(False, "compare the tokens with model.generate(), after the timed runs")
     token_probabilities: bool = _setting(
-        False, "keep each token's probability, from one forward after the timed runs", kept=False
+        True, "keep each token's probability, from one forward after the timed runs", kept=False
     )
     ceilings: bool = _setting(True, "measure the device's best rates, after the timed runs", kept=False)
     kernels: bool = _setting(

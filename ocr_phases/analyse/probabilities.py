@@ -1,4 +1,4 @@
-"""How sure the model was of its tokens, by token and by region."""
+"""How sure the model was of what it wrote: of each token, and of each region's text."""
 
 from __future__ import annotations
 
@@ -6,36 +6,75 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.kept import kept
 from ocr_phases.record import PhaseRun
+from ocr_phases.words import percent_text
 
-REGION_PROBABILITIES = ("region", "label", "tokens", "probability", "least_probability", "least_margin")
+UNCERTAIN_BELOW = 0.9
+"""A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md)."""
 
+UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTAIN_BELOW)}"
 
-def probability_table(run: PhaseRun, row: int = 0) -> pd.DataFrame:
-    """One row a generated token: ``index``, ``logprob``, ``probability``, ``margin``; empty without them."""
-    kept: dict[str, list[float | None]] = {"logprobs": [], "margins": []}
-    if run.probabilities is not None:
-        kept = run.probabilities[row]
-    logprob, margin = (np.asarray(kept[name], dtype=np.float64) for name in ("logprobs", "margins"))
-    table = {"logprob": logprob, "probability": np.exp(logprob), "margin": margin}
-    return pd.DataFrame({"index": np.arange(len(logprob)), **table})
+PROBABILITY_COLUMNS = ("probability", "margin")
+REGION_PROBABILITY_COLUMNS = ("region", "text_tokens", "probability", "uncertain")
 
 
-def region_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
-    """One row a region, columns `REGION_PROBABILITIES`, over the tokens that begin in its text.
+def token_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
+    """One row a generated token, columns `PROBABILITY_COLUMNS`, float64; NaN where not known.
 
-    ``probability`` is the geometric mean. Marks and coordinates do not count: a box is unsure by a pixel
-    where its text is not. Of a region without text, or with unknown tokens only, figures are NaN.
+    ``probability`` is the token's own, 0 to 1, ``margin`` its logit minus the highest other one.
     """
-    grounding = parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
-    known = probability_table(run, row)
-    texts = run.results[row]["token_texts"][: len(known)]
-    starts = np.cumsum([0, *map(len, texts)])[:-1]
-    rows = []
+    unknown = [None] * len(run.results[row]["ids"])
+    known = {} if run.probabilities is None else run.probabilities[row]
+    logprobs, margins = (
+        np.asarray(known.get(name, unknown), dtype=np.float64) for name in ("logprobs", "margins")
+    )
+    return pd.DataFrame({"probability": np.exp(logprobs), "margin": margins})
+
+
+def text_tokens(run: PhaseRun, row: int = 0) -> dict[int, np.ndarray]:
+    """The tokens of each region's stripped text, as int64 indices: no marks, box or white space around it."""
+    result = run.results[row]
+    grounding = parse_grounding(result["text"] or "", run.model.get("family"))
+    lengths = np.asarray([len(text) for text in result["token_texts"]], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    ends = starts + np.maximum(lengths, 1)  # a part of a character has no text, and a place
+    found = {}
     for region in grounding.regions:
-        own = known[(starts >= region.content_start) & (starts < region.end)]
-        mean = float(np.exp(own["logprob"].mean()))
-        rows.append(
-            (region.index, region.label, len(own), mean, own["probability"].min(), own["margin"].min())
-        )
-    return pd.DataFrame(rows, columns=list(REGION_PROBABILITIES))
+        inside = (result["text"] or "")[region.content_start : region.end]
+        first = region.content_start + len(inside) - len(inside.lstrip())
+        own = (starts < first + len(region.text)) & (ends > first) if region.text else starts < 0
+        found[region.index] = np.flatnonzero(own)
+    return found
+
+
+@kept
+def region_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
+    """One row a region, columns `REGION_PROBABILITY_COLUMNS`.
+
+    ``probability`` is the mean over the tokens of its text (`text_tokens`), NaN for a region without text or
+    with an unknown token; ``uncertain`` says whether it is below `UNCERTAIN_BELOW`.
+    """
+    known = token_probabilities(run, row)["probability"].to_numpy()
+    rows = []
+    for region, own in text_tokens(run, row).items():
+        mean = float(known[own].mean()) if len(own) else float("nan")
+        rows.append((region, len(own), mean, mean < UNCERTAIN_BELOW))
+    table = pd.DataFrame(rows, columns=list(REGION_PROBABILITY_COLUMNS))
+    return table.astype(
+        {"region": "int64", "text_tokens": "int64", "probability": "float64", "uncertain": bool}
+    )
+
+
+def uncertain_sentence(run: PhaseRun) -> str:
+    """How many of the regions are uncertain, over all rows; empty for none."""
+    marked = pd.concat([region_probabilities(run, row)["uncertain"] for row in range(len(run.results))])
+    count = int(marked.sum())
+    if not count:
+        return ""
+    verb, whose = ("is", "its") if count == 1 else ("are", "their")
+    below = percent_text(UNCERTAIN_BELOW)
+    return (
+        f"{count} of {len(marked)} regions {verb} uncertain: {whose} text has a mean token probability "
+        f"below {below}."
+    )
