@@ -51,6 +51,8 @@ SPAN_COLUMNS = (
     "host_start_ms",
     "host_ms",
 )
+#: A token's own probability (0 to 1) and margin (of logits).
+PROBABILITY_COLUMNS = ("probability", "margin")
 TOKEN_COLUMNS = (
     "index",
     "id",
@@ -63,8 +65,7 @@ TOKEN_COLUMNS = (
     "device_ms_p10",
     "device_ms_p90",
     "host_ms",
-    "probability",
-    "margin",
+    *PROBABILITY_COLUMNS,
 )
 #: What stage coverage adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import test_deepseek_ocr_2
 import test_unlimited_ocr
@@ -14,25 +16,33 @@ import torch
 from conftest import GOLDEN_2, GOLDEN_UNLIMITED, PAGES
 from example_run import EOS, make_run
 from golden_cases import golden_inputs
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import load_file
 from test_phases import captured
 from torch import Tensor
 from vendor_standin import RULES
 
+from benchmarks import uncertain_regions
+from benchmarks.quality_figures import DOCUMENT
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
-from ocr_phases.analyse.probabilities import probability_table, region_probabilities
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.headline import account
+from ocr_phases.analyse.probabilities import UNCERTAIN_BELOW, uncertain_sentence
 from ocr_phases.measure.collectors import probabilities
 from ocr_phases.measure.collectors.probabilities import Sureness, token_probabilities, windowed_mask
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.phases import generate
+from ocr_phases.show import sections
+from ocr_phases.show.explorer.view_data import row_data
+from ocr_phases.show.overlay import draw_boxes, draw_decode_time, uncertain_in
+from ocr_phases.truth import TrueRegion, Truth
 
 TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
 NEW = 24
-QUICK: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 12, "repeats": 1, "warmup": 0, "ceilings": False}
-ASKED = {**QUICK, "token_probabilities": True}
+ASKED: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 12, "repeats": 1, "warmup": 0, "ceilings": False}
 
 
 def expected(logits: list[Tensor], ids: list[list[int]]) -> list[Sureness]:
@@ -194,7 +204,7 @@ def test_they_need_no_phases_and_no_text(extra: dict[str, Any], tiny_session: OC
 
 def test_without_them_nothing_more_runs(tiny_session: OCRSession, run: PhaseRun) -> None:
     with captured(tiny_session.model.lm_head, "output") as heads:
-        plain = tiny_session.run_inference(PAGES / "receipt.png", **QUICK)
+        plain = tiny_session.run_inference(PAGES / "receipt.png", **ASKED, token_probabilities=False)
     assert len(heads) == len(plain.result["ids"])
     assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
 
@@ -228,19 +238,133 @@ def test_damaged_ones_are_refused(rows: list[Any], said: str, run: PhaseRun) -> 
 # -- by token and by region --------------------------------------------------------------------------
 
 
-def test_a_region_has_the_figures_of_its_text_alone() -> None:
-    made = make_run(text="<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>ab")
-    texts = ["<|ref|>text<|/ref|>", "<|det|>[[1, 2, 3, 4]]<|/det|>", "a", "b", EOS]
-    result = {**made.result, "ids": [1, 2, 3, 4, 5], "token_texts": texts}
-    kept = {
-        "logprobs": [-9.0, -9.0, math.log(0.5), math.log(0.125), -9.0],
-        "margins": [1.0, 1.0, 0.5, -2.0, 1.0],
-    }
+def with_texts(contents: list[str], logprobs: list[float | None] | None, split: int = 3) -> PhaseRun:
+    """A record of regions with these contents, cut into tokens of ``split`` characters at most."""
+    text = "".join(
+        f"<|ref|>text<|/ref|><|det|>[[10, {10 + 240 * number}, 900, {200 + 240 * number}]]<|/det|>{content}"
+        for number, content in enumerate(contents)
+    )
+    texts = [text[start : start + split] for start in range(0, len(text), split)] + [EOS]
+    made = make_run(text=text or "-")
+    result = {**made.result, "text": text, "ids": list(range(len(texts))), "token_texts": texts}
+    if logprobs is None:
+        return replace(made, results=[result], probabilities=None)
+    values = [logprobs[number % len(logprobs)] for number in range(len(texts))]
+    kept = {"logprobs": values, "margins": values}
+    return replace(made, results=[result], probabilities=[kept])
+
+
+@given(
+    contents=st.lists(st.text("ab \n", max_size=9), max_size=4),
+    logprobs=st.none() | st.lists(st.none() | st.floats(-0.5, 0), min_size=1, max_size=40),
+    split=st.integers(1, 5),
+)
+def test_marking_agrees_with_a_plain_computation(
+    contents: list[str], logprobs: list[float | None] | None, split: int
+) -> None:
+    run = with_texts(contents, logprobs, split)
+    tokens, regions = run.tokens, run.regions
+    regions = regions[regions["region"] >= 0].reset_index(drop=True)
+    assert len(regions) == len(contents)
+    at, where = 0, []
+    for text in tokens["text"]:
+        where.append((at, at + len(text)))
+        at += len(text)
+    place, marked = 0, 0
+    for number, content in enumerate(contents):
+        begin = run.text.index("<|/det|>", place) + len("<|/det|>")
+        place = begin + len(content)
+        letters = {begin + offset for offset in range(len(content)) if content.strip()}
+        letters = {at for at in letters if run.text[at:place].strip() and run.text[begin : at + 1].strip()}
+        own = [number for number, (one, end) in enumerate(where) if letters & set(range(one, end))]
+        sure = [tokens["probability"][number] for number in own]
+        row = regions.loc[number]
+        if not own or any(map(math.isnan, sure)):
+            assert math.isnan(row["probability"]) and not row["uncertain"]
+        else:
+            assert row["probability"] == pytest.approx(sum(sure) / len(sure))
+            assert row["uncertain"] == (row["probability"] < UNCERTAIN_BELOW)
+        marked += bool(row["uncertain"])
+    said = uncertain_sentence(run)
+    assert said.startswith(f"{marked} of {len(contents)} regions ") if marked else said == ""
+
+
+def test_a_token_without_text_within_a_text_counts() -> None:
+    """The first part of a character whose text stands with the second."""
+    text = "<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>aé"
+    made = make_run(text=text)
+    texts = [text[:-2], "a", "", "é", EOS]
+    result = {**made.result, "ids": list(range(5)), "token_texts": texts}
+    kept = {"logprobs": [-9.0, 0.0, math.log(0.5), 0.0, -9.0], "margins": [0.0] * 5}
     known = replace(made, results=[result], probabilities=[kept])
-    tokens = probability_table(known)
-    assert tokens["probability"].tolist()[2:4] == pytest.approx([0.5, 0.125])
-    (region,) = region_probabilities(known).to_dict("records")
-    assert (region["label"], region["tokens"]) == ("text", 2)
-    assert region["probability"] == pytest.approx(0.25)
-    assert (region["least_probability"], region["least_margin"]) == (pytest.approx(0.125), -2.0)
-    assert probability_table(made).empty and math.isnan(region_probabilities(made)["probability"][0])
+    assert known.regions["probability"].tolist()[-1] == pytest.approx(2.5 / 3)
+    assert known.tokens["margin"].tolist() == [0.0] * 5
+
+
+UNSURE = with_texts(["\ngood", "\nbad one"], [0.0] * 22 + [-2.0] * 22, split=3)
+SURE = with_texts(["\ngood", "\nbad one"], [0.0])
+
+
+def test_a_report_tells_which_regions_are_uncertain() -> None:
+    said = "1 of 2 regions is uncertain: its text has a mean token probability below 90 %."
+    assert uncertain_sentence(UNSURE) == said
+    assert said in account(UNSURE) and said in sections.text_notes(UNSURE).html()
+    page = sections.page(UNSURE).html()
+    assert "probability" in page and "uncertain" in page
+    sure = sections.page(SURE).html()
+    assert "probability" in sure and "uncertain" not in sure
+    unknown = replace(UNSURE, probabilities=None)
+    whole = sections.page(unknown).html() + sections.text_notes(unknown).html() + account(unknown)
+    assert "probability" not in whole and "uncertain" not in whole
+
+
+def test_uncertain_boxes_are_dashed_and_the_legend_says_so() -> None:
+    page = Image.new("RGB", (400, 300), "white")
+    grounding = parse_grounding(SURE.text)
+    plain = draw_boxes(page, grounding)
+    assert plain.size == page.size
+    dashed = draw_boxes(page, grounding, uncertain_in(UNSURE.regions))
+    assert dashed.height > page.height
+    colours = [len(np.unique(np.asarray(picture)[80:130, 4], axis=0)) for picture in (plain, dashed)]
+    assert colours == [1, 2]  # down the second box's left side: the outline, or dashes on white
+    upper = [np.asarray(picture)[:60] for picture in (plain, dashed)]
+    assert (upper[0] == upper[1]).all()
+    timed = draw_decode_time(page, grounding, UNSURE.regions)
+    assert timed.height == draw_decode_time(page, grounding, SURE.regions).height + dashed.height - 300
+
+
+def test_the_explorer_has_them() -> None:
+    data = row_data(UNSURE, 0)
+    assert data["uncertain"]["regions"] == [1] and "90 %" in data["uncertain"]["legend"]
+    assert [box["uncertain"] for box in data["pages"][0]["boxes"]] == [False, True]
+    lines = {region["region"]: region["line"] + region["facts"] for region in data["regions"]}
+    assert "uncertain" in lines[1] and "uncertain" not in lines[0] and "probability 100 %" in lines[0]
+    unknown = row_data(replace(UNSURE, probabilities=None), 0)
+    assert not unknown["uncertain"]["regions"] and set(unknown["probability"]) == {None}
+    assert "probability" not in str(unknown["regions"])
+
+
+# -- the rule ----------------------------------------------------------------------------------------
+
+
+def test_the_docs_have_the_figures_of_the_file() -> None:
+    assert uncertain_regions.rule_table(pd.read_csv(uncertain_regions.RESULT)) in DOCUMENT.read_text("utf-8")
+    assert UNCERTAIN_BELOW in uncertain_regions.THRESHOLDS
+
+
+def test_the_rules_are_taken_of_each_region() -> None:
+    truth = Truth("good", (TrueRegion("text", (10, 10, 900, 200), "good"),))
+    (good, bad) = uncertain_regions.region_rows(UNSURE, truth)
+    assert (good["wrong"], bad["wrong"]) == (False, True)
+    assert good["mean_probability"] > bad["mean_probability"]
+    assert UNSURE.regions["probability"].tolist() == [good["mean_probability"], bad["mean_probability"]]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=2, max_size=12))
+def test_the_area_under_the_curve(pairs: list[tuple[bool, int]]) -> None:
+    wrong, right = ([value for is_wrong, value in pairs if is_wrong == kind] for kind in (True, False))
+    assume(wrong and right)
+    wins = sum((low < high) + (low == high) / 2 for low in wrong for high in right)
+    table = pd.DataFrame(pairs, columns=["wrong", "value"])
+    found = uncertain_regions.area_under_curve(table["wrong"], table["value"])
+    assert found == pytest.approx(wins / len(wrong) / len(right))

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.kept import kept
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import PROBABILITY_COLUMNS, PhaseRun
 from ocr_phases.words import percent_text
 
 UNCERTAIN_BELOW = 0.9
@@ -15,7 +15,6 @@ UNCERTAIN_BELOW = 0.9
 
 UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTAIN_BELOW)}"
 
-PROBABILITY_COLUMNS = ("probability", "margin")
 REGION_PROBABILITY_COLUMNS = ("region", "text_tokens", "probability", "uncertain")
 
 
@@ -29,7 +28,7 @@ def token_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
     logprobs, margins = (
         np.asarray(known.get(name, unknown), dtype=np.float64) for name in ("logprobs", "margins")
     )
-    return pd.DataFrame({"probability": np.exp(logprobs), "margin": margins})
+    return pd.DataFrame(dict(zip(PROBABILITY_COLUMNS, (np.exp(logprobs), margins), strict=True)))
 
 
 def text_tokens(run: PhaseRun, row: int = 0) -> dict[int, np.ndarray]:
