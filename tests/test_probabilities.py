@@ -16,7 +16,7 @@ import torch
 from conftest import GOLDEN_2, GOLDEN_UNLIMITED, PAGES
 from example_run import EOS, make_run
 from golden_cases import golden_inputs
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
@@ -194,6 +194,16 @@ def test_a_record_keeps_them(tiny_session: OCRSession, run: PhaseRun) -> None:
     assert_equal([Sureness(**row)], wanted)
 
 
+@pytest.mark.parametrize(
+    "extra", [{"infer": "published"}, {"infer": {"no_repeat_ngram_size": 2}, "first_token": "redecode"}]
+)
+def test_they_follow_every_way_to_run(extra: dict[str, Any], tiny_session: OCRSession) -> None:
+    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
+    made = tiny_session.run_inference(pages, **ASKED, **extra)
+    assert [len(row["logprobs"]) for row in made.probabilities] == [len(row["ids"]) for row in made.results]
+    assert made.tokens_of(1)["probability"].notna().all()
+
+
 @pytest.mark.parametrize("extra", [{"generate": True}, {"infer": {"temperature": 2.0}, "return_text": False}])
 def test_they_need_no_phases_and_no_text(extra: dict[str, Any], tiny_session: OCRSession) -> None:
     made = tiny_session.run_inference(PAGES / "receipt.png", **ASKED, **extra)
@@ -238,6 +248,9 @@ def test_damaged_ones_are_refused(rows: list[Any], said: str, run: PhaseRun) -> 
 # -- by token and by region --------------------------------------------------------------------------
 
 
+EXAMPLE = make_run()
+
+
 def with_texts(contents: list[str], logprobs: list[float | None] | None, split: int = 3) -> PhaseRun:
     """A record of regions with these contents, cut into tokens of ``split`` characters at most."""
     text = "".join(
@@ -245,7 +258,7 @@ def with_texts(contents: list[str], logprobs: list[float | None] | None, split: 
         for number, content in enumerate(contents)
     )
     texts = [text[start : start + split] for start in range(0, len(text), split)] + [EOS]
-    made = make_run(text=text or "-")
+    made = EXAMPLE
     result = {**made.result, "text": text, "ids": list(range(len(texts))), "token_texts": texts}
     if logprobs is None:
         return replace(made, results=[result], probabilities=None)
@@ -254,6 +267,7 @@ def with_texts(contents: list[str], logprobs: list[float | None] | None, split: 
     return replace(made, results=[result], probabilities=[kept])
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     contents=st.lists(st.text("ab \n", max_size=9), max_size=4),
     logprobs=st.none() | st.lists(st.none() | st.floats(-0.5, 0), min_size=1, max_size=40),
@@ -274,9 +288,10 @@ def test_marking_agrees_with_a_plain_computation(
     for number, content in enumerate(contents):
         begin = run.text.index("<|/det|>", place) + len("<|/det|>")
         place = begin + len(content)
-        letters = {begin + offset for offset in range(len(content)) if content.strip()}
-        letters = {at for at in letters if run.text[at:place].strip() and run.text[begin : at + 1].strip()}
-        own = [number for number, (one, end) in enumerate(where) if letters & set(range(one, end))]
+        inner = content.strip()
+        first = begin + content.index(inner)
+        letters = set(range(first, first + len(inner)))
+        own = [token for token, (one, end) in enumerate(where) if letters & set(range(one, end))]
         sure = [tokens["probability"][number] for number in own]
         row = regions.loc[number]
         if not own or any(map(math.isnan, sure)):

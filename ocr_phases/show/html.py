@@ -210,7 +210,7 @@ def repeats_html(run: PhaseRun) -> Html:
 
 
 def regions_html(table: pd.DataFrame) -> Html:
-    """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first.
+    """`region_table`, or `ocr_phases.analyse.regions.regions_of`, as a table, the costliest region first.
 
     Texts are shortened. Columns with only usual values (boxes, repaired, uncertain) are left out, and
     probabilities where the record has none.
@@ -222,10 +222,9 @@ def regions_html(table: pd.DataFrame) -> Html:
     )
     marked = table[table["region"] != PREAMBLE]
     values = (("repaired", False), ("boxes", 1), ("uncertain", False))
-    usual = [name for name, value in values if (marked[name] == value).all()]
-    if not table["probability"].notna().any():
-        usual.append("probability")
-    table = table.drop(columns=usual)
+    usual = [name for name, value in values if name in table and (marked[name] == value).all()]
+    unknown = [name for name in ("probability",) if name in table and table[name].isna().all()]
+    table = table.drop(columns=[*usual, *unknown])
     headings = {"decode_ms": ("decode time", "ms"), "text": ("begins with", "")}
     return table_html(table, caption="Decode time of each region", headings=headings)
 

@@ -58,7 +58,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
         "cache": whole(tokens["cache_len"]),
         "region": tokens["region"].tolist(),
         "probability": numbers(tokens["probability"]),
-        "uncertain": {"regions": uncertain, "legend": f"Dashed: {UNCERTAIN_TEXT}"},
+        "uncertain": {"regions": uncertain, "legend": UNCERTAIN_TEXT},
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
         "top": 1.3 * scale_of(found),
         "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
