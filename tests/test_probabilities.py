@@ -226,7 +226,7 @@ def test_a_forward_that_fails_costs_no_measurement(
         raise torch.OutOfMemoryError("no room\nfor this")
 
     monkeypatch.setattr(probabilities, "token_probabilities", exhausted)
-    with pytest.warns(UserWarning, match="no token probabilities: no room$"):
+    with pytest.warns(UserWarning, match=r"no token probabilities \(OutOfMemoryError: no room\)\.$"):
         made = tiny_session.run_inference(PAGES / "receipt.png", **ASKED)
     assert len(made.result["ids"]) == 12 and made.probabilities is None
 

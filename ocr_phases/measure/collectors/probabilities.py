@@ -66,8 +66,8 @@ def sureness_or_none(
     try:
         return token_probabilities(session.model, packed.to(session.device, session.dtype), ids)
     except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"The record has no token probabilities: {reason}", stacklevel=4)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(f"The record has no token probabilities ({reason}).", stacklevel=3)
         return None
 
 
