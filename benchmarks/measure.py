@@ -90,6 +90,7 @@ class _Bench:
             preset=self.preset,
             ignore_eos=True,
             embed_page=False,
+            token_probabilities=False,
             **options,
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
+from benchmarks import uncertain_regions
 from ocr_phases.analyse.cost_quality import cost_quality_sentence, preset_points, preset_table
 from ocr_phases.files import write_atomic
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
@@ -58,10 +59,12 @@ def table_of(pages: pd.DataFrame) -> str:
 
 def with_tables(text: str) -> str:
     """``text`` with the tables between their markers."""
-    for name in SETS:
+    tables = {name: table_of(load(name)) for name in SETS}
+    tables["uncertain"] = uncertain_regions.rule_table(pd.read_csv(uncertain_regions.RESULT))
+    for name, table in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{table_of(load(name))}\n\n{end}{rest.partition(end)[2]}"
+        text = f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
     return text
 
 

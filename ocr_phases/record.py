@@ -51,6 +51,8 @@ SPAN_COLUMNS = (
     "host_start_ms",
     "host_ms",
 )
+#: A token's own probability (0 to 1) and margin (of logits).
+PROBABILITY_COLUMNS = ("probability", "margin")
 TOKEN_COLUMNS = (
     "index",
     "id",
@@ -63,12 +65,13 @@ TOKEN_COLUMNS = (
     "device_ms_p10",
     "device_ms_p90",
     "host_ms",
+    *PROBABILITY_COLUMNS,
 )
 #: What stage coverage adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 #: Fields that a record has only where they were asked for.
-_OPTIONAL = ("kernels", "truths")
+_OPTIONAL = ("kernels", "truths", "probabilities")
 
 _GZIP_LEVEL = 6  # 9 takes twice as long and saves a hundredth
 _EMBED_BYTES = 2_000_000
@@ -172,6 +175,7 @@ class PhaseRun:
     live_checks: list[dict[str, Any]] = field(default_factory=list)
     kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
     truths: list[dict[str, Any] | None] | None = None  # what each row's page says, where it was given
+    probabilities: list[dict[str, Any]] | None = None  # of each row's tokens, where they were asked for
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
@@ -298,7 +302,8 @@ class PhaseRun:
         missing for a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what
         clocks resolve), so that sums over tokens are exact in any order. ``region`` is the index of the
         grounding region the token belongs to, -1 before the first. In a batch a step's time is the whole
-        batch's.
+        batch's. ``probability`` (0 to 1) and ``margin`` (of logits) are those of
+        `ocr_phases.analyse.probabilities.token_probabilities`.
         """
         return _elsewhere("tokens_of")(self, row)
 

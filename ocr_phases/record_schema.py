@@ -29,6 +29,7 @@ _Load = Annotated[float, Meta(ge=0, le=1e6)]
 _TypePx = Annotated[float, Meta(ge=0, le=1e6)]
 _Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
 _Cells = Annotated[int, Meta(ge=1, le=2**10)]
+_Logprob = Annotated[float, Meta(le=0)]
 _Texts = list[str]
 _Times = Annotated[list[Annotated[float, Meta(gt=0, le=2**33)]], Meta(min_length=1)]
 
@@ -208,6 +209,11 @@ class _Truth(TypedDict):
     ignored: _Texts
 
 
+class _Sureness(TypedDict):
+    logprobs: list[_Logprob | None]
+    margins: list[float | None]
+
+
 class _Check(TypedDict):
     name: str
     verdict: NotRequired[str]
@@ -229,6 +235,7 @@ class _Record(TypedDict):
     live_checks: list[_Check]
     kernels: NotRequired[dict[str, Any]]
     truths: NotRequired[list[_Truth | None]]
+    probabilities: NotRequired[list[_Sureness]]
 
 
 # -- the kernel view --------------------------------------------------------------------------------
@@ -332,6 +339,11 @@ def _agreements(record: dict[str, Any]) -> Any:
     prompts = record["request"]["prompts"]
     yield "request.prompts: results has another number of rows", len(prompts) == len(results)
     yield "truths: results has another number of rows", len(record.get("truths", results)) == len(results)
+    sure = record.get("probabilities")
+    yield "probabilities: results has another number of rows", sure is None or len(sure) == len(results)
+    for number, (row, result) in enumerate(zip(sure or [], results, strict=False)):
+        same = {len(row["logprobs"]), len(row["margins"])} == {len(result["ids"])}
+        yield f"probabilities[{number}]: the row has another number of ids", same
     sized = len(record["request"].get("type_px", []))
     yield "request.type_px: there is another number of pages", sized in (0, len(record["pages"]))
     for number, result in enumerate(results):

@@ -220,6 +220,9 @@ class RunSettings:
     embed_page: bool = _setting(True, "keep the page image in the record")
     generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
     verify: bool = _setting(False, "compare the tokens with model.generate(), after the timed runs")
+    token_probabilities: bool = _setting(
+        True, "keep each token's probability, from one forward after the timed runs", kept=False
+    )
     ceilings: bool = _setting(True, "measure the device's best rates, after the timed runs", kept=False)
     kernels: bool = _setting(
         False, "CUDA: profile kernels and host syncs of each stage in one more run", kept=False

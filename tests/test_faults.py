@@ -36,6 +36,7 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.steps import first_difference
 from ocr_phases.cli import main
 from ocr_phases.files import LOCK_NAME, only_writer
+from ocr_phases.measure import session as session_module
 from ocr_phases.measure.collectors import parity
 from ocr_phases.measure.collectors.parity import bfloat16_step
 from ocr_phases.measure.inputs.packing import (
@@ -283,7 +284,7 @@ def test_sampling_is_a_note_of_parity(session: OCRSession) -> None:
 
 def test_other_tokens_into_generate_fail_parity(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another tokenisation for the one-shot path: the beginning token twice."""
-    honest = OCRSession._generate
+    honest = session_module.one_shot
 
     def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
         ids = inputs.input_ids.clone()
@@ -291,7 +292,7 @@ def test_other_tokens_into_generate_fail_parity(session: OCRSession, monkeypatch
         return honest(self, dataclasses.replace(inputs, input_ids=ids), request)
 
     with monkeypatch.context() as patch:
-        patch.setattr(OCRSession, "_generate", generate)
+        patch.setattr(session_module, "one_shot", generate)
         run = session.run_inference(RECEIPT, verify=True, **{**QUICK, "max_new_tokens": 60})
     assert failures(run) == {"parity"}
 
@@ -303,7 +304,7 @@ def test_a_class_without_generate_keeps_its_measurement(
         raise OcrPhasesError("SomeClass has no generate() here.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(OCRSession, "_generate", generate)
+        patch.setattr(session_module, "one_shot", generate)
         run = session.run_inference(RECEIPT, verify=True, **QUICK)
     assert verdicts(run)["parity"] == "n/a"
     assert not failures(run)
@@ -383,7 +384,7 @@ def test_the_first_difference_is_judged_by_its_margin(
 ) -> None:
     """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
     session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
-    honest_scores, honest = parity._scores, OCRSession._generate
+    honest_scores, honest = parity._scores, session_module.one_shot
     other = 17
 
     def scores(*args: Any) -> torch.Tensor:
@@ -399,7 +400,7 @@ def test_the_first_difference_is_judged_by_its_margin(
         return ids
 
     monkeypatch.setattr(parity, "_scores", scores)
-    monkeypatch.setattr(OCRSession, "_generate", generate)
+    monkeypatch.setattr(session_module, "one_shot", generate)
     run = session.run_inference(
         RECEIPT, preset="tiny", ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 8}
     )

@@ -234,6 +234,7 @@ def test_it_decodes_from_the_cache_that_generate_hands_it(session, monkeypatch):
         lambda module, args, arguments: given.append(arguments["past_key_values"]), with_kwargs=True
     )
     options = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ignore_eos": True}
+    options["token_probabilities"] = False
     for way in (True, False):
         session.run_inference(CASES["small"][0], generate=way, **options)
     handle.remove()

@@ -8,6 +8,7 @@ from ocr_phases.analyse.floors import floor_sentence, floor_table
 from ocr_phases.analyse.kernels import kernel_sentence
 from ocr_phases.analyse.noise import noise_warning
 from ocr_phases.analyse.page_type import small_type_in
+from ocr_phases.analyse.probabilities import uncertain_sentence
 from ocr_phases.analyse.steps import decode_trend
 from ocr_phases.analyse.summary import OUTLIER_FACTOR, PHASES, repeat_table, step_table, vision_share
 from ocr_phases.analyse.typical import typical_run, typical_sentence
@@ -193,7 +194,7 @@ def text_doubt(run: PhaseRun) -> str:
 
 
 def _caveats(run: PhaseRun) -> list[str]:
-    caveats = list(filter(None, [text_doubt(run)]))
+    caveats = list(filter(None, [text_doubt(run), uncertain_sentence(run)]))
     if run.request.get("ignore_eos"):
         caveats.append("The end token was ignored, so the run made the requested number of tokens.")
     elif run.result.get("finish_reason") == "length":

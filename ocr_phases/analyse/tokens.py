@@ -7,6 +7,7 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.analyse.kept import kept
+from ocr_phases.analyse.probabilities import token_probabilities
 from ocr_phases.record import TOKEN_COLUMNS, PhaseRun
 
 # Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
@@ -45,4 +46,4 @@ def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
     }.items():
         times = table["step"].map(values).astype("float64")
         table[column] = (times * _SUMMABLE).round() / _SUMMABLE
-    return table[list(TOKEN_COLUMNS)]
+    return pd.concat([table, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]

@@ -15,15 +15,17 @@ from ocr_phases.batch.figures import read_figures
 from ocr_phases.batch.store import RECORD, Entry, read_listing
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
-from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
+from ocr_phases.record import PROBABILITY_COLUMNS, SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 #: What identifies the page in front of every row: its job and its name in the batch.
 KEY_COLUMNS = ("id", "page")
 FORMATS = ("parquet", "csv")
-#: The token's id is ``token_id`` here, the job's is ``id``.
+#: The token's id is ``token_id`` here, the job's is ``id``; probabilities stay in the records.
 COLUMNS = {
     "spans": SPAN_COLUMNS,
-    "tokens": tuple("token_id" if name == "id" else name for name in TOKEN_COLUMNS),
+    "tokens": tuple(
+        "token_id" if name == "id" else name for name in TOKEN_COLUMNS if name not in PROBABILITY_COLUMNS
+    ),
 }
 
 _TEXT = ("id", "page", "phase", "stage", "view", "text", "source")

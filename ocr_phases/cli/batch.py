@@ -392,4 +392,4 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--render-workers", type=int, default=1, metavar="N", help="rendering processes (default: 1)"
     )
     add_json(command)
-    add_settings(command, BATCH)
+    add_settings(command, BATCH, token_probabilities=False)  # another prefill for every page

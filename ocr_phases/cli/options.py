@@ -52,7 +52,7 @@ def add_settings(command: argparse.ArgumentParser, wanted: Sequence[str], **defa
             if setting.name in wanted:
                 _add(options, setting)
     known = {setting.name: setting.default for setting in fields(Settings)}
-    command.set_defaults(**{name: known[name] for name in wanted}, **defaults, asked=[])
+    command.set_defaults(**{**{name: known[name] for name in wanted}, **defaults}, asked=[])
 
 
 def _add(options: Any, setting: Field[Any]) -> None:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 SUMMARY = "measure a page, print a summary, save its record"
 USAGE = "[options] PAGE | --from RUN.json"
+#: Settings that every repetition of a record takes from the command.
+_EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings")
 #: Settings that --from does not take from the record.
-_ANEW = ("model", "device", "trust_remote_code", "ceilings", "kernels", "kernel_steps")
+_ANEW = ("model", *_EACH, "kernels", "kernel_steps")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -68,7 +70,7 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     from ocr_phases.measure.rerun import recorded_pages, repeat_run
 
     recorded_pages(then, arguments.page)
-    options |= {name: getattr(arguments, name) for name in ("device", "trust_remote_code", "ceilings")}
+    options |= {name: getattr(arguments, name) for name in _EACH}
     if "model" in arguments.asked:
         options["model"] = arguments.model
     if options["kernels"]:

@@ -9,6 +9,7 @@ from ocr_phases import record
 from ocr_phases.analyse.check_texts import RULES
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.live_checks import merged
+from ocr_phases.measure.collectors.probabilities import Sureness
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.packing import valid_image_tokens
 from ocr_phases.measure.inputs.request import Request
@@ -29,11 +30,12 @@ def make_record(
     parity: dict[str, Any] | None = None,
     setup: dict[str, Any] | None = None,
     kernels: dict[str, Any] | None = None,
+    sureness: Sequence[Sureness] | None = None,
 ) -> PhaseRun:
     """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for.
 
     ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`);
-    ``kernels`` is the kernel view, where that was asked for.
+    ``kernels`` is the kernel view and ``sureness`` that of each row's tokens, where those were asked for.
     """
     first = runs[0]
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
@@ -49,7 +51,7 @@ def make_record(
             "prefill_len": first.packed.prefill_len,
             "batch": first.packed.batch_size,
         },
-        results=[_describe_row(session, request, ids) for ids in first.ids],
+        results=[_describe_row(session, request, ids) for ids in rows_until_end(session, request, first)],
         spans=record.make_spans(dict(zip(record.SPAN_COLUMNS, map(list, columns), strict=True))),
         memory={
             "source": memory_source,
@@ -70,7 +72,14 @@ def make_record(
         },
         live_checks=[*_checks(runs, request), *([parity] if parity else [])],
         kernels=kernels,
+        probabilities=None if sureness is None else [row._asdict() for row in sureness],
     )
+
+
+def rows_until_end(session: LoadedModel, request: Request, run: Run) -> list[list[int]]:
+    """A run's ids, each row up to its end token."""
+    eos = () if request.ignore_eos else (session.eos_id,)
+    return [phases.until_end(ids, eos) for ids in run.ids]
 
 
 class TokenReader:
@@ -108,9 +117,7 @@ def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
 
 
 def _describe_row(session: LoadedModel, request: Request, ids: list[int]) -> dict[str, Any]:
-    eos = () if request.ignore_eos else (session.eos_id,)
-    ids = phases.until_end(ids, eos)
-    ended = ids[-1] in eos
+    ended = not request.ignore_eos and ids[-1] == session.eos_id
     written = ids[:-1] if ended else ids
     # The end token apart: a character still incomplete before it belongs to the text.
     texts = [text for part in (written, ids[len(written) :]) for text in token_texts(session.tokenizer, part)]

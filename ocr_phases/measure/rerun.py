@@ -29,8 +29,8 @@ def repeat_run(
 
     ``page`` names the page's file where the record does not hold it, ``model`` the checkpoint where it has
     moved; both must be the very ones. A record of the vendor's class needs ``trust_remote_code``. ``options``
-    are `run_inference`'s callbacks and ``ceilings``. Raises `OcrPhasesError` where page or model cannot be
-    had or differ.
+    are `run_inference`'s callbacks and the settings that a request does not have. Raises `OcrPhasesError`
+    where page or model cannot be had or differ.
     """
     pages = recorded_pages(record, page)
     session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)

@@ -22,6 +22,7 @@ from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import check_kernels, kernel_view
 from ocr_phases.measure.collectors.live_checks import ForwardHooks, input_verdicts
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
+from ocr_phases.measure.collectors.probabilities import sureness_or_none
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs, make_views, pack
@@ -38,7 +39,7 @@ from ocr_phases.measure.models.checkpoint import Checkpoint, resolve_device, res
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.loading import load_checkpoint
 from ocr_phases.measure.models.references import references
-from ocr_phases.measure.recorder import make_record
+from ocr_phases.measure.recorder import make_record, rows_until_end
 from ocr_phases.measure.setup import PreparedStrategies, Setup
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import (
@@ -48,7 +49,8 @@ from ocr_phases.measure.steps.execution import (
     decode_execution,
     eos_interval,
 )
-from ocr_phases.measure.steps.sampling import Sampler, windowed_processors
+from ocr_phases.measure.steps.one_shot import one_shot
+from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
 from ocr_phases.measure.sweep import make_cells, run_sweep
 from ocr_phases.presets import GROUNDING_TAG
@@ -177,8 +179,9 @@ class OCRSession:
         ``settings`` are those of `RunSettings`. Each run prepares the page, prefills and decodes up to
         ``max_new_tokens`` (the prefill's token counted) from the same inputs and seed. Preparing a strategy
         is timed separately, and kept for later runs of the same shapes. The end token is looked for every
-        ``eos_check_every`` steps and the surplus is cut. ``verify``, ``ceilings`` (`hardware_ceilings`) and
-        ``kernels`` (`ocr_phases.analyse.kernels`) run after everything that is timed.
+        ``eos_check_every`` steps and the surplus is cut. ``verify``, ``token_probabilities``
+        (`ocr_phases.measure.collectors.probabilities`), ``ceilings`` (`hardware_ceilings`) and ``kernels``
+        (`ocr_phases.analyse.kernels`) run after everything that is timed.
         ``on_tokens(repeat, new ids a row)`` is called after the prefill and while decoding (repeat -1 is
         warm-up), ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
         each. Either may raise `Stopped`: the record is then of the repeats finished by then.
@@ -194,7 +197,7 @@ class OCRSession:
             check_kernels(self.device, generate=generate, trace=request.kernel_trace)
         check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
         runs: list[Run] = []
-        parity = view = None
+        parity = view = sureness = None
         explained = memory_errors_explained(self.device, request, self.family.facts)
         with current_device(self.device), explained:
             setup = self._set_up(request)
@@ -212,6 +215,10 @@ class OCRSession:
                         progress(number + warmup + 1, warmup + repeats)
                 if request.verify and not generate:
                     parity = self._compare_with_generate(request, runs[0].ids)
+                if request.token_probabilities:
+                    ids = rows_until_end(self, request, runs[0])
+                    with self._execution(request.autocast):
+                        sureness = sureness_or_none(self, runs[0].packed, ids)
                 if request.kernels:
                     once = partial(
                         self._run_once,
@@ -225,7 +232,7 @@ class OCRSession:
                 if not runs:
                     raise
                 request = replace(request, repeats=len(runs))
-        record = make_record(self, request, runs, memory.source, parity, setup.described(), view)
+        record = make_record(self, request, runs, memory.source, parity, setup.described(), view, sureness)
         record.device["conditions"] = conditions.described()
         if request.ceilings:
             record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
@@ -304,7 +311,7 @@ class OCRSession:
         inputs = packed.to(self.device, self.dtype)
         with self._execution(request.autocast):
             try:
-                theirs = self._generate(inputs, request)
+                theirs = one_shot(self, inputs, request)
             except OcrPhasesError as error:  # a class without generate(); what was measured stands
                 return parity_result("n/a", "the tokens of generate()", str(error))
             return parity_check(self, request, inputs, ids, theirs)
@@ -333,7 +340,7 @@ class OCRSession:
         with self._execution(request.autocast), setup.vision_execution():
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
-                    ids = self._generate(inputs, request)
+                    ids = one_shot(self, inputs, request)
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
                 cache = None if step is None else step.fresh_cache()
@@ -386,35 +393,6 @@ class OCRSession:
             max_cache_len,
             verdicts,
         )
-
-    def _generate(self, inputs: DeviceInputs, request: Request) -> list[list[int]]:
-        """The same request through ``model.generate()``: one list of new ids a row."""
-        ends: dict[str, Any] = {"eos_token_id": self.eos_id}
-        if request.ignore_eos:
-            ends = {"eos_token_id": None, "min_new_tokens": request.max_new_tokens}
-        if request.infer.do_sample:
-            torch.manual_seed(request.seed)
-        arguments = self.family.prefill_arguments(inputs)
-        window = self.family.window(self.model)
-        if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
-            raise OcrPhasesError(
-                f"generate() of {type(self.model).__name__} mistakes which slots are padding once its window "
-                f"of {window} tokens is full: give rows of equal length, or measure without it."
-            )
-        if not hasattr(self.model, "generate"):
-            raise OcrPhasesError(
-                f"{type(self.model).__name__} has no generate() here: measure without generate=True."
-            )
-        with torch.no_grad(), self.family.silenced():
-            tokens = self.model.generate(
-                **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
-                max_new_tokens=request.max_new_tokens,
-                pad_token_id=self.pad_id,
-                logits_processor=windowed_processors(request.infer),
-                **ends,
-                **request.infer.as_generate(),
-            )
-        return tokens[:, inputs.input_ids.shape[1] :].tolist()
 
     # -- parts ------------------------------------------------------------------------------------
 

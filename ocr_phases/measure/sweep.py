@@ -189,6 +189,7 @@ def _measure(
             strategy=cell.strategy,
             vision=cell.vision,
             embed_page=cell.batch == 1,  # a batch would hold it as often as it has rows
+            token_probabilities=False,  # which nothing of a sweep shows
             **options,
         )
     except (OcrPhasesError, RuntimeError) as error:

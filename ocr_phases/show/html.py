@@ -19,6 +19,7 @@ from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.headline import account, headline, key_metrics, subject, text_doubt
 from ocr_phases.analyse.noise import conditions_table
+from ocr_phases.analyse.probabilities import uncertain_sentence
 from ocr_phases.analyse.summary import repeat_table, stage_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.catalogue import VISION_STAGES
@@ -72,6 +73,7 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "ttft_ms": ("first token", "ms"),
     "tokens_per_s": ("tokens/s", ""),
     "ms_per_char": ("per character", "ms"),
+    "probability": ("probability", "%"),
     "cache_len": ("cache length", ""),
 }
 
@@ -208,9 +210,10 @@ def repeats_html(run: PhaseRun) -> Html:
 
 
 def regions_html(table: pd.DataFrame) -> Html:
-    """`ocr_phases.analyse.grounding.region_table` as a table, the costliest region first.
+    """`region_table`, or `ocr_phases.analyse.regions.regions_of`, as a table, the costliest region first.
 
-    Texts are shortened. Columns with only usual values (boxes, repaired) are left out.
+    Texts are shortened. Columns with only usual values (boxes, repaired, uncertain) are left out, and
+    probabilities where the record has none.
     """
     table = table.sort_values("decode_ms", ascending=False, kind="stable")
     table = table.assign(
@@ -218,8 +221,10 @@ def regions_html(table: pd.DataFrame) -> Html:
         text=[printable(text, _SHORT_TEXT) for text in table["text"]],
     )
     marked = table[table["region"] != PREAMBLE]
-    usual = [name for name, value in (("repaired", False), ("boxes", 1)) if (marked[name] == value).all()]
-    table = table.drop(columns=usual)
+    values = (("repaired", False), ("boxes", 1), ("uncertain", False))
+    usual = [name for name, value in values if name in table and (marked[name] == value).all()]
+    unknown = [name for name in ("probability",) if name in table and table[name].isna().all()]
+    table = table.drop(columns=[*usual, *unknown])
     headings = {"decode_ms": ("decode time", "ms"), "text": ("begins with", "")}
     return table_html(table, caption="Decode time of each region", headings=headings)
 
@@ -251,6 +256,12 @@ def text_doubt_html(run: PhaseRun) -> Html:
     """A warning beside a text that may be invented; else empty."""
     doubt = text_doubt(run)
     return status_line("note", doubt) if doubt else fragment()
+
+
+def uncertain_html(run: PhaseRun) -> Html:
+    """How many regions are uncertain; empty for none."""
+    sentence = uncertain_sentence(run)
+    return note_html(sentence) if sentence else fragment()
 
 
 def note_html(sentence: str) -> Html:

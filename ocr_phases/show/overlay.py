@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
 from ocr_phases.analyse.grounding import Box, Grounding, Region
+from ocr_phases.analyse.probabilities import UNCERTAIN_TEXT
 
 Colour = tuple[int, int, int]
 
@@ -61,12 +62,16 @@ class Tag(NamedTuple):
 
 
 class DrawnBox(NamedTuple):
-    """A box of a region as it is drawn on a page; no tag where it would be larger than the page."""
+    """A box of a region as it is drawn on a page; no tag where it would be larger than the page.
+
+    The outline of an ``uncertain`` one is dashed.
+    """
 
     region: int
     box: Box
     colour: Colour
     tag: Tag | None
+    uncertain: bool = False
 
 
 def label_colour(label: str) -> Colour:
@@ -87,13 +92,16 @@ def printable(text: str, longest: int = _LONGEST_LABEL) -> str:
 
 
 def region_boxes(
-    regions: Sequence[Region], size: tuple[int, int], decode_ms: Mapping[int, float] | None = None
+    regions: Sequence[Region],
+    size: tuple[int, int],
+    decode_ms: Mapping[int, float] | None = None,
+    uncertain: Collection[int] = (),
 ) -> list[DrawnBox]:
     """Every box of the regions on a page of ``size`` pixels, tagged and coloured by label: `3 title`.
 
     With ``decode_ms`` (a region's time) tags and colours say that instead. A region of several boxes shows
     its one time on each, with the number of boxes. Tags stand at the corner of their box where they hide
-    least.
+    least. ``uncertain`` are the numbers of those regions.
     """
     colours = {} if decode_ms is None else time_colours(regions, decode_ms)
     right, bottom = size[0] - 1, size[1] - 1
@@ -110,7 +118,7 @@ def region_boxes(
             found.append((region.index, colours.get(region.index, label_colour(region.label))))
     tags = _place_tags(boxes, texts, size)
     return [
-        DrawnBox(region, box, colour, tag)
+        DrawnBox(region, box, colour, tag, region in uncertain)
         for (region, colour), box, tag in zip(found, boxes, tags, strict=True)
     ]
 
@@ -122,14 +130,24 @@ def time_colours(regions: Sequence[Region], decode_ms: Mapping[int, float]) -> d
     return {region: time_colour(ms / slowest) for region, ms in drawn.items()}
 
 
-def draw_boxes(page: Image.Image, grounding: Grounding, *, labels: bool = True) -> Image.Image:
-    """An RGB copy of the page (upright, as the model saw it) with every box drawn, and tagged by label."""
+def uncertain_in(table: pd.DataFrame) -> list[int]:
+    """The uncertain regions of a table of regions; none where it does not say."""
+    return table.loc[table["uncertain"], "region"].tolist() if "uncertain" in table else []
+
+
+def draw_boxes(
+    page: Image.Image, grounding: Grounding, uncertain: Collection[int] = (), *, labels: bool = True
+) -> Image.Image:
+    """An RGB copy of the page (upright, as the model saw it) with every box drawn, and tagged by label.
+
+    Boxes of ``uncertain`` regions are dashed, which a line below the page then explains.
+    """
     canvas = page.convert("RGB")
-    drawn = region_boxes(grounding.regions, canvas.size)
+    drawn = region_boxes(grounding.regions, canvas.size, uncertain=uncertain)
     _draw_rectangles(canvas, drawn, _FILL_ALPHA)
     if labels:
         _draw_tags(canvas, drawn)
-    return canvas
+    return _above_legend(canvas, drawn, _text_size(page.size))
 
 
 def draw_tagged(
@@ -148,17 +166,19 @@ def draw_decode_time(page: Image.Image, grounding: Grounding, table: pd.DataFram
     """The page with every box coloured by its region's `decode_ms`, above a colour bar in milliseconds.
 
     `table` is `region_table`'s; a region without a row counts as 0 ms. Time spent on text that has no box
-    (the preamble, dropped boxes) is named under the bar, so nothing goes missing.
+    (the preamble, dropped boxes) is named under the bar, so nothing goes missing. Of `regions_of` it also
+    says which are uncertain, as in `draw_boxes`.
     """
     canvas = page.convert("RGB")
     cost = dict(zip(table["region"], table["decode_ms"], strict=True))
-    drawn = region_boxes(grounding.regions, canvas.size, cost)
+    drawn = region_boxes(grounding.regions, canvas.size, cost, uncertain_in(table))
     _draw_rectangles(canvas, drawn, _TIME_FILL_ALPHA)
     _draw_tags(canvas, drawn)
     boxed = {region.index for region in grounding.regions if region.boxes}
     slowest = max((cost.get(region, 0.0) for region in boxed), default=0.0) or 1.0
     unboxed = sum(ms for region, ms in cost.items() if region not in boxed)
-    return _above_colour_bar(canvas, slowest, unboxed)
+    timed = _above_colour_bar(canvas, slowest, unboxed)
+    return _above_legend(timed, drawn, _text_size(page.size))
 
 
 def _milliseconds(ms: float) -> str:
@@ -186,13 +206,38 @@ def _text_size(page_size: tuple[int, int]) -> int:
 def _draw_rectangles(canvas: Image.Image, drawn: Sequence[DrawnBox], fill_alpha: int) -> None:
     draw = ImageDraw.Draw(canvas, "RGBA")
     width = max(1, round(_text_size(canvas.size) / 8))
-    for _, box, colour, _ in drawn:
-        draw.rectangle(box, fill=(*colour, fill_alpha), outline=(*colour, 255), width=width)
+    for _, box, colour, _, uncertain in drawn:
+        draw.rectangle(
+            box, fill=(*colour, fill_alpha), outline=None if uncertain else (*colour, 255), width=width
+        )
+        if uncertain:
+            _draw_dashes(draw, box, colour, 2 * width)
+
+
+def _draw_dashes(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, width: int) -> None:
+    """The outline of a box in dashes on white, which any ground leaves legible, with closed corners."""
+    x1, y1, x2, y2 = box
+    width = max(1, min(width, (x2 - x1) // 2, (y2 - y1) // 2))
+    inner = width - 1
+    draw.rectangle(box, outline=_PAPER, width=width)
+    for left, right in _dashes(x1, x2, width):
+        draw.rectangle((left, y1, right, y1 + inner), fill=colour)
+        draw.rectangle((left, y2 - inner, right, y2), fill=colour)
+    for top, bottom in _dashes(y1, y2, width):
+        draw.rectangle((x1, top, x1 + inner, bottom), fill=colour)
+        draw.rectangle((x2 - inner, top, x2, bottom), fill=colour)
+
+
+def _dashes(start: int, end: int, width: int) -> list[tuple[int, int]]:
+    """Where a line's dashes begin and end: the first and the last at its ends."""
+    parts = 2 * max(1, round((end - start) / (6 * width))) + 1
+    edges = np.linspace(start, end, parts + 1).round().astype(int).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _draw_tags(canvas: Image.Image, drawn: Sequence[DrawnBox]) -> None:
     draw = ImageDraw.Draw(canvas)
-    for _, _, colour, tag in drawn:
+    for _, _, colour, tag, _ in drawn:
         if tag is not None:
             left, top, right, bottom = tag.ground
             draw.rectangle((left, top, right - 1, bottom - 1), fill=colour)
@@ -245,6 +290,21 @@ def _overlap(spot: Box, others: np.ndarray) -> int:
 def _readable_on(colour: Colour) -> Colour:
     red, green, blue = colour
     return _INK if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else _PAPER
+
+
+def _above_legend(picture: Image.Image, drawn: Sequence[DrawnBox], size: int) -> Image.Image:
+    """The picture, above a line in type of ``size`` that says what dashes mean where there are any."""
+    if not any(box.uncertain for box in drawn):
+        return picture
+    font, sample = page_font(size), 3 * size
+    width = max(picture.width, math.ceil(font.getlength(UNCERTAIN_TEXT)) + sample + 3 * size)
+    canvas = Image.new("RGB", (width, picture.height + 2 * size), _PAPER)
+    canvas.paste(picture, (0, 0))
+    draw = ImageDraw.Draw(canvas)
+    top = picture.height + size // 2
+    _draw_dashes(draw, (size, top, size + sample, top + size), _INK, 2 * max(1, round(size / 8)))
+    draw.text((2 * size + sample, top + size // 2), UNCERTAIN_TEXT, font=font, fill=_INK, anchor="lm")
+    return canvas
 
 
 def _above_colour_bar(page: Image.Image, slowest_ms: float, unboxed_ms: float) -> Image.Image:

@@ -15,7 +15,14 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
-from ocr_phases.show.overlay import draw_boxes, draw_decode_time, hex_colour, label_colour, printable
+from ocr_phases.show.overlay import (
+    draw_boxes,
+    draw_decode_time,
+    hex_colour,
+    label_colour,
+    printable,
+    uncertain_in,
+)
 from ocr_phases.show.plots import (
     PHASE_COLOURS,
     WIDTH,
@@ -140,7 +147,7 @@ def plot_page(
         return sentence_figure("The page is not in this record, so there is no picture of it.", ax)
     picture, title = image, "The page; the output marks no region on it"
     if table is not None and color == "type":
-        picture, title = draw_boxes(image, grounding), "The regions the model marked"
+        picture, title = draw_boxes(image, grounding, uncertain_in(table)), "The regions the model marked"
     elif table is not None and table["decode_ms"].any():
         picture, title = draw_decode_time(image, grounding, table), "Decode time of each region"
     elif table is not None:
@@ -175,7 +182,7 @@ def _pictures(page: Image | None, grounding: Grounding, table: pd.DataFrame | No
         return note_html("The page is not in this record, so there is no picture of it.")
     if table is None:
         return pictures_html([(page, "The page; the output marks no region on it")])
-    pictures = [(draw_boxes(page, grounding), "The regions the model marked")]
+    pictures = [(draw_boxes(page, grounding, uncertain_in(table)), "The regions the model marked")]
     if table["decode_ms"].any():
         timed = draw_decode_time(page, grounding, table)
         pictures.append((timed, "The same, coloured by decode time"))

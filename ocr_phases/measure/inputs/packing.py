@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from ocr_phases.catalogue import get_preset
 from ocr_phases.errors import OcrPhasesError
@@ -188,6 +188,21 @@ class DeviceInputs:
     num_local_patches: list[int]
     patches_grid: list[list[int]]
     position_ids: Tensor | None
+
+    def followed_by(self, tokens: Tensor) -> DeviceInputs:
+        """The same prompts with text ``tokens``, int64 [B, N], behind them."""
+        positions, new = self.position_ids, tokens.shape[1]
+        if positions is not None:
+            positions = torch.cat(
+                [positions, positions[:, -1:] + 1 + torch.arange(new, device=tokens.device)], 1
+            )
+        return replace(
+            self,
+            input_ids=torch.cat([self.input_ids, tokens], dim=1),
+            attention_mask=nn.functional.pad(self.attention_mask, (0, new), value=1),
+            images_seq_mask=nn.functional.pad(self.images_seq_mask, (0, new)),
+            position_ids=positions,
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -61,6 +61,10 @@ class LoadedModel(Protocol):
     def eos_id(self) -> int:
         """The id that ends a generation."""
 
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows."""
+
     def encode(self, text: str) -> list[int]:
         """Text to ids, without special tokens around it."""
 

@@ -291,6 +291,7 @@ class Page {
     this.boxes.replaceChildren(...drawn.map((box) => {
       const group = draw("g", { class: "opv-region", "data-region": box.region, "data-kind": box.kind });
       group.style.setProperty("--opv-kind", box.colour);
+      group.classList.toggle("opv-uncertain", box.uncertain);
       group.append(draw("rect", { class: "opv-box", x: box.x, y: box.y, width: box.width, height: box.height }));
       if (box.tag)
         group.append(draw("text", { class: "opv-tag", x: box.tag.x, y: box.tag.y, style: `--opv-size: ${box.tag.size}px` }, box.tag.text));

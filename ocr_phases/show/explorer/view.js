@@ -237,7 +237,7 @@ class View {
       this.timeline.show(data);
     } else if (this.mode === "text") {
       this.rendered.replaceChildren(...data.rendered.map(([region, ...nodes]) =>
-        make("section", { "data-region": region }, ...nodes.map(build))));
+        make("section", { "data-region": region, class: data.uncertain.regions.includes(region) ? "opv-uncertain" : "" }, ...nodes.map(build))));
     } else {
       this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
       this.addresses = this.model.get("pages").map(picture);
@@ -290,6 +290,7 @@ class View {
       this.page.restyle({ ...style, colours: style.byTime ? colours : null });
       if (style.byTime && slowest[1]) legends.unshift(legend(palette, slowest, "Decode time of a region"));
     }
+    if (data.uncertain.regions.length) legends.push(make("div", { class: "opv-legend opv-doubt" }, data.uncertain.legend));
     this.legends.replaceChildren(...legends);
   }
 
@@ -350,6 +351,7 @@ class View {
     const parts = [`Token ${token + 1} of ${data.texts.length}`, visible(data.texts[token])];
     parts.push(...(data.ms[token] == null ? [step] : [duration(data.ms[token]), step]));
     if (data.cache[token] != null) parts.push(`cache length ${data.cache[token]}`);
+    if (data.probability[token] != null) parts.push(`probability ${Math.round(100 * data.probability[token])} %`);
     return [...parts, this.byRegion.get(data.region[token])?.name ?? "preamble"].join(" · ");
   }
 

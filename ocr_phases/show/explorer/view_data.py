@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding, region_table
+from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding
+from ocr_phases.analyse.probabilities import UNCERTAIN_TEXT
+from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.summary import PHASES
 from ocr_phases.analyse.typical import typical_run, typical_sentence
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import jpeg_file
 from ocr_phases.show.explorer.rendered import rendered
-from ocr_phases.show.overlay import Colour, hex_colour, label_colour, printable, region_boxes, time_colour
+from ocr_phases.show.overlay import (
+    Colour,
+    hex_colour,
+    label_colour,
+    printable,
+    region_boxes,
+    time_colour,
+    uncertain_in,
+)
 from ocr_phases.show.plots import MUTED, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.regions import pages_of_row
 from ocr_phases.words import count_text, ms_text, percent_text, stage_name
@@ -37,6 +47,8 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
     labels = list(dict.fromkeys(region.label for region in grounding.regions))
     found = [time for time in times if time is not None]
     pages = pages_of_row(run, row)
+    table = regions_of(run, row)
+    uncertain = uncertain_in(table)
     return {
         "rows": _row_names(run),
         "note": _note(run, row, grounding),
@@ -45,11 +57,13 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
         "steps": whole(tokens["step"]),
         "cache": whole(tokens["cache_len"]),
         "region": tokens["region"].tolist(),
+        "probability": numbers(tokens["probability"]),
+        "uncertain": {"regions": uncertain, "legend": UNCERTAIN_TEXT},
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
         "top": 1.3 * scale_of(found),
         "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
         "palette": [_ground(time_colour(step / (_COLOURS - 1))) for step in range(_COLOURS)],
-        "regions": _regions(run, row, grounding),
+        "regions": _regions(run, row, grounding, table),
         "rendered": rendered(plain(text), parse_grounding(plain(text), family)),
         "kinds": [
             {
@@ -68,6 +82,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
                     grounding.on_page(place).regions,
                     (int(run.pages[number]["width"]), int(run.pages[number]["height"])),
                     labels,
+                    uncertain,
                 ),
             }
             for place, number in enumerate(pages)
@@ -115,7 +130,12 @@ def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
     return [b"" if image is None else jpeg_file(image, _PAGE_SIDE, _PAGE_SIDE)[1] for image in images]
 
 
-def boxes(regions: Sequence[Region], size: tuple[int, int], labels: Sequence[str]) -> list[dict[str, Any]]:
+def boxes(
+    regions: Sequence[Region],
+    size: tuple[int, int],
+    labels: Sequence[str],
+    uncertain: Collection[int] = (),
+) -> list[dict[str, Any]]:
     """Every box of the regions in pixels of a page of ``size``; ``kind`` is a label's place in ``labels``."""
     kinds = {region.index: labels.index(region.label) for region in regions}
     return [
@@ -127,14 +147,15 @@ def boxes(regions: Sequence[Region], size: tuple[int, int], labels: Sequence[str
             "width": max(x2 - x1, 1),
             "height": max(y2 - y1, 1),
             "colour": hex_colour(colour),
+            "uncertain": doubted,
             "tag": tag and {"text": tag.text, "x": tag.start[0], "y": tag.start[1], "size": tag.size},
         }
-        for region, (x1, y1, x2, y2), colour, tag in region_boxes(regions, size)
+        for region, (x1, y1, x2, y2), colour, tag, doubted in region_boxes(regions, size, uncertain=uncertain)
     ]
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
-    """Times in ms to a tenth of a microsecond; None for none, as JSON has no NaN."""
+    """Times in ms to a tenth of a microsecond, or shares; None for none, as JSON has no NaN."""
     return [round(float(value), 4) if math.isfinite(value) else None for value in values]
 
 
@@ -154,8 +175,7 @@ def _ground(colour: Colour) -> tuple[str, str]:
     return hex_colour(colour), "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#ffffff"
 
 
-def _regions(run: PhaseRun, row: int, grounding: Grounding) -> list[dict[str, Any]]:
-    table = region_table(grounding, typical_run(run).tokens_of(row))
+def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame) -> list[dict[str, Any]]:
     first = run.tokens_of(row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
     items = []
@@ -166,14 +186,19 @@ def _regions(run: PhaseRun, row: int, grounding: Grounding) -> list[dict[str, An
         tokens, begins = count_text(item.tokens, "token"), printable(str(item.text), 36)
         each = f", {ms_text(item.ms_per_char)} a character" if item.characters else ""
         share = f"{ms_text(item.decode_ms)} ({percent_text(item.share)} of the decode)"
-        line = [name.removeprefix("region "), tokens, ms_text(item.decode_ms), begins]
+        doubt, sure = "uncertain" if item.uncertain else "", ""
+        if math.isfinite(item.probability):
+            sure = f"mean token probability {percent_text(item.probability)}"
+            sure = f"; {doubt}: {sure}" if doubt else f"; {sure}"
+        spent = f"{name}: {tokens}, {ms_text(item.decode_ms)}{sure}"
+        line = [name.removeprefix("region "), doubt, tokens, ms_text(item.decode_ms), begins]
         items.append(
             {
                 "region": int(item.region),
                 "name": name,
                 "line": " · ".join(filter(None, line)),
-                "facts": f"{name.capitalize()}: {tokens}, {share}{each}",
-                "hint": f"{name}: {tokens}, {ms_text(item.decode_ms)}\n{printable(str(item.text), 200)}",
+                "facts": f"{name.capitalize()}: {tokens}, {share}{each}{sure}",
+                "hint": f"{spent}\n{printable(str(item.text), 200)}",
                 "first": int(first.get(item.region, 0)),
                 "ms": round(float(item.decode_ms), 4),
                 "page": pages.get(item.region),

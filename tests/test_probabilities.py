@@ -1,0 +1,385 @@
+"""How sure the model was of its tokens: equal to the logits of ``generate()``, kept, and told by region."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import test_deepseek_ocr_2
+import test_unlimited_ocr
+import torch
+from conftest import GOLDEN_2, GOLDEN_UNLIMITED, PAGES
+from example_run import EOS, make_run
+from golden_cases import golden_inputs
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import load_file
+from test_phases import captured
+from torch import Tensor
+from vendor_standin import RULES
+
+from benchmarks import uncertain_regions
+from benchmarks.quality_figures import DOCUMENT
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.headline import account
+from ocr_phases.analyse.probabilities import UNCERTAIN_BELOW, uncertain_sentence
+from ocr_phases.measure.collectors import probabilities
+from ocr_phases.measure.collectors.probabilities import Sureness, token_probabilities, windowed_mask
+from ocr_phases.measure.inputs.packing import DeviceInputs
+from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.steps.phases import generate
+from ocr_phases.show import sections
+from ocr_phases.show.explorer.view_data import row_data
+from ocr_phases.show.overlay import draw_boxes, draw_decode_time, uncertain_in
+from ocr_phases.truth import TrueRegion, Truth
+
+TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
+NEW = 24
+ASKED: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 12, "repeats": 1, "warmup": 0, "ceilings": False}
+
+
+def expected(logits: list[Tensor], ids: list[list[int]]) -> list[Sureness]:
+    """The same from logits [B, vocab] of each step."""
+    rows = []
+    for row, tokens in enumerate(ids):
+        logprobs, margins = [], []
+        for step, token in zip(logits, tokens, strict=False):
+            logprobs.append(float(step[row].log_softmax(-1)[token]))
+            others = torch.cat([step[row, :token], step[row, token + 1 :]])
+            margins.append(float(step[row, token] - others.max()))
+        rows.append(Sureness(logprobs, margins))
+    return rows
+
+
+def assert_equal(found: list[Sureness], wanted: list[Sureness]) -> None:
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=TOLERANCE)
+        assert mine.margins == pytest.approx(theirs.margins, abs=TOLERANCE)
+
+
+def replayed(model: Any, inputs: DeviceInputs, ids: list[list[int]]) -> list[Tensor]:
+    """The logits of decode steps over given tokens."""
+    state = prefill(model, inputs)
+    logits = [state.logits]
+    for tokens in zip(*(row[:-1] for row in ids), strict=True):
+        state.token = torch.tensor(tokens)
+        decode_step(model, state)
+        logits.append(state.logits)
+    return logits
+
+
+def case_of(name: str, request: pytest.FixtureRequest) -> tuple[Any, DeviceInputs]:
+    """The model and the recorded inputs of ``family:case``."""
+    family, case = name.split(":")
+    session = request.getfixturevalue(f"{family}_session")
+    if family == "golden":
+        return session.model, golden_inputs(request.getfixturevalue("golden_forward"), case)
+    folder, module = {
+        "ocr2": (GOLDEN_2, test_deepseek_ocr_2),
+        "unlimited": (GOLDEN_UNLIMITED, test_unlimited_ocr),
+    }[family]
+    return session.model, module.inputs_of(load_file(folder / "forward.safetensors"), case)
+
+
+@pytest.mark.parametrize(
+    "name", ["golden:small", "golden:batch", "ocr2:mixed", "unlimited:base", "unlimited:multi"]
+)
+def test_equal_to_the_logits_of_generate(name: str, request: pytest.FixtureRequest) -> None:
+    model, inputs = case_of(name, request)
+    arguments = family_of(model).prefill_arguments(inputs)
+    arguments |= {"attention_mask": inputs.attention_mask, "position_ids": None}
+    whole = model.generate(
+        **arguments,
+        max_new_tokens=NEW,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=2,
+        no_repeat_ngram_size=1,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    ids = whole.sequences[:, inputs.input_ids.shape[1] :].tolist()
+    found = token_probabilities(model, inputs, ids)
+    assert_equal(found, expected(whole.logits, ids))
+    assert min(value for row in found for value in row.margins) < 0  # where the rule took another token
+
+
+def test_padded_rows_beyond_a_window_equal_decode_steps(request: pytest.FixtureRequest) -> None:
+    """generate() mistakes their padding; any tokens will do."""
+    model, inputs = case_of("unlimited:padded", request)
+    ids = torch.randint(3, 250, (2, NEW), generator=torch.Generator().manual_seed(0)).tolist()
+    assert_equal(token_probabilities(model, inputs, ids), expected(replayed(model, inputs, ids), ids))
+
+
+@pytest.mark.usefixtures("remote_code")
+def test_the_vendors_class_gives_them_too(standin: Path) -> None:
+    session = OCRSession.load(str(standin), device="cpu", **RULES)
+    inputs = session.prepare([PAGES / "receipt.png", PAGES / "slide.png"], preset="gundam").to(
+        "cpu", torch.float32
+    )
+    state = generate(session.model, inputs, NEW)
+    found = token_probabilities(session.model, inputs, state.ids)
+    assert_equal(found, expected(replayed(session.model, inputs, state.ids), state.ids))
+
+
+def test_logits_are_made_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    model, inputs = case_of("golden:batch", request)
+    ids = [list(range(3, 30)), list(range(40, 53))]
+    at_once = token_probabilities(model, inputs, ids)
+    vocabulary = model.lm_head.weight.shape[0]
+    monkeypatch.setattr(probabilities, "_MOST_LOGITS", 2 * 5 * vocabulary)
+    with captured(model.lm_head, "output") as heads:
+        in_parts = token_probabilities(model, inputs, ids)
+    assert [tuple(part.shape) for part in heads[1:]] == [
+        (2, width, vocabulary) for width in (5, 5, 5, 5, 5, 2)
+    ]
+    assert_equal(in_parts, at_once)
+    assert [len(row.margins) for row in at_once] == [27, 13]
+    assert not model.lm_head._forward_pre_hooks
+
+
+def test_nothing_is_known_behind_an_image_token(request: pytest.FixtureRequest) -> None:
+    model, inputs = case_of("golden:small", request)
+    image = int(inputs.input_ids[inputs.images_seq_mask][0])
+    (whole,) = token_probabilities(model, inputs, [[5, 6, 7, 8]])
+    (cut,) = token_probabilities(model, inputs, [[5, 6, image, 8]])
+    assert cut.logprobs[:2] == pytest.approx(whole.logprobs[:2], abs=TOLERANCE)
+    assert [value is None for value in cut.margins] == [False, False, False, True]
+
+
+def test_what_is_no_number_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    model, inputs = case_of("golden:small", request)
+    with model.lm_head.register_forward_hook(lambda head, given, out: out.fill_(math.nan)):
+        assert token_probabilities(model, inputs, [[5, 6]]) == [Sureness([None] * 2, [None] * 2)]
+
+
+@given(prompt=st.integers(1, 6), new=st.integers(0, 9), window=st.integers(1, 9), padding=st.integers(0, 5))
+def test_the_mask_of_a_window(prompt: int, new: int, window: int, padding: int) -> None:
+    padding = min(padding, prompt - 1)
+    mask = torch.tensor([[0] * padding + [1] * (prompt - padding)])
+    found = windowed_mask(mask, new, window)[0, 0].tolist()
+    for query, row in enumerate(found):
+        for key, sees in enumerate(row):
+            near = key < prompt or query - key < window
+            assert sees == (query == key or (padding <= key <= query and near))
+
+
+# -- in a measurement --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tiny_session: OCRSession) -> PhaseRun:
+    return tiny_session.run_inference(PAGES / "receipt.png", **ASKED)
+
+
+def test_a_record_keeps_them(tiny_session: OCRSession, run: PhaseRun) -> None:
+    (row,) = run.probabilities
+    assert len(row["logprobs"]) == len(row["margins"]) == len(run.result["ids"])
+    assert max(row["logprobs"]) <= 0 and min(row["margins"]) >= 0  # greedy, without a rule
+    assert PhaseRun.from_dict(run.to_dict()).probabilities == run.probabilities
+    assert "token_probabilities" not in run.request  # older records are of the same request
+    inputs = tiny_session.prepare(PAGES / "receipt.png", preset="tiny").to("cpu", torch.float32)
+    wanted = token_probabilities(tiny_session.model, inputs, [run.result["ids"]])
+    assert_equal([Sureness(**row)], wanted)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"infer": "published"}, {"infer": {"no_repeat_ngram_size": 2}, "first_token": "redecode"}]
+)
+def test_they_follow_every_way_to_run(extra: dict[str, Any], tiny_session: OCRSession) -> None:
+    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
+    made = tiny_session.run_inference(pages, **ASKED, **extra)
+    assert [len(row["logprobs"]) for row in made.probabilities] == [len(row["ids"]) for row in made.results]
+    assert made.tokens_of(1)["probability"].notna().all()
+
+
+@pytest.mark.parametrize("extra", [{"generate": True}, {"infer": {"temperature": 2.0}, "return_text": False}])
+def test_they_need_no_phases_and_no_text(extra: dict[str, Any], tiny_session: OCRSession) -> None:
+    made = tiny_session.run_inference(PAGES / "receipt.png", **ASKED, **extra)
+    (row,) = made.probabilities
+    assert len(row["logprobs"]) == len(made.result["ids"])
+    assert ("infer" in extra) == (min(row["margins"]) < 0)
+
+
+def test_without_them_nothing_more_runs(tiny_session: OCRSession, run: PhaseRun) -> None:
+    with captured(tiny_session.model.lm_head, "output") as heads:
+        plain = tiny_session.run_inference(PAGES / "receipt.png", **ASKED, token_probabilities=False)
+    assert len(heads) == len(plain.result["ids"])
+    assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
+
+
+def test_a_forward_that_fails_costs_no_measurement(
+    tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room\nfor this")
+
+    monkeypatch.setattr(probabilities, "token_probabilities", exhausted)
+    with pytest.warns(UserWarning, match=r"no token probabilities \(OutOfMemoryError: no room\)\.$"):
+        made = tiny_session.run_inference(PAGES / "receipt.png", **ASKED)
+    assert len(made.result["ids"]) == 12 and made.probabilities is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "probabilities: results has another number of rows"),
+        ([{"logprobs": [-0.5], "margins": [1.0] * 12}], r"probabilities\[0\]: the row has another number"),
+        ([{"logprobs": [0.5] * 12, "margins": [1.0] * 12}], "logprobs"),
+        ([{"logprobs": [None] * 12, "margins": ["high"] * 12}], "margins"),
+    ],
+)
+def test_damaged_ones_are_refused(rows: list[Any], said: str, run: PhaseRun) -> None:
+    with pytest.raises(OcrPhasesError, match=said):
+        PhaseRun.from_dict({**run.to_dict(), "probabilities": rows})
+
+
+# -- by token and by region --------------------------------------------------------------------------
+
+
+EXAMPLE = make_run()
+
+
+def with_texts(contents: list[str], logprobs: list[float | None] | None, split: int = 3) -> PhaseRun:
+    """A record of regions with these contents, cut into tokens of ``split`` characters at most."""
+    text = "".join(
+        f"<|ref|>text<|/ref|><|det|>[[10, {10 + 240 * number}, 900, {200 + 240 * number}]]<|/det|>{content}"
+        for number, content in enumerate(contents)
+    )
+    texts = [text[start : start + split] for start in range(0, len(text), split)] + [EOS]
+    made = EXAMPLE
+    result = {**made.result, "text": text, "ids": list(range(len(texts))), "token_texts": texts}
+    if logprobs is None:
+        return replace(made, results=[result], probabilities=None)
+    values = [logprobs[number % len(logprobs)] for number in range(len(texts))]
+    kept = {"logprobs": values, "margins": values}
+    return replace(made, results=[result], probabilities=[kept])
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    contents=st.lists(st.text("ab \n", max_size=9), max_size=4),
+    logprobs=st.none() | st.lists(st.none() | st.floats(-0.5, 0), min_size=1, max_size=40),
+    split=st.integers(1, 5),
+)
+def test_marking_agrees_with_a_plain_computation(
+    contents: list[str], logprobs: list[float | None] | None, split: int
+) -> None:
+    run = with_texts(contents, logprobs, split)
+    tokens, regions = run.tokens, run.regions
+    regions = regions[regions["region"] >= 0].reset_index(drop=True)
+    assert len(regions) == len(contents)
+    at, where = 0, []
+    for text in tokens["text"]:
+        where.append((at, at + len(text)))
+        at += len(text)
+    place, marked = 0, 0
+    for number, content in enumerate(contents):
+        begin = run.text.index("<|/det|>", place) + len("<|/det|>")
+        place = begin + len(content)
+        inner = content.strip()
+        first = begin + content.index(inner)
+        letters = set(range(first, first + len(inner)))
+        own = [token for token, (one, end) in enumerate(where) if letters & set(range(one, end))]
+        sure = [tokens["probability"][number] for number in own]
+        row = regions.loc[number]
+        if not own or any(map(math.isnan, sure)):
+            assert math.isnan(row["probability"]) and not row["uncertain"]
+        else:
+            assert row["probability"] == pytest.approx(sum(sure) / len(sure))
+            assert row["uncertain"] == (row["probability"] < UNCERTAIN_BELOW)
+        marked += bool(row["uncertain"])
+    said = uncertain_sentence(run)
+    assert said.startswith(f"{marked} of {len(contents)} regions ") if marked else said == ""
+
+
+def test_a_token_without_text_within_a_text_counts() -> None:
+    """The first part of a character whose text stands with the second."""
+    text = "<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>aé"
+    made = make_run(text=text)
+    texts = [text[:-2], "a", "", "é", EOS]
+    result = {**made.result, "ids": list(range(5)), "token_texts": texts}
+    kept = {"logprobs": [-9.0, 0.0, math.log(0.5), 0.0, -9.0], "margins": [0.0] * 5}
+    known = replace(made, results=[result], probabilities=[kept])
+    assert known.regions["probability"].tolist()[-1] == pytest.approx(2.5 / 3)
+    assert known.tokens["margin"].tolist() == [0.0] * 5
+
+
+UNSURE = with_texts(["\ngood", "\nbad one"], [0.0] * 22 + [-2.0] * 22, split=3)
+SURE = with_texts(["\ngood", "\nbad one"], [0.0])
+
+
+def test_a_report_tells_which_regions_are_uncertain() -> None:
+    said = "1 of 2 regions is uncertain: its text has a mean token probability below 90 %."
+    assert uncertain_sentence(UNSURE) == said
+    assert said in account(UNSURE) and said in sections.text_notes(UNSURE).html()
+    page = sections.page(UNSURE).html()
+    assert "probability" in page and "uncertain" in page
+    sure = sections.page(SURE).html()
+    assert "probability" in sure and "uncertain" not in sure
+    unknown = replace(UNSURE, probabilities=None)
+    whole = sections.page(unknown).html() + sections.text_notes(unknown).html() + account(unknown)
+    assert "probability" not in whole and "uncertain" not in whole
+
+
+def test_uncertain_boxes_are_dashed_and_the_legend_says_so() -> None:
+    page = Image.new("RGB", (400, 300), "white")
+    grounding = parse_grounding(SURE.text)
+    plain = draw_boxes(page, grounding)
+    assert plain.size == page.size
+    dashed = draw_boxes(page, grounding, uncertain_in(UNSURE.regions))
+    assert dashed.height > page.height
+    colours = [len(np.unique(np.asarray(picture)[80:130, 4], axis=0)) for picture in (plain, dashed)]
+    assert colours == [1, 2]  # down the second box's left side: the outline, or dashes on white
+    upper = [np.asarray(picture)[:60] for picture in (plain, dashed)]
+    assert (upper[0] == upper[1]).all()
+    timed = draw_decode_time(page, grounding, UNSURE.regions)
+    assert timed.height == draw_decode_time(page, grounding, SURE.regions).height + dashed.height - 300
+
+
+def test_the_explorer_has_them() -> None:
+    data = row_data(UNSURE, 0)
+    assert data["uncertain"]["regions"] == [1] and "90 %" in data["uncertain"]["legend"]
+    assert [box["uncertain"] for box in data["pages"][0]["boxes"]] == [False, True]
+    lines = {region["region"]: region["line"] + region["facts"] for region in data["regions"]}
+    assert "uncertain" in lines[1] and "uncertain" not in lines[0] and "probability 100 %" in lines[0]
+    unknown = row_data(replace(UNSURE, probabilities=None), 0)
+    assert not unknown["uncertain"]["regions"] and set(unknown["probability"]) == {None}
+    assert "probability" not in str(unknown["regions"])
+
+
+# -- the rule ----------------------------------------------------------------------------------------
+
+
+def test_the_docs_have_the_figures_of_the_file() -> None:
+    assert uncertain_regions.rule_table(pd.read_csv(uncertain_regions.RESULT)) in DOCUMENT.read_text("utf-8")
+    assert UNCERTAIN_BELOW in uncertain_regions.THRESHOLDS
+
+
+def test_the_rules_are_taken_of_each_region() -> None:
+    truth = Truth("good", (TrueRegion("text", (10, 10, 900, 200), "good"),))
+    (good, bad) = uncertain_regions.region_rows(UNSURE, truth)
+    assert (good["wrong"], bad["wrong"]) == (False, True)
+    assert good["mean_probability"] > bad["mean_probability"]
+    assert UNSURE.regions["probability"].tolist() == [good["mean_probability"], bad["mean_probability"]]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=2, max_size=12))
+def test_the_area_under_the_curve(pairs: list[tuple[bool, int]]) -> None:
+    wrong, right = ([value for is_wrong, value in pairs if is_wrong == kind] for kind in (True, False))
+    assume(wrong and right)
+    wins = sum((low < high) + (low == high) / 2 for low in wrong for high in right)
+    table = pd.DataFrame(pairs, columns=["wrong", "value"])
+    found = uncertain_regions.area_under_curve(table["wrong"], table["value"])
+    assert found == pytest.approx(wins / len(wrong) / len(right))
