@@ -11,9 +11,9 @@ _NEW_OBJECTS = 50_000  # some 10 MB of them; Python's own is 700
 
 @contextlib.contextmanager
 def seldom_collected() -> Iterator[None]:
-    """For the length of a ``with`` block, look less often: tables and figures are many objects, little garbage.
+    """Look for it less often for the length of a ``with`` block.
 
-    That takes a tenth of a report's time otherwise.
+    Tables and figures are many objects and little garbage: the search takes a tenth of a report's time.
     """
     before = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS, *before[1:])

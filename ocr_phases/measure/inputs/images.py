@@ -87,7 +87,13 @@ def load_page(
 
 def page_image(data: bytes | None) -> Image.Image | None:
     """`PhaseRun.page_image`: the page that a record holds as a file's bytes, or None."""
-    return None if data is None else load_page(data)[0]
+    return None if data is None else _last_page(data).copy()
+
+
+@functools.lru_cache(maxsize=1)
+def _last_page(data: bytes) -> Image.Image:
+    """The page is kept until another is asked for: a report shows it three times."""
+    return load_page(data)[0]
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
