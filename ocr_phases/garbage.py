@@ -13,7 +13,8 @@ _NEW_OBJECTS = 50_000  # some 10 MB of them; Python's own is 700
 def seldom_collected() -> Iterator[None]:
     """Look for it less often for the length of a ``with`` block.
 
-    Tables and figures are many objects and little garbage: the search takes a tenth of a report's time.
+    Tables, figures and torch's modules are many objects and little garbage: the search takes a tenth of a
+    report's time, and of that in which torch is imported.
     """
     before = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS, *before[1:])
