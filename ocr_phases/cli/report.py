@@ -55,17 +55,17 @@ def _write_reports(arguments: argparse.Namespace) -> None:
         look_at(page, arguments)
     warn_of_remote_code(asked)
     shown = PhaseRun.load(arguments.record) if arguments.record else None
+    read = {} if shown is None else {str(Path(arguments.record).resolve()): shown}
     truths = _truths(arguments, shown)
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, wanted in jobs.items():
         folder = results_folder(wanted, shown)
         if page is None:
-            parameters = {"record": str(Path(arguments.record).resolve()), "truth": truths.get(None)}
+            parameters = {"record": next(iter(read)), "truth": truths.get(None)}
         else:
             name, number = split_page(page)
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
             parameters["truth"] = truths.get(page)
-        read = {} if shown is None else {parameters["record"]: shown}
         with handing(read), watching(arguments.warmup, arguments.max_new_tokens) as watch:
             written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
         print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")

@@ -18,5 +18,5 @@ def draw_bars(axes: Axes, bars: Sequence[Sequence[float]], colours: str | Sequen
     left, low, width, height = np.asarray(bars, dtype=np.float64).reshape(-1, 4).T
     right, high = left + width, low + height
     corners = np.stack((left, low, right, low, right, high, left, high), axis=1).reshape(-1, 4, 2)
-    axes.add_collection(PolyCollection(corners, facecolors=colours, **{"linewidths": 0, **look}))
+    axes.add_collection(PolyCollection(list(corners), facecolors=colours, **{"linewidths": 0, **look}))
     axes.autoscale_view()
