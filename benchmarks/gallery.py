@@ -20,7 +20,7 @@ from PIL import Image
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.compare import compare_runs, headline_metrics
 from ocr_phases.analyse.environments import run_labels
-from ocr_phases.analyse.floors import decode_floor, floor_table
+from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.sweep import decode_curves
 from ocr_phases.assets import asset
@@ -199,7 +199,7 @@ def main(records: str | None = None) -> None:
         "kernels": (
             "Kernels",
             f"{there}: how long the GPU is busy in each stage, and what limits it.",
-            drawn(kernels.plot_busy(gpu, floor_table(gpu))),
+            drawn(kernels.plot_busy(gpu)),
         ),
         "compare": (
             "Two runs compared",

@@ -114,7 +114,7 @@ def floor_tables(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def kernel_tables(run: PhaseRun, base: PhaseRun) -> None:
-    kernels_html.kernels_html(run, floors.floor_table(run)), kernels_html.kernel_details_html(run)
+    kernels_html.kernels_html(run), kernels_html.kernel_details_html(run)
 
 
 def swept(run: PhaseRun, base: PhaseRun) -> None:
@@ -165,7 +165,7 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
         compare_show.plot_ratios(ratios),
     ]
     if has_kernels(run):
-        figures += [kernel_plots.plot_busy(run, floors.floor_table(run)), kernel_plots.plot_idle_gaps(run)]
+        figures += [kernel_plots.plot_busy(run), kernel_plots.plot_idle_gaps(run)]
     for figure in figures:
         figure.savefig(io.BytesIO(), dpi=20)
     try:

@@ -24,7 +24,6 @@ from wording import says
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.cli import main
@@ -252,7 +251,7 @@ def test_the_cache_has_its_share_of_the_work() -> None:
     assert shares["decode", "kv_update"] == pytest.approx(20 / 348)
 
 
-def test_verdicts_with_and_without_floors() -> None:
+def test_verdicts_with_and_without_floors(monkeypatch: pytest.MonkeyPatch) -> None:
     run = with_kernels()
     table = analyse.stage_verdict(run).set_index(["phase", "stage", "view"])
     step = table.loc["decode", "decode_step", ""]
@@ -267,7 +266,6 @@ def test_verdicts_with_and_without_floors() -> None:
     # A wall as long as the device's work is bound by the device, and the floors say by what.
     spans = run.spans.copy()
     spans.loc[spans["stage"] == "decode_step", "device_ms"] = step["busy_ms"] * 1.1
-    busy = dataclasses.replace(run, spans=spans)
     key = {"phase": "decode", "stage": "decode_step", "view": ""}
     cases = (
         ("bandwidth", 0.6, "bandwidth-bound"),
@@ -277,17 +275,19 @@ def test_verdicts_with_and_without_floors() -> None:
     for bound_by, share, word in cases:
         floor_ms = share * step["busy_ms"]
         floor = {"floor_ms": floor_ms, "bound_by": bound_by, "mfu": 0.01, "mbu": 0.41}
-        floors = pd.DataFrame([{**key, **floor}])
-        found = analyse.stage_verdict(busy, floors).set_index("stage").loc["decode_step"]
+        monkeypatch.setattr(analyse, "floor_table", lambda _, floor=floor: pd.DataFrame([{**key, **floor}]))
+        busy = dataclasses.replace(run, spans=spans)
+        found = analyse.stage_verdict(busy).set_index("stage").loc["decode_step"]
         assert found["verdict"] == word
         assert found["mbu"] == 0.41
         assert found["of_floor"] == pytest.approx(share)
         assert says(found["reason"], bound_by, ms_text(floor_ms), "MFU 1.0 %", "MBU 41 %")
-        sentence = analyse.kernel_sentence(busy, floors)
+        sentence = analyse.kernel_sentence(busy)
         assert says(sentence, "decode", word)
         for text in (found["reason"], sentence):
             assert says(text, "9.0 %") == (word == "device-bound")
-    bare = analyse.stage_verdict(busy).set_index("stage").loc["decode_step"]
+    monkeypatch.undo()
+    bare = analyse.stage_verdict(dataclasses.replace(run, spans=spans)).set_index("stage").loc["decode_step"]
     assert bare["verdict"] == "device-bound"
 
 
@@ -335,7 +335,7 @@ def test_time_on_the_host_alone_is_no_wait_for_the_device() -> None:
 )
 def test_the_sentence_of_the_recorded_runs(name: str, waits: tuple[str, ...], prefill: str) -> None:
     run = PhaseRun.load(GOLDEN.parents[1] / f"data/runs/h200-dummy-{name}.json")
-    sentence = analyse.kernel_sentence(run, floor_table(run))
+    sentence = analyse.kernel_sentence(run)
     assert says(sentence, "Prefill", prefill, *waits, "decode", "launch-bound")
     # The same waits in a prefill that is thirty times as long are not worth a word.
     assert run.kernels is not None
@@ -404,7 +404,7 @@ def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
         f"One decode step is idle for {analyse.of_text(idle, step['wall_ms'])}"
     )
     assert "under the profiler" in gaps.axes[1].get_xlabel()
-    drawn = sum(bar.get_height() for bar in gaps.axes[1].patches)
+    drawn = sum(bar.get_extents().height for bars in gaps.axes[1].collections for bar in bars.get_paths())
     table = analyse.idle_gaps(run)
     assert drawn == pytest.approx(table.loc[table["phase"] == "decode", "idle_ms"].sum())
 

@@ -538,6 +538,13 @@ def test_only_the_documented_formats_are_read() -> None:
     assert load_page(phone)[0].getpixel((8, 8)) == (255, 255, 255)
 
 
+def test_only_their_plugins_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "init", lambda: pytest.fail("every plugin was imported"))
+    images._formats.cache_clear()
+    assert images._formats() == [name for name in FORMATS if name in Image.OPEN]
+    assert {plugin.upper() for plugin in images._PLUGINS} - {"JPEG2K"} == {*FORMATS} - {"JPEG2000"}
+
+
 def test_a_page_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "zero.pdf").symlink_to("/dev/zero")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -18,7 +19,10 @@ from example_run import ATTACK, SHAPES, make_run, page_image, report_of
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.assets import asset
+from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.inputs import images
+from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
@@ -191,6 +195,33 @@ def test_papermill_and_a_kernel_make_the_same_report(tmp_path: Path) -> None:
     read_valid(ours)
 
 
+def test_a_command_reads_a_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_run().save(tmp_path / "run.json")
+    read = []
+    monkeypatch.setattr(PhaseRun, "load", lambda path, load=PhaseRun.load: read.append(path) or load(path))
+    pace = gc.get_threshold()
+    assert main(["report", "--record", str(record), "--out", str(tmp_path / "out")]) == 0
+    assert main(["compare", str(record), str(record), "--out", str(tmp_path / "both")]) == 0
+    assert read == [str(record)] * 3
+    assert gc.get_threshold() == pace
+    # The same again replaces its own results: it has to look at them.
+    assert main(["report", "--record", str(record), "--out", str(tmp_path / "out")]) == 0
+    assert read[3:] == [str(record), tmp_path / "out" / "run.json"]
+    assert not (tmp_path / "out-2").exists()
+
+
+def test_a_page_is_decoded_once_and_each_caller_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+    monkeypatch.setattr(images, "load_page", lambda data, load=load_page: decoded.append(data) or load(data))
+    images._last_page.cache_clear()
+    run = make_run()
+    first, second = run.page_image(), run.page_image()
+    assert first is not None and second is not None
+    first.thumbnail((8, 8))
+    assert second.size == (run.page["width"], run.page["height"])
+    assert len(decoded) == 1
+
+
 def test_one_notebook_leaves_the_next_nothing(notebooks: Path, tmp_path: Path) -> None:
     source = "left = [name for name in ('mark', 'x2') if name in globals()]\nmark = x2 = 1\nleft"
     write_notebook(notebooks / "probe.ipynb", "x = 1", source)
@@ -261,11 +292,11 @@ def test_headings_are_in_order_and_the_contents_lead_to_them(plain_report: dict[
 
 def test_a_report_holds_no_code_unless_asked(plain_report: dict[str, Path], tmp_path: Path) -> None:
     body = plain_report["report.html"].read_text(encoding="utf-8").partition("<main>")[2]
-    assert "PhaseRun.load" not in body
+    assert "open_record" not in body
     assert "JupyterLab" not in body
     shown = render_html(plain_report["report.ipynb"], tmp_path / "code.html", show_code=True, title="<i>")
     document = shown.read_text(encoding="utf-8")
-    assert "PhaseRun.load" in document
+    assert "open_record" in document
     assert "<title>&lt;i&gt;</title>" in document
     assert str(plain_report["run.json"].parent) not in document.partition("PhaseRun.load")[2]
 

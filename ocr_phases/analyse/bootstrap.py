@@ -12,6 +12,7 @@ the wider of it and Welch's t interval, which is wide enough for so few where th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -83,10 +84,7 @@ def resampled(samples: np.ndarray, quantile: float, seed: int) -> np.ndarray:
     ``samples`` is float64 [repeats, values a repeat]; a repeat is drawn as a whole, because its values share
     what that repeat met.
     """
-    count = len(samples)
-    draws = np.sort(np.random.default_rng(seed).integers(count, size=(DRAWS, count)), axis=1)
-    # Few repeats have few different draws (three have ten).
-    distinct, place = np.unique(draws, axis=0, return_inverse=True)
+    distinct, place = _draws(len(samples), seed)
     quantile_of = np.nanquantile if np.isnan(samples).any() else np.quantile
     pieces = max(1, distinct.size * samples.shape[1] // _CHUNK)
     found = [
@@ -94,7 +92,18 @@ def resampled(samples: np.ndarray, quantile: float, seed: int) -> np.ndarray:
         for piece in np.array_split(distinct, pieces)
         if len(piece)
     ]
-    return np.concatenate(found)[place.reshape(-1)]
+    return np.concatenate(found)[place]
+
+
+@lru_cache(maxsize=8)
+def _draws(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different draws of ``count`` repeats, int64 [different, count], and which `DRAWS` times were drawn.
+
+    Few repeats have few different draws (three have ten). All figures of a record are drawn alike.
+    """
+    draws = np.sort(np.random.default_rng(seed).integers(count, size=(DRAWS, count)), axis=1)
+    distinct, place = np.unique(draws, axis=0, return_inverse=True)
+    return distinct, place.reshape(-1)
 
 
 def _welch(base: np.ndarray, other: np.ndarray) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ocr_phases.analyse.floors import floor_sentence, floor_table
+from ocr_phases.analyse.floors import floor_sentence
 from ocr_phases.analyse.kernels import kernel_sentence
 from ocr_phases.analyse.noise import noise_warning
 from ocr_phases.analyse.page_type import small_type_in
@@ -31,7 +31,7 @@ def verdict(run: PhaseRun) -> str:
 def account(run: PhaseRun) -> str:
     """Findings beside the key figures, what limits the times, and caveats."""
     found = _phase_sentences(run)
-    measured = [kernel_sentence(run, floor_table(run)), floor_sentence(run)]
+    measured = [kernel_sentence(run), floor_sentence(run)]
     return " ".join(filter(None, [*found, *measured, *_caveats(run)]))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
 from ocr_phases.catalogue import ENCODERS, VISION_STAGES
@@ -152,6 +153,7 @@ def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     return table[list(SHARE_COLUMNS)]
 
 
+@kept
 def host_syncs(run: PhaseRun) -> pd.DataFrame:
     """Every kind of the host's waits for the device, columns `SYNC_COLUMNS`, the most frequent first.
 
@@ -167,7 +169,8 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
     return table[list(SYNC_COLUMNS)].reset_index(drop=True)
 
 
-def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataFrame:
+@kept
+def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     """What bounds each stage of prefill and decode, columns `VERDICT_COLUMNS`, with numbers and a sentence.
 
     The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another that was
@@ -175,14 +178,13 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
     ``host-sync-bound`` if at least half of its idle time (wall less busy) follows a wait of the host
     (``idle_after_sync``; gaps were seen under the profiler, so it is cut at 1), else ``launch-bound``. Any
     other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of, where the floor is at
-    least `FLOOR_BOUND` of the busy time (``of_floor``); ``floors`` is `floor_table`'s (``phase``, ``stage``,
-    ``view``, ``floor_ms``, ``bound_by``, ``mfu``, ``mbu``). Farther from its floor, or without one, it is
-    ``device-bound``. ``prepare`` is the host's own work and has no verdict.
+    least `FLOOR_BOUND` of the busy time (``of_floor``). Farther from its floor (`floor_table`), or without
+    one, it is ``device-bound``. ``prepare`` is the host's own work and has no verdict.
     """
     table = kernel_table(run).dropna(subset=["wall_ms"])
     table = table[(table["phase"] != "prepare") & (table["busy_ms"] > 0) & (table["wall_ms"] > 0)]
     gaps = idle_gaps(run).to_dict("records")
-    known = {} if floors is None else floors.set_index([*STAGE_KEYS]).to_dict("index")
+    known = floor_table(run).set_index([*STAGE_KEYS]).to_dict("index")
     rows = []
     for row in table.to_dict("records"):
         key = (row["phase"], row["stage"], row["view"])
@@ -200,13 +202,14 @@ def stage_verdict(run: PhaseRun, floors: pd.DataFrame | None = None) -> pd.DataF
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
-def kernel_sentence(run: PhaseRun, floors: pd.DataFrame | None = None) -> str:
+@kept
+def kernel_sentence(run: PhaseRun) -> str:
     """What limits prefill and decode, for the head of a report; empty without a kernel view."""
     if run.kernels is None:
         return ""
     if "error" in run.kernels:
         return f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."
-    table = stage_verdict(run, floors)
+    table = stage_verdict(run)
     parts = []
     for phase, unit in (("prefill", ""), ("decode", " a step")):
         for row in table[(table["phase"] == phase) & (table["stage"] == _whole(phase))].to_dict("records"):

@@ -27,6 +27,7 @@ from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import RECORD, attempt_folder
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
 from ocr_phases.files import TemporaryFolder, each_page, split_page
+from ocr_phases.garbage import seldom_collected
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Settings
 
@@ -153,6 +154,7 @@ def _notebook_refused(job: Job, error: OcrPhasesError) -> Refused:
     return Refused("error", f"{error.ename}: {error.evalue}")
 
 
+@seldom_collected()
 def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Render a record that is there."""
     from ocr_phases.report.render import report_page

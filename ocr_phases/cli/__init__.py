@@ -6,7 +6,9 @@ Heavy imports wait until a verb runs, so that ``--help`` is immediate.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -29,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     1 means that a check of ``verify`` failed or a limit of ``compare`` is exceeded, 141 that the reader
     closed the output. A signal gives 128 plus its number: 130 for Ctrl-C.
     """
+    atexit.register(gc.freeze)  # a process that ends need not look through all its objects for garbage
     with plain_streams(), _signals_stop():
         return _run(argv)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ocr_phases.cli.options import add_out
 from ocr_phases.cli.results import add_json, rows
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.garbage import seldom_collected
 from ocr_phases.words import percent_text
 
 if TYPE_CHECKING:
@@ -21,12 +22,14 @@ USAGE = "[options] A.json B.json ..."
 UNDECIDED = 3
 
 
+@seldom_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
     from ocr_phases.analyse.compare import Compared, against_limit, in_units
     from ocr_phases.analyse.environments import run_labels
     from ocr_phases.files import output_folder
     from ocr_phases.record import PhaseRun
+    from ocr_phases.report.handed import handing
     from ocr_phases.report.render import execute_notebook, render_html
 
     if arguments.metric and arguments.fail_above is None:
@@ -47,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     for _, row in compared.differs.iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
     parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
-    notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb")
+    with handing(dict(zip(parameters["records"], runs, strict=True))):
+        notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb")
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
     written = render_html(notebook, folder / "compare.html", title=title)
     print(f"\nWrote {written}")

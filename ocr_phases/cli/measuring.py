@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.options import settings_of
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.garbage import seldom_collected
 from ocr_phases.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def load_session(arguments: argparse.Namespace) -> OCRSession:
     settings = settings_of(arguments)
     look_at(arguments.page, arguments)
     warn_of_remote_code(settings)
-    from ocr_phases.measure.session import OCRSession
+    with seldom_collected():
+        from ocr_phases.measure.session import OCRSession
 
     return OCRSession.load(**settings.of_model())
 

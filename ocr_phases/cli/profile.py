@@ -81,10 +81,9 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 
 def _print_kernels(run: PhaseRun) -> None:
     """Print the kernel view: a verdict per stage and the host syncs."""
-    from ocr_phases.analyse.floors import floor_table
     from ocr_phases.analyse.kernels import host_syncs, stage_verdict
 
-    for table in (stage_verdict(run, floor_table(run)).drop(columns="reason"), host_syncs(run)):
+    for table in (stage_verdict(run).drop(columns="reason"), host_syncs(run)):
         table = table.dropna(axis="columns", how="all")
         print(f"\n{table.to_string(index=False, float_format='{:.3f}'.format, na_rep='')}")
 

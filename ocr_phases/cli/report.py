@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from ocr_phases.cli.options import (
 )
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
+from ocr_phases.garbage import seldom_collected
 
 if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
@@ -32,10 +34,17 @@ def run(arguments: argparse.Namespace) -> None:
     """Write one HTML report per page (or of an existing record), with record, notebook and artifacts."""
     if bool(arguments.record) == bool(arguments.pages):
         raise OcrPhasesError("Name either pages to measure or one --record to show.")
+    # What measures is not changed: a notebook measures the same.
+    with seldom_collected() if arguments.record else contextlib.nullcontext():
+        _write_reports(arguments)
+
+
+def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import results_folder
+    from ocr_phases.report.handed import handing
     from ocr_phases.report.progress import watching
     from ocr_phases.report.render import page_report
 
@@ -46,17 +55,18 @@ def run(arguments: argparse.Namespace) -> None:
         look_at(page, arguments)
     warn_of_remote_code(asked)
     shown = PhaseRun.load(arguments.record) if arguments.record else None
+    read = {} if shown is None else {str(Path(arguments.record).resolve()): shown}
     truths = _truths(arguments, shown)
     jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
     for page, wanted in jobs.items():
-        folder, shown = results_folder(wanted, shown), None  # which the notebook loads
+        folder = results_folder(wanted, shown)
         if page is None:
-            parameters = {"record": str(Path(arguments.record).resolve()), "truth": truths.get(None)}
+            parameters = {"record": next(iter(read)), "truth": truths.get(None)}
         else:
             name, number = split_page(page)
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
             parameters["truth"] = truths.get(page)
-        with watching(arguments.warmup, arguments.max_new_tokens) as watch:
+        with handing(read), watching(arguments.warmup, arguments.max_new_tokens) as watch:
             written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
         print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
         arguments.stopped = watch.asked

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.files import TemporaryFolder
+from ocr_phases.garbage import seldom_collected
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.measure.collectors.conditions import Conditions
@@ -102,7 +103,8 @@ class OCRSession:
         device = resolve_device(asked.device)
         dtype = resolve_dtype(asked.dtype, device)
         options |= {**vars(asked), "device": device, "dtype": dtype}
-        return cls(load_checkpoint(options.pop("model"), **options), device, dtype)
+        with seldom_collected():
+            return cls(load_checkpoint(options.pop("model"), **options), device, dtype)
 
     # -- the phases, one by one -------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ def _holds_another(folder: Path, run: PhaseRun | None) -> bool:
     if not path.exists():
         return False
     try:
-        return run is None or PhaseRun.load(path).to_dict() != run.to_dict()
+        return run is None or not PhaseRun.load(path).equals(run)
     except OcrPhasesError:  # what it holds is not ours
         return True
 

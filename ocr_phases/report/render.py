@@ -21,6 +21,7 @@ from ocr_phases.files import (
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.artifacts import results_folder
+from ocr_phases.report.handed import handing
 from ocr_phases.report.notebook_html import cells_html, contents
 from ocr_phases.report.notebooks import (
     CellFailed,
@@ -88,8 +89,9 @@ def report_record(run: PhaseRun, output_dir: str | Path) -> Path:
     A folder with another record stays as it is: a number is added to the name.
     """
     with TemporaryFolder() as folder:
-        record = run.save(Path(folder) / "run.json")
-        return report_page(results_folder(output_dir, run), {"record": str(record)})["report.html"]
+        record = str(run.save(Path(folder) / "run.json"))
+        with handing({record: run}):
+            return report_page(results_folder(output_dir, run), {"record": record})["report.html"]
 
 
 def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFrame | None = None) -> Path:
@@ -100,11 +102,12 @@ def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFram
     """
     folder = results_folder(output_dir, run).resolve()
     with only_writer(folder):
-        record = save_or_rescue(run.save, folder / "run.json")
-        parameters: dict[str, Any] = {"record": str(record), "output_dir": str(folder)}
+        record = str(save_or_rescue(run.save, folder / "run.json"))
+        parameters: dict[str, Any] = {"record": record, "output_dir": str(folder)}
         if references is not None:
             parameters["references"] = json.loads(references.to_json(orient="records"))
-        notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
+        with handing({record: run}):
+            notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
         title = f"Verification: {run.page['file']} – ocr_phases"
         return render_html(notebook, folder / "verify.html", title=title)
 

@@ -10,12 +10,10 @@ import html
 import io
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from PIL.Image import Image, Resampling
 
 from ocr_phases.plain_text import plain
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _EMPTY = ("img",)
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
@@ -64,7 +62,7 @@ def small_jpeg(image: Image, width: int, height: int) -> tuple[Image, str]:
 def jpeg_file(image: Image, width: int, height: int) -> tuple[Image, bytes]:
     """An RGB copy of an image of at most these pixels, and the bytes of it as a JPEG."""
     small = image.convert("RGB")
-    small.thumbnail((width, height))
+    small.thumbnail((width, height), Resampling.HAMMING)  # as sharp as the default here, in half the time
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=85, optimize=True)
     return small, buffer.getvalue()

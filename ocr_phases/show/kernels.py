@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import (
     GAP_CAUSES,
     has_kernels,
@@ -17,6 +16,7 @@ from ocr_phases.analyse.kernels import (
     stage_verdict,
 )
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.bars import draw_bars
 from ocr_phases.show.plots import (
     BLUE,
     FAINT,
@@ -46,15 +46,15 @@ def plot_kernels(run: PhaseRun) -> Figure:
     """`plot_busy` with the floors of the record; a sentence where it has no kernel view."""
     if not has_kernels(run):
         return sentence_figure("This record has no kernel view: measure on a GPU with kernels=True.")
-    return plot_busy(run, floor_table(run))
+    return plot_busy(run)
 
 
-def plot_busy(run: PhaseRun, floors: pd.DataFrame | None = None) -> Figure:
+def plot_busy(run: PhaseRun) -> Figure:
     """Each stage's time in ms and the part of it that the device worked, with the verdict of `stage_verdict`.
 
     Prefill above, one decode step below. Raises `OcrPhasesError` without a kernel view.
     """
-    table = stage_verdict(run, floors)
+    table = stage_verdict(run)
     tables = {phase: table[table["phase"] == phase].reset_index(drop=True) for phase in _UNITS}
     tables = {phase: rows for phase, rows in tables.items() if len(rows)}
     if not tables:
@@ -97,7 +97,7 @@ def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
     style_axes(axes)
     walls, works = rows["wall_ms"], rows[["busy_ms", "wall_ms"]].min(axis=1)
     for ends, colour in ((walls, FAINT), (works, BLUE)):
-        axes.barh(range(len(rows)), ends, color=colour, height=0.7)
+        draw_bars(axes, [(0, place - 0.35, end, 0.7) for place, end in enumerate(ends)], colour)
     for place, (busy, wall, verdict) in enumerate(zip(works, walls, rows["verdict"], strict=True)):
         label_bar(axes, wall, place, f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {verdict}")
     names = [
@@ -113,17 +113,19 @@ def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
 
 def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -> None:
     style_axes(axes)
-    bottom = pd.Series(0.0, index=edges)
+    tops = dict.fromkeys(edges, 0.0)
+    idle = gaps.groupby(["cause", "longer_than_us"])["idle_ms"].sum().to_dict()
     for cause, colour in _CAUSE_COLOURS.items():
-        height = gaps[gaps["cause"] == cause].groupby("longer_than_us")["idle_ms"].sum()
-        height = height.reindex(edges, fill_value=0.0)
-        axes.bar(range(len(edges)), height, bottom=bottom, color=colour, edgecolor="white", linewidth=0.6)
-        bottom = bottom + height
+        bars = []
+        for place, edge in enumerate(edges):
+            bars.append((place - 0.4, tops[edge], 0.8, idle.get((cause, edge), 0.0)))
+            tops[edge] += bars[-1][-1]
+        draw_bars(axes, bars, colour, edgecolors="white", linewidths=0.6)
     axes.set_xticks(range(len(edges)), [f"{edge:g}" for edge in edges])
     axes.grid(visible=False, axis="x")
-    seen = f"{gaps['gaps'].sum():,.0f} gaps, {ms_text(float(bottom.sum()))} under the profiler"
+    seen = f"{gaps['gaps'].sum():,.0f} gaps, {ms_text(sum(tops.values()))} under the profiler"
     axes.set_xlabel(f"gap longer than (µs): {seen}")
-    axes.set_ylim(0, 1.15 * bottom.max())
+    axes.set_ylim(0, 1.15 * max(tops.values()))
     time_axis(axes.yaxis, "idle time under the profiler")
 
 

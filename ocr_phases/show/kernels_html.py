@@ -38,18 +38,18 @@ _TOP_SHOWN = 6
 _PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
 
 
-def kernels_html(run: PhaseRun, floors: pd.DataFrame | None = None) -> Html:
+def kernels_html(run: PhaseRun) -> Html:
     """What limits each stage, as heading, sentence and table; empty without a kernel view.
 
     Decode's figures are per step. A failed view gives its error.
     """
     if run.kernels is None:
         return fragment()
-    head = fragment(section_heading("Kernels"), note_html(kernel_sentence(run, floors)))
+    head = fragment(section_heading("Kernels"), note_html(kernel_sentence(run)))
     if not has_kernels(run):
         return head
     table = kernel_table(run).merge(
-        stage_verdict(run, floors)[["phase", "stage", "view", "verdict"]], on=["phase", "stage", "view"]
+        stage_verdict(run)[["phase", "stage", "view", "verdict"]], on=["phase", "stage", "view"]
     )
     table["works"] = (table["busy_ms"] / table["wall_ms"]).clip(upper=1.0)
     whole = table["stage"].isin(("prefill", "decode_step"))

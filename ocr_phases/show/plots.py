@@ -20,7 +20,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -28,6 +28,7 @@ from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_s
 from ocr_phases.analyse.typical import typical_repeat
 from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.show.bars import draw_bars
 from ocr_phases.show.figures import LiteralFigure, Margins
 from ocr_phases.show.overlay import printable
 from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
@@ -169,7 +170,7 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     rest = max(0.0, whole - float(stages["device_ms"].sum()))
     bars.append((rest, rest, FAINT))
     times, ends_at, colours = zip(*bars, strict=True)
-    axes.barh(range(len(bars)), times, color=colours, height=0.7)
+    draw_bars(axes, [(0, place - 0.35, ms, 0.7) for place, ms in enumerate(times)], colours)
     for place, (ms, end) in enumerate(zip(times, ends_at, strict=True)):
         text = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
         label_bar(axes, max(ms, end), place, text)
@@ -324,10 +325,11 @@ def _name_outliers(axes: Axes, outliers: pd.DataFrame, top: float, last: int) ->
 def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
     """Phases in the upper lane, stages (in decode: steps) in the lower one."""
     style_axes(axes)
-    for _, row in spans[spans["stage"] == spans["phase"]].iterrows():
+    blocks = []
+    for row in spans[spans["stage"] == spans["phase"]].to_dict("records"):
         phase, start, length = row["phase"], row["device_start_ms"], row["device_ms"]
         name = f"{phase} {ms_text(length)}" if length > 0.16 * end else phase
-        _block(axes, 1, start, length, end, PHASE_COLOURS[phase], name)
+        blocks.append((1, start, length, PHASE_COLOURS[phase], name))
     steps = spans[spans["stage"] == "decode_step"].sort_values("step")
     if len(steps):
         bunch = _bunches(len(steps))
@@ -339,12 +341,13 @@ def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
         axes.broken_barh(bars, (-_ROW_HEIGHT / 2, _ROW_HEIGHT), facecolors=shades, linewidth=0)
         axes.text(end, -0.42, "darker: slower step", ha="right", va="top", fontsize=9, color=MUTED)
     inner = spans[(spans["stage"] != spans["phase"]) & (spans["phase"] != "decode")]
-    for _, row in inner.iterrows():
+    for row in inner.to_dict("records"):
         stage, start, length = row["stage"], row["device_start_ms"], row["device_ms"]
         name, view = stage_name(stage), row["view"]
         if view and _fits(f"{name} {view}", length, end):
             name = f"{name} {view}"
-        _block(axes, 0, start, length, end, STAGE_COLOURS.get(stage, MUTED), name)
+        blocks.append((0, start, length, STAGE_COLOURS.get(stage, MUTED), name))
+    _draw_blocks(axes, blocks, end)
     axes.set_yticks((1, 0), ("phase", "step" if len(steps) else "stage"))
     if len(steps) and len(inner):
         axes.set_yticks((1, 0), ("phase", "stage, step"))
@@ -353,23 +356,25 @@ def _lanes(axes: Axes, spans: pd.DataFrame, end: float) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _block(axes: Axes, lane: int, start: float, length: float, end: float, colour: str, name: str) -> None:
+def _draw_blocks(axes: Axes, blocks: Sequence[tuple[int, float, float, str, str]], end: float) -> None:
+    """Blocks of a lane, start, length, colour and name, with the names that fit."""
+    places = [(start, lane - _ROW_HEIGHT / 2, length, _ROW_HEIGHT) for lane, start, length, *_ in blocks]
     # An outline would hide a block that is as thin as itself.
-    outline = 0.6 if length > 0.01 * end else 0.0
-    block = Rectangle((start, lane - _ROW_HEIGHT / 2), length, _ROW_HEIGHT)
-    block.set(facecolor=colour, edgecolor="white", linewidth=outline)
-    axes.add_patch(block)
-    if _fits(name, length, end):
-        light = colour in (YELLOW, SKY, ORANGE, "#bdbdbd", PURPLE)
-        axes.text(
-            start + length / 2,
-            lane,
-            name,
-            ha="center",
-            va="center",
-            fontsize=9,
-            color=ON_LIGHT if light else "white",
-        )
+    outlines = [0.6 if length > 0.01 * end else 0.0 for _, _, length, *_ in blocks]
+    colours = [colour for *_, colour, _ in blocks]
+    draw_bars(axes, places, colours, edgecolors="white", linewidths=outlines)
+    for lane, start, length, colour, name in blocks:
+        if _fits(name, length, end):
+            light = colour in (YELLOW, SKY, ORANGE, "#bdbdbd", PURPLE)
+            axes.text(
+                start + length / 2,
+                lane,
+                name,
+                ha="center",
+                va="center",
+                fontsize=9,
+                color=ON_LIGHT if light else "white",
+            )
 
 
 def _fits(name: str, length: float, end: float) -> bool:

@@ -60,6 +60,7 @@ def plot_roofline(run: PhaseRun) -> Figure:
     figure = blank_figure(4.6)
     axes, key = figure.subplots(1, 2, width_ratios=(3.0, 1.0))
     style_axes(axes)
+    key.set(xticks=(), yticks=())  # made otherwise, though nothing shows them
     key.set_axis_off()
     axes.set_xscale("log")
     axes.set_yscale("log")

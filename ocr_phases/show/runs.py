@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from ocr_phases.analyse.summary import stage_table, vision_share
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.show.bars import draw_bars
 from ocr_phases.show.overlay import printable
 from ocr_phases.show.plots import (
     BLUE,
@@ -99,7 +100,7 @@ def plot_prefill_stages(
     if not shown:
         return sentence_figure("None of these records has a prefill of its own.", ax)
     figure, axes = new_figure(1.7 + 0.36 * len(shown), ax=ax)
-    drawn = set()
+    drawn, bars, colours = set(), [], []
     for place, (run, _) in enumerate(shown):
         table = stage_table(run)
         sums = table[table["phase"] == "prefill"].groupby("stage")["device_ms"].sum()
@@ -107,12 +108,15 @@ def plot_prefill_stages(
         scale, left = 100.0 / whole if share else 1.0, 0.0
         for stage in (name for name in PREFILL_STAGES if name in sums):
             length = scale * float(sums[stage])
-            axes.barh(place, length, left=left, height=0.62, color=STAGE_COLOURS[stage])
+            bars.append((left, place - 0.31, length, 0.62))
+            colours.append(STAGE_COLOURS[stage])
             left += length
             drawn.add(stage)
-        axes.barh(place, max(0.0, scale * whole - left), left=left, height=0.62, color=FAINT)
+        bars.append((left, place - 0.31, max(0.0, scale * whole - left), 0.62))
+        colours.append(FAINT)
         behind = f"vision {percent_text(vision_share(run))}" if share else ms_text(whole)
         label_bar(axes, max(scale * whole, left), place, behind)
+    draw_bars(axes, bars, colours)
     axes.set_yticks(range(len(shown)), [printable(label, LONGEST_LABEL) for _, label in shown])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * axes.dataLim.x1)

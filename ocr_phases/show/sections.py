@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ocr_phases.analyse.checks import checks_verdict, run_checks
-from ocr_phases.analyse.floors import decode_floor, floor_table, why_no_floor
+from ocr_phases.analyse.floors import decode_floor, why_no_floor
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.analyse.summary import step_table
 from ocr_phases.record import PhaseRun
@@ -99,13 +99,12 @@ def timeline(run: PhaseRun) -> Section:
 
 def kernels(run: PhaseRun) -> Section:
     """The kernel view, if the record has one."""
-    table = floor_table(run)
-    told = kernels_html.kernels_html(run, table)
+    told = kernels_html.kernels_html(run)
     if not has_kernels(run):
         return Section(told)
     return Section(
         told,
-        Picture(kernel_plots.plot_busy(run, table), "GPU busy time of each stage"),
+        Picture(kernel_plots.plot_busy(run), "GPU busy time of each stage"),
         Picture(kernel_plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause"),
         kernels_html.kernel_details_html(run),
     )

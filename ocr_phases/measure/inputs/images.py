@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import os
 import struct
@@ -32,6 +33,7 @@ _BYTES_A_PIXEL = {"JPEG2000": 25, "WEBP": 17}
 PDF_DPI = 144
 """Resolution at which a page of a PDF is drawn, in dots per inch."""
 
+_PLUGINS = ("Png", "Jpeg", "Jpeg2K", "Tiff", "WebP", "Bmp", "Gif", "Ppm", "Avif")  # of `FORMATS`
 _STRIP_PIXELS = 2**20
 _DECODER_ERRORS = (
     OSError,  # includes Pillow's UnidentifiedImageError and its "image file is truncated"
@@ -87,7 +89,13 @@ def load_page(
 
 def page_image(data: bytes | None) -> Image.Image | None:
     """`PhaseRun.page_image`: the page that a record holds as a file's bytes, or None."""
-    return None if data is None else load_page(data)[0]
+    return None if data is None else _last_page(data).copy()
+
+
+@functools.lru_cache(maxsize=1)
+def _last_page(data: bytes) -> Image.Image:
+    """The page is kept until another is asked for: a report shows it three times."""
+    return load_page(data)[0]
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -214,8 +222,10 @@ def _open_image(data: bytes, name: str) -> Iterator[Any]:
 
 @functools.cache
 def _formats() -> list[str]:
-    """Those of `FORMATS` that this Pillow has."""
-    Image.init()
+    """Those of `FORMATS` that this Pillow has. `Image.init` would import the plugins of forty others."""
+    for name in _PLUGINS:
+        with contextlib.suppress(ImportError):  # Pillow has AVIF since 11.3
+            importlib.import_module(f"PIL.{name}ImagePlugin")
     return [name for name in FORMATS if name in Image.OPEN]
 
 
