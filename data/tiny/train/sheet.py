@@ -32,7 +32,8 @@ _STYLE = """
 body { font: 14px sans-serif; margin: 1em auto; max-width: 1500px }
 table { table-layout: fixed; width: 100% }
 td { vertical-align: top; width: 50%; padding: .6em; border-top: 1px solid #ccc }
-.page { display: flex; gap: .8em } pre { font: 12px monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }
+.page { display: flex; gap: .8em }
+pre { font: 12px monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }
 mark { background: #f8b4b4 } ins { color: #07603a; text-decoration: none }
 """
 
