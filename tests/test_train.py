@@ -64,12 +64,13 @@ RANKS = """
 import json, sys, time
 from pathlib import Path
 sys.path.insert(0, {code!r})
-import torch, torch.distributed as dist, train
+import pages, torch, torch.distributed as dist, train
 
 folder, tokenizer = map(Path, sys.argv[1:])
 config = json.loads((folder / "config.json").read_text())
 run = train.Training(
-    config, folder / "out", fonts=None, tokenizer=tokenizer, device="cpu", workers=0, compiled=False
+    config, folder / "out", sources=pages.load_sources(None), tokenizer=tokenizer, device="cpu", workers=0,
+    compiled=False
 )
 parameters = list(run.modules["model"].parameters())[:6]
 ones = torch.ones(()) * (run.ranks.rank + 1)
@@ -133,10 +134,19 @@ def codec(vocabulary: Path) -> tokens.Codec:
     return tokens.Codec.load(vocabulary)
 
 
-def training(config: dict[str, Any], out: Path, vocabulary: Path) -> train.Training:
+def training(
+    config: dict[str, Any], out: Path, vocabulary: Path, *, decoder_only: bool = False
+) -> train.Training:
     out.mkdir(exist_ok=True)
     return train.Training(
-        config, out, fonts=None, tokenizer=vocabulary, device="cpu", workers=0, compiled=False
+        config,
+        out,
+        sources=pages.load_sources(None),
+        tokenizer=vocabulary,
+        device="cpu",
+        workers=0,
+        compiled=False,
+        decoder_only=decoder_only,
     )
 
 
@@ -307,7 +317,7 @@ def test_a_misread_page_is_given_other_tokens_of_its_own_text(codec: tokens.Code
 def test_examples_are_cut_by_the_package_and_fit_their_bucket(codec: tokens.Codec, name: str) -> None:
     config = json.loads((CODE / "config.json").read_text())
     bucket = pages.make_buckets(config["buckets"])[name]
-    arguments = bucket, STAGE, {"markdown": 1.0}, pages.load_families(None), codec, 512
+    arguments = bucket, STAGE, {"markdown": 1.0}, pages.load_sources(None), codec, 512
     example = pages.make_example("seed", *arguments)
     again = pages.make_example("seed", *arguments)
     assert example.text == again.text
@@ -351,7 +361,7 @@ def test_every_preset_and_grid_has_a_bucket() -> None:
     config = json.loads((CODE / "config.json").read_text())
     buckets = pages.make_buckets(config["buckets"])
     assert {bucket.preset.name for bucket in buckets.values()} == set(PRESETS)
-    assert len(buckets) == 4 + len(pages.GRIDS) == 4 + 22
+    assert len(buckets) == 4 + len(pages.GRIDS) + 3 + 8 == 4 + 22 + 11
     trained = {name for stage in config["stages"] for name in stage["mix"]}
     assert trained == set(PRESETS)
 
@@ -395,6 +405,16 @@ def test_a_run_goes_on_exactly_where_it_stopped(vocabulary: Path, tmp_path: Path
     carried = state.read_carry(tmp_path / "parts")
     assert carried is not None
     assert carried["progress"]["step"] == 6
+
+
+def test_the_decoder_can_learn_alone(vocabulary: Path, tmp_path: Path) -> None:
+    run = training(toy_config(), tmp_path, vocabulary, decoder_only=True)
+    before = {name: value.clone() for name, value in run.modules["model"].state_dict().items()}
+    run.run(float("inf"), max_steps=2)
+    after = run.modules["model"].state_dict()
+    changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert {name for name in after if "language_model.layers" in name and "q_proj" in name} <= changed
+    assert not [name for name in changed if "vision" in name or "projector" in name]
 
 
 def test_a_broken_copy_does_not_matter_beside_the_state(vocabulary: Path, tmp_path: Path) -> None:
@@ -455,8 +475,8 @@ def test_other_weights_need_their_own_tokenizer(
 
 def test_workers_draw_what_one_process_draws(codec: tokens.Codec) -> None:
     bucket = pages.make_buckets(toy_config()["buckets"])["tiny"]
-    families = pages.load_families(None)
-    recipe = loader.Recipe(3, {"tiny": bucket}, {"markdown": 1.0}, families, codec, 512)
+    sources = pages.load_sources(None)
+    recipe = loader.Recipe(3, {"tiny": bucket}, {"markdown": 1.0}, sources, codec, 512)
 
     def drawn(workers: int) -> list[Any]:
         source = loader.Loader(
@@ -488,8 +508,8 @@ def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path)
     measured = session.run_inference(drawn_page().image, preset="tiny", max_new_tokens=3)
     assert len(measured.token_table) <= 3
     codec = tokens.Codec.load(folder)
-    tasks = evaluate.draw_tasks(toy_config(), "tiny", "effects", 2, None)
-    cases = [evaluate.draw_case(codec, task) for task in tasks]
+    tasks = evaluate.draw_tasks(toy_config(), "tiny", "effects", 2)
+    cases = [evaluate.draw_case(codec, pages.load_sources(None), task) for task in tasks]
     checkpoint = evaluate.load_checkpoint(str(folder), device="cpu", dtype=torch.float32)
     evaluate.see_in_parts(checkpoint.model, 1)
     read = evaluate.read_cases(checkpoint, codec, cases, "cpu", 2, limit=5)
@@ -524,7 +544,7 @@ def test_small_type_and_strips_have_rows_of_their_own() -> None:
     config = json.loads((CODE / "config.json").read_text())
 
     def drawn(preset: str, condition: str, count: int) -> list[evaluate.Task]:
-        return evaluate.draw_tasks(config, preset, condition, count, None)
+        return evaluate.draw_tasks(config, preset, condition, count)
 
     usual, strips = (
         {task.bucket.grid for task in drawn("gundam", condition, 44)} for condition in ("clean", "strips")
@@ -532,10 +552,10 @@ def test_small_type_and_strips_have_rows_of_their_own() -> None:
     assert usual == {(1, 2), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (3, 3)}
     assert usual | strips == set(pages.GRIDS)
     assert not usual & strips
-    codec = tokens.Codec.load(CODE.parent)
+    codec, sources = tokens.Codec.load(CODE.parent), pages.load_sources(None)
     for preset in ("tiny", "base"):
         for condition, low, high in (("clean", 19, 28 * 1.7 + 1), ("small type", 14, 21)):
-            shown = [evaluate.draw_case(codec, task).type_px for task in drawn(preset, condition, 6)]
+            shown = [evaluate.draw_case(codec, sources, task).type_px for task in drawn(preset, condition, 6)]
             assert all(low <= size <= high for size in shown), (preset, condition, shown)
 
 

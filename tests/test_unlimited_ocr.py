@@ -571,7 +571,7 @@ def test_regions_and_times_are_shown_on_their_page(several_pages):
     text = OUTPUTS["multi"]["model_text"].removesuffix("<｜end▁of▁sentence｜>")
     pieces = re.findall(r"<PAGE>|<\|det\|>.*?<\|/det\|>|[^<]+", text)
     result = {"ids": [5] * len(pieces), "token_texts": pieces, "text": text}
-    run = replace(several_pages, results=[{**several_pages.results[0], **result}])
+    run = replace(several_pages, results=[{**several_pages.results[0], **result}], probabilities=None)
     table = run.regions
     assert table["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
     times = run.tokens_of(0)["device_ms"].sum()

@@ -15,13 +15,12 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from metrics import Score, by_length, by_type, score, summary
-from pages import Bucket, load_families, make_buckets, make_page, squareness, type_shown
+from pages import Bucket, Sources, is_strip, load_sources, make_buckets, make_page, type_shown
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -30,11 +29,27 @@ from ocr_phases.measure.models.loading import load_checkpoint
 from ocr_phases.measure.steps.phases import generate, until_end
 from synth import degrade
 
-CONDITIONS = ("clean", "held-out", "effects", "colour", "small type", "strips")
-"""Clean pages hold trained fonts without colour or effects; the others differ from them in what they say.
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "clean": {},
+    "held-out": {},
+    "effects": {},
+    "colour": {"colour": 1.0},
+    "small type": {},
+    "strips": {"presets": ("gundam",)},
+    "words": {"wide": 1.0, "texts": "held-out", "prose": 0.0, "plain": [1.0, 1.0]},
+    "sentences": {"wide": 1.0, "texts": "held-out", "prose": 1.0},
+    "browser": {"browser": 1.0, "characters": 900},
+    "long": {"wide": 1.0, "texts": "held-out", "prose": 1.0, "presets": ("small", "base", "large", "gundam")},
+    "A4 18 pt": {"size": [1240, 1754, 1.0], "type_px": [37.5, 37.5], "presets": ("gundam",)},
+    "A4 11 pt": {"size": [1240, 1754, 1.0], "type_px": [22.9, 22.9], "presets": ("gundam",)},
+    "unreadable": {"kinds": ["unreadable"], "wide": 1.0, "texts": "held-out"},
+}
+"""What each row changes of config.json's ``evaluation``; and ``presets``, where not all are asked.
 
-Pages of small type have less than the least size of all others, and strips are more than twice as long as
-wide (or as wide as long), which only crops know; no other condition has any.
+Clean pages hold trained fonts and the generator's own words, without colour or effects; the others differ
+from them in what they say. Pages of small type have less than the least size of all others, and strips are
+more than twice as long as wide (or as wide as long), which only crops know; no other condition has any.
+``words`` and ``sentences`` hold text that training never showed, ``long`` and A4 full pages of it.
 """
 
 SAMPLES = "data/pages"
@@ -48,10 +63,16 @@ _COLUMNS = (
     "well_formed",
     "ended",
     "tokens",
+    "invented",
 )
 _SPARE = 64  # tokens beyond the longest truth
 _VIEWS = 32
-_LEAST_SQUARE = 0.5
+_HELD_OUT_TEXT = ("words", "sentences", "long", "A4 18 pt", "A4 11 pt", "unreadable")
+_A4_GRID = (2, 3)
+_FULL = 3500  # letters, which no page of A4 here exceeds
+
+
+_INHERITED: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +97,12 @@ class Task:
     bucket: Bucket
     condition: str
     stage: dict[str, Any]
-    families: tuple[Any, ...]
 
 
-def draw_case(codec: Codec, task: Task) -> Case:
+def draw_case(codec: Codec, sources: Sources, task: Task) -> Case:
     """Draw one evaluation page and, where its condition says so, degrade it."""
     rng = random.Random(f"evaluate {task.condition} {task.bucket.name} {task.number}")
-    page = make_page(rng, task.bucket, task.stage, task.families)
+    page = make_page(rng, task.bucket, task.stage, sources)
     type_px = type_shown(page, task.bucket)
     if task.condition == "effects":
         page = degrade(page, rng, rng.uniform(0.2, 1.0))
@@ -90,23 +110,27 @@ def draw_case(codec: Codec, task: Task) -> Case:
     return Case(f"{task.number}", views, page.markdown, len(codec.target(page, "markdown")), type_px)
 
 
-def draw_tasks(
-    config: dict[str, Any], preset: str, condition: str, pages: int, fonts: Path | None
-) -> list[Task]:
+def draw_tasks(config: dict[str, Any], preset: str, condition: str, pages: int, first: int = 0) -> list[Task]:
     """That many pages for a preset and a condition; with crops, spread over the condition's grids."""
+    changes = CONDITIONS[condition]
+    a4 = "size" in changes
     buckets = [
         bucket
         for bucket in make_buckets(config["buckets"]).values()
-        if bucket.preset.name == preset and (squareness(bucket) < _LEAST_SQUARE) == (condition == "strips")
+        if bucket.preset.name == preset
+        and is_strip(bucket) == (condition == "strips")
+        and bool(bucket.long) == (a4 or condition == "long")
+        and (not a4 or bucket.grid == _A4_GRID)
     ]
-    colour = 1.0 if condition == "colour" else 0.0
-    stage = {**config["evaluation"], "degrade": 0.0, "colour": colour}
+    stage = {**config["evaluation"], "degrade": 0.0, "colour": 0.0, **changes}
     if condition == "small type":
         stage["type_px"] = stage["small_type_px"]
         buckets = [replace(bucket, type_scale=1.0) for bucket in buckets]
-    families = load_families(fonts, held_out=condition == "held-out")
+    if a4:
+        stage |= {key: CONDITIONS["long"][key] for key in ("wide", "texts", "prose")}
+        buckets = [replace(bucket, long=_FULL) for bucket in buckets]
     return [
-        Task(number, buckets[number * len(buckets) // pages], condition, stage, families)
+        Task(first + number, buckets[number * len(buckets) // pages], condition, stage)
         for number in range(pages)
     ]
 
@@ -170,8 +194,11 @@ class Plan:
 
     config: dict[str, Any]
     fonts: Path | None
+    texts: Path | None
+    printed: Path | None
     samples: Path | None
     pages: int
+    first: int
     presets: Sequence[str]
     conditions: Sequence[str]
 
@@ -186,12 +213,13 @@ def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int)
         (preset, condition)
         for condition in plan.conditions
         for preset in plan.presets
-        if condition != "strips" or PRESETS[preset].crops
+        if preset in CONDITIONS[condition].get("presets", plan.presets)
     ]
-    todo = [draw_tasks(plan.config, *cell, plan.pages, plan.fonts) for cell in cells]
+    todo = [draw_tasks(plan.config, *cell, plan.pages, plan.first) for cell in cells]
+    _remember(codec, plan)
     # Forked before CUDA starts, which would not survive it.
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        checkpoint = load_checkpoint(str(folder), device=device, dtype=_dtype(device), local_only=True)
+        checkpoint = load_checkpoint(str(folder), device=device, dtype=compute_dtype(device), local_only=True)
         see_in_parts(checkpoint.model, _VIEWS)
         if plan.samples is not None:
             for preset in plan.presets:
@@ -199,14 +227,26 @@ def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int)
                 yield _row(checkpoint, codec, cases, preset, "samples", device, batch)
         drawing = None
         for index, (preset, condition) in enumerate(cells):
-            now = drawing or pool.map_async(partial(draw_case, codec), todo[index], chunksize=2)
+            now = drawing or pool.map_async(_draw, todo[index], chunksize=2)
             cases = now.get()
             if index + 1 < len(cells):
-                drawing = pool.map_async(partial(draw_case, codec), todo[index + 1], chunksize=2)
+                drawing = pool.map_async(_draw, todo[index + 1], chunksize=2)
             yield _row(checkpoint, codec, cases, preset, condition, device, batch)
 
 
-def _dtype(device: str) -> torch.dtype:
+def _remember(codec: Codec, plan: Plan) -> None:
+    """Keep what the drawing processes inherit."""
+    for held_out in (False, True):
+        _INHERITED[held_out] = load_sources(plan.fonts, plan.texts, plan.printed, held_out=held_out)
+    _INHERITED["codec"] = codec
+
+
+def _draw(task: Task) -> Case:
+    return draw_case(_INHERITED["codec"], _INHERITED[task.condition == "held-out"], task)
+
+
+def compute_dtype(device: str) -> torch.dtype:
+    """What answers are computed in there."""
     return torch.bfloat16 if device == "cuda" else torch.float32
 
 
@@ -248,16 +288,24 @@ def _shown(name: str, value: float) -> str:
     return f"{value:.3f}" if name == "iou" else f"{100 * value:.2f} %"
 
 
+def _possible(condition: str, args: argparse.Namespace) -> bool:
+    needs = {"held-out": args.fonts, "browser": args.printed, **dict.fromkeys(_HELD_OUT_TEXT, args.texts)}
+    return bool(needs.get(condition, True))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read fresh pages and write the figures."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--config", type=Path, default=Path(__file__).with_name("config.json"))
     parser.add_argument("--fonts", type=Path, help="Debian's font files; without, no held-out families")
+    parser.add_argument("--texts", type=Path, help="of texts.py; without, no rows of held-out text")
+    parser.add_argument("--printed", type=Path, help="of browser.py --held-out; without, no such rows")
     parser.add_argument("--samples", type=Path, default=Path(SAMPLES))
     parser.add_argument("--pages", type=int, default=200, help="of each preset and condition")
+    parser.add_argument("--first", type=int, default=0, help="number of the first page: other pages")
     parser.add_argument("--presets", nargs="+", default=list(PRESETS), choices=list(PRESETS))
-    parser.add_argument("--conditions", nargs="*", default=list(CONDITIONS), choices=CONDITIONS)
+    parser.add_argument("--conditions", nargs="*", default=list(CONDITIONS), choices=list(CONDITIONS))
     parser.add_argument("--minutes", type=float, help="start no row after so long")
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
@@ -270,10 +318,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = Plan(
         config,
         args.fonts,
+        args.texts,
+        args.printed,
         args.samples if args.samples.is_dir() else None,
         args.pages,
+        args.first,
         args.presets,
-        [c for c in args.conditions if c != "held-out" or args.fonts],
+        [c for c in args.conditions if _possible(c, args)],
     )
     found = evaluate(args.checkpoint, plan, device=args.device, workers=args.workers, batch=args.batch)
     for row in found:
@@ -282,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "checkpoint": str(args.checkpoint),
             "pages": args.pages,
             "device": args.device,
-            "dtype": str(_dtype(args.device)).removeprefix("torch."),
+            "dtype": str(compute_dtype(args.device)).removeprefix("torch."),
             "rows": rows,
         }
         args.out.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

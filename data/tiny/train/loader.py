@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import os
 import queue
 import random
 import threading
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from forward import Batch
-from pages import Bucket, make_example
+from pages import Bucket, Sources, make_example
 from tokenizer import PAD, Codec
 
 CHUNKS = 8
@@ -56,7 +57,7 @@ class Recipe:
     seed: int
     buckets: dict[str, Bucket]
     prompts: dict[str, float]
-    families: tuple[Any, ...]
+    sources: Sources
     codec: Codec
     longest: int
 
@@ -82,7 +83,7 @@ class Store:
         for index in range(bucket.pages):
             seed = f"train {recipe.seed} {order.number} {index}"
             example = make_example(
-                seed, bucket, order.stage, recipe.prompts, recipe.families, recipe.codec, recipe.longest
+                seed, bucket, order.stage, recipe.prompts, recipe.sources, recipe.codec, recipe.longest
             )
             views = np.concatenate([example.views.global_view.ravel(), example.views.crops.ravel()])
             pixels[index * size : (index + 1) * size] = views
@@ -136,6 +137,7 @@ def _shared(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def _work(store: Store, recipe: Recipe, orders: Any, done: Any) -> None:
     torch.set_num_threads(1)
+    os.nice(5)  # whoever compiles and learns goes first
     while (order := orders.get()) is not None:
         try:
             store.fill(order, recipe)

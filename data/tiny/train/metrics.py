@@ -66,6 +66,8 @@ class Score:
     well_formed: bool
     ended: bool
     tokens: int
+    blank: int
+    invented: int
 
 
 def score(answer: str, truth: str, *, ended: bool, tokens: int) -> Score:
@@ -75,6 +77,7 @@ def score(answer: str, truth: str, *, ended: bool, tokens: int) -> Score:
     found = [(i, j) for i, j, iou in pairs if iou >= _FOUND]
     said, written = plain_text(read, answer), plain_text(real, truth)
     order = [j for _, j in sorted(found)]
+    blank = {j for j, region in enumerate(real.regions) if region.label == "text" and not region.text}
     return Score(
         edits=edits(said, written),
         letters=len(written),
@@ -87,6 +90,8 @@ def score(answer: str, truth: str, *, ended: bool, tokens: int) -> Score:
         well_formed=well_formed(answer),
         ended=ended,
         tokens=tokens,
+        blank=len(blank),
+        invented=sum(1 for i, j in found if j in blank and read.regions[i].text),
     )
 
 
@@ -166,6 +171,7 @@ def summary(scores: Sequence[Score]) -> dict[str, float]:
         "well_formed": total("well_formed") / pages,
         "ended": total("ended") / pages,
         "tokens": total("tokens") / pages,
+        "invented": total("invented") / max(1.0, total("blank")),
     }
 
 

@@ -61,6 +61,8 @@ def make_optimisers(
     hidden, tables, vectors = [], [], []
     for owner, module in modules.items():
         for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
             if parameter.dim() < 2:
                 vectors.append(parameter)
             elif owner == "model" and not any(part in name for part in _NOT_HIDDEN):

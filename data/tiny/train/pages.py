@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from printed import PrintedPage, load_printed, printed_page
 from tokenizer import IMAGE, Codec
 
 from ocr_phases.measure.inputs.packing import (
@@ -34,6 +35,7 @@ from synth import (
     matplotlib_families,
     random_page,
 )
+from synth.texts import Texts, any_texts, load_texts
 
 GRIDS = tuple((c, r) for c in range(1, 10) for r in range(1, 10) if 2 <= c * r <= 9)
 """Every crop grid the tiling can make, as (columns, rows)."""
@@ -44,13 +46,16 @@ CELL = (8, 16)
 _GLOBAL_SHARE = 2.56  # a global view of 1024 costs as much as so many crops of 640
 _TRIES = 40
 _SMALLEST_TYPE = 8.0
+_LEAST_SQUARE = 0.5
+_FILLING = ("article", "columns", "dense", "magazine", "report")  # kinds that go on while there is text
 
 
 @dataclass(frozen=True)
 class Bucket:
     """A preset and a grid, how many pages of it one chunk holds, and how its pages differ from tiny's.
 
-    type_scale and text_scale multiply the stage's largest type size and number of characters.
+    type_scale and text_scale multiply the stage's largest type size and number of characters. Where ``long``
+    is set, pages are full, with about so many characters at most.
     """
 
     preset: Preset
@@ -58,11 +63,13 @@ class Bucket:
     pages: int
     type_scale: float
     text_scale: float
+    long: int = 0
 
     @property
     def name(self) -> str:
-        """Like ``tiny`` or ``gundam 2x3``."""
-        return self.preset.name + ("" if self.grid == (1, 1) else f" {self.grid[0]}x{self.grid[1]}")
+        """Like ``tiny`` or ``gundam 2x3 long``."""
+        grid = "" if self.grid == (1, 1) else f" {self.grid[0]}x{self.grid[1]}"
+        return self.preset.name + grid + (" long" if self.long else "")
 
     @property
     def crops(self) -> int:
@@ -76,9 +83,14 @@ def squareness(bucket: Bucket) -> float:
     return min(columns / rows, rows / columns)
 
 
+def is_strip(bucket: Bucket) -> bool:
+    """Whether the grid is more than twice as long as wide, or as wide as long."""
+    return squareness(bucket) < _LEAST_SQUARE
+
+
 def make_buckets(settings: dict[str, dict[str, float]]) -> dict[str, Bucket]:
     """The buckets of config.json's ``buckets``, by name; chunks of any grid cost about the same."""
-    buckets = []
+    buckets: list[Bucket] = []
     for name, row in settings.items():
         preset, scales = PRESETS[name], (row["type_scale"], row["text_scale"])
         if not preset.crops:
@@ -87,7 +99,26 @@ def make_buckets(settings: dict[str, dict[str, float]]) -> dict[str, Bucket]:
         for grid in GRIDS:
             pages = max(1, round(row["views"] / (math.prod(grid) + _GLOBAL_SHARE)))
             buckets.append(Bucket(preset, grid, pages, *scales))
+    for bucket in tuple(buckets):
+        if (letters := settings[bucket.preset.name].get("long")) and not is_strip(bucket):
+            buckets.append(replace(bucket, long=int(letters), pages=max(1, bucket.pages // 2)))
     return {bucket.name: bucket for bucket in buckets}
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """What pages are made of: families of type, the folder of `texts.py`, pages that a browser laid out."""
+
+    families: tuple[Any, ...]
+    texts: Path | None = None
+    printed: tuple[PrintedPage, ...] = ()
+
+
+def load_sources(
+    fonts: Path | None, texts: Path | None = None, printed: Path | None = None, *, held_out: bool = False
+) -> Sources:
+    """From their folders, as `load_families` does."""
+    return Sources(load_families(fonts, held_out), texts, load_printed(printed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +147,7 @@ def draw(
     families: Sequence[Any],
     colour: float = 0.0,
     plain: Sequence[float] = (0.35, 0.85),
+    **more: Any,
 ) -> SynthPage:
     """One random page; ``colour`` is the chance of coloured text or paper, ``plain`` as in `PageSettings`."""
     low, high = (max(_SMALLEST_TYPE, pixels) for pixels in type_px)
@@ -127,6 +159,7 @@ def draw(
         fonts=tuple(families),
         colour=colour,
         plain=(plain[0], plain[1]),
+        **more,
     )
     return random_page(rng, settings)
 
@@ -164,24 +197,50 @@ def _size_for_grid(rng: random.Random, bucket: Bucket) -> tuple[int, int, float]
     return columns * side, rows * side, 1.0
 
 
-def make_page(
-    rng: random.Random, bucket: Bucket, stage: dict[str, Any], families: Sequence[Any]
-) -> SynthPage:
-    """A page as hard as the stage says, for views of the bucket."""
-    width, height, zoom = page_size(rng, bucket, stage["reshape"])
-    low, high = (pixels * zoom for pixels in stage["type_px"])
-    page = draw(
-        rng,
-        size=(width, height),
-        type_px=(low, high * bucket.type_scale),
-        characters=round(stage["characters"] * bucket.text_scale),
-        families=families,
-        colour=stage["colour"],
-        plain=stage["plain"],
-    )
+def make_page(rng: random.Random, bucket: Bucket, stage: dict[str, Any], sources: Sources) -> SynthPage:
+    """A page as hard as the stage says, for views of the bucket.
+
+    Of the stage's optional parts ``browser`` and ``wide`` are the shares of pages that a browser laid out and
+    of those with wide texts; ``texts`` names these and ``prose`` their share of running text.
+    """
+    page = None
+    browser = stage.get("browser", 0)
+    if browser and sources.printed and rng.random() < browser:
+        letters = bucket.long or round(stage["characters"] * bucket.text_scale)
+        least = stage["type_px"][0]
+        page = printed_page(rng, sources.printed, bucket.preset, bucket.grid, least, letters)
+    if page is None:
+        page = _generated(rng, bucket, stage, sources)
     if rng.random() < stage["degrade"]:
         page = degrade(page, rng, rng.uniform(0.2, 1.0))
     return page
+
+
+def _generated(rng: random.Random, bucket: Bucket, stage: dict[str, Any], sources: Sources) -> SynthPage:
+    width, height, zoom = stage.get("size") or page_size(rng, bucket, stage["reshape"])
+    low, high = (pixels * zoom for pixels in stage["type_px"])
+    more: dict[str, Any] = {"kinds": tuple(stage.get("kinds", ()))}
+    if bucket.long:
+        more["kinds"] = _FILLING
+    if texts := _texts(rng, stage, sources):
+        more |= {"texts": texts, "prose": stage.get("prose", 0.5)}
+    return draw(
+        rng,
+        size=(width, height),
+        type_px=(low, min(high, 1.4 * low) if bucket.long else high * bucket.type_scale),
+        characters=bucket.long or round(stage["characters"] * bucket.text_scale),
+        families=sources.families,
+        colour=stage["colour"],
+        plain=stage["plain"],
+        **more,
+    )
+
+
+def _texts(rng: random.Random, stage: dict[str, Any], sources: Sources) -> Texts | None:
+    wide = stage.get("wide", 0)
+    if not wide or sources.texts is None or rng.random() >= wide:
+        return None
+    return load_texts(sources.texts, stage["texts"]) if "texts" in stage else any_texts(sources.texts, rng)
 
 
 def make_example(
@@ -189,7 +248,7 @@ def make_example(
     bucket: Bucket,
     stage: dict[str, Any],
     prompts: dict[str, float],
-    families: Sequence[Any],
+    sources: Sources,
     codec: Codec,
     longest: int,
 ) -> Example:
@@ -197,7 +256,7 @@ def make_example(
     rng = random.Random(seed)
     kind = rng.choices(list(prompts), list(prompts.values()))[0]
     while True:
-        page = make_page(rng, bucket, stage, families)
+        page = make_page(rng, bucket, stage, sources)
         prompt = prompt_ids(codec, kind)
         target = codec.target(page, kind)
         if len(target) > 1 and len(prompt) + len(target) <= longest:

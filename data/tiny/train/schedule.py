@@ -107,7 +107,9 @@ class Schedule:
         ]
         preset = rng.choices(list(stage["mix"]), list(stage["mix"].values()))[0]
         choices = [b for b in self.buckets.values() if b.preset.name == preset]
-        bucket = rng.choices(choices, [squareness(b) for b in choices])[0]
+        long = self.config["long"]
+        weights = [squareness(b) * (long if b.long else 1 - long) for b in choices]
+        bucket = rng.choices(choices, weights)[0]
         if earlier and rng.random() < self.config["easier"]:
             stage = rng.choice(earlier)
         fresh = self.config["buckets"][preset]["fresh"]

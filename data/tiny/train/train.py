@@ -25,7 +25,7 @@ from heads import Heads
 from loader import Direct, Loader, Recipe, Shipper
 from model import build_model
 from optim import make_optimisers
-from pages import CHARACTERS, Bucket, load_families, make_buckets
+from pages import CHARACTERS, Bucket, Sources, load_sources, make_buckets
 from ranks import Ranks
 from schedule import Schedule
 from tokenizer import IMAGE, Codec, build_tokenizer, page_texts, save_tokenizer
@@ -144,19 +144,19 @@ class Training:
         config: dict[str, Any],
         out: Path,
         *,
-        fonts: Path | None,
+        sources: Sources,
         tokenizer: Path,
         device: str,
         workers: int,
         compiled: bool,
+        decoder_only: bool = False,
     ) -> None:
         self.config, self.out, self.tokenizer, self.device = config, out, tokenizer, device
         self.ranks = Ranks()
         codec = Codec.load(tokenizer)
         buckets = make_buckets(config["buckets"])
-        families = load_families(fonts)
         seed = config["seed"] + _SEEDS_APART * self.ranks.rank
-        recipe = Recipe(seed, buckets, config["prompts"], families, codec, config["longest"])
+        recipe = Recipe(seed, buckets, config["prompts"], sources, codec, config["longest"])
         self.schedule = Schedule(config, buckets)
         # Forked before CUDA starts, which would not survive it.
         self.loader = Loader(
@@ -166,6 +166,8 @@ class Training:
         torch.manual_seed(config["seed"])
         torch.set_float32_matmul_precision("high")
         model = build_model(config["model"], config["vocabulary"], IMAGE, config["seed"])
+        model.model.vision_tower.requires_grad_(not decoder_only)
+        model.model.multi_modal_projector.requires_grad_(not decoder_only)
         widths = config["model"]["sam_width"], config["model"]["text_width"]
         heads = Heads(*widths, len(CHARACTERS) + 1)
         self.modules: dict[str, nn.Module] = {"model": model.to(device), "heads": heads.to(device)}
@@ -195,7 +197,7 @@ class Training:
         losses = self.forward(batch, draw_jitter(pages, config["jitter"], self.device), given)
         loss = step_loss(losses, config["loss"], self.schedule.stage["maps"])
         loss.backward()
-        parameters = [p for module in self.modules.values() for p in module.parameters()]
+        parameters = [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
         self.ranks.average(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, config["optimiser"]["clip"])
         rate = self.schedule.rate()
@@ -260,6 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--fonts", type=Path, help="Debian's font files; without, matplotlib's families alone"
     )
+    parser.add_argument(
+        "--texts", type=Path, help="words and passages of texts.py; without, the generator's list"
+    )
+    parser.add_argument("--printed", type=Path, help="pages of browser.py; without, all are the generator's")
     parser.add_argument("--tokenizer", type=Path, help="a folder; without, OUT/tokenizer, built if missing")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -278,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--weights", type=Path, metavar="CHECKPOINT", help="weights of a new run; with --extend"
     )
+    parser.add_argument("--decoder-only", action="store_true", help="keep the vision encoders as they are")
     parser.add_argument("--export", action="store_true", help="write the checkpoint though the run goes on")
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     parser.add_argument("--workers", type=int, default=14, help="drawing processes; 0 draws in this one")
@@ -309,11 +316,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training = Training(
         config,
         args.out,
-        fonts=args.fonts,
+        sources=load_sources(args.fonts, args.texts, args.printed),
         tokenizer=tokenizer,
         device=args.device,
         workers=args.workers,
         compiled=compiled,
+        decoder_only=args.decoder_only,
     )
     if args.weights:
         state.start_from(training.modules["model"], args.weights)

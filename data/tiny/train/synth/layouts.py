@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from synth import blocks, parts, pictures, tables
+from synth import blocks, more_layouts, parts, pictures, tables
 from synth.sheet import Sheet
 from synth.vocabulary import HEADINGS
 
@@ -149,7 +149,10 @@ def receipt(sheet: Sheet) -> None:
     blocks.title(sheet, words.shown(name.upper(), name) if rng.random() < 0.5 else name, align=align)
     sheet.skip()
     face = sheet.face()
-    lines = [f"Receipt {words.number()}", words.drawable(words.date)]
+    number = f"Receipt {words.number()}"
+    if rng.random() < 0.3:  # begins like a table's caption and is none
+        number = f"Table {rng.randint(1, 40)}, {number.lower()}"
+    lines = [number, words.drawable(words.date)]
     sheet.text(
         "text",
         [x for text in lines for x in sheet.wrap(text, face, 1)],
@@ -332,5 +335,11 @@ LAYOUTS: dict[str, Layout] = {
         exercise,
         notice,
         report,
+        more_layouts.statement,
+        more_layouts.boxed_form,
+        more_layouts.code_listing,
+        more_layouts.signed,
+        more_layouts.magazine,
+        more_layouts.unreadable,
     )  # fmt: skip
 }

@@ -11,6 +11,7 @@ from synth.fonts import FontFamily, family_characters
 from synth.layouts import LAYOUTS
 from synth.page import SynthPage
 from synth.sheet import Colour, Look, Sheet
+from synth.texts import Texts
 from synth.words import Words
 
 #: The kinds of page there are.
@@ -38,6 +39,10 @@ class PageSettings:
     """Kinds of page to choose from (see `KINDS`); none: all."""
     plain: tuple[float, float] = (0.35, 0.85)
     """Least and largest share of common words among a page's words; the others are made up."""
+    texts: Texts | None = None
+    """Where words come from, instead of the generator's own list."""
+    prose: float = 0.5
+    """Share of pages whose running text is the texts' passages and not words in a row."""
 
 
 def random_page(rng: random.Random, settings: PageSettings) -> SynthPage:
@@ -48,7 +53,9 @@ def random_page(rng: random.Random, settings: PageSettings) -> SynthPage:
     kind = rng.choice(kinds)
     look = random_look(rng, settings, mono=kind == "receipt")
     allowed = family_characters(look.body) & family_characters(look.display)
-    words = Words(rng, allowed, rng.uniform(*settings.plain))
+    plain = rng.uniform(*settings.plain)
+    prose = settings.texts is not None and rng.random() < settings.prose
+    words = Words(rng, allowed, plain, settings.texts, prose)
     budget = round(settings.max_characters * rng.choice((1.0, 1.0, rng.uniform(0.4, 1.0))))
     sheet = Sheet(rng, words, look, (settings.width, settings.height), budget)
     _margins(sheet)

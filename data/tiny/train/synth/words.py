@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import re
+from collections import deque
 from collections.abc import Callable
 
+from synth.texts import Texts
 from synth.vocabulary import COMMON, FIRST_NAMES, GOODS, LAST_NAMES, PLACES, SHORT
 
 _LOWER = "abcdefghijklmnopqrstuvwxyz"
@@ -47,6 +49,10 @@ _ATTACHED = ("®", "™", "©", "§", "#", "@", "*", "^", "_", "\\", "`", "¡", 
 _ENDINGS = ("s", "s", "s", "ed", "ed", "ing", "ing", "er", "ly", "'s")
 _BRACKETS = ("()", "()", "()", "[]", "{}", "<>", "“”", '""', "‘’")
 _CURRENCY = "$€£"
+_SYLLABLES = (
+    "an ber con del er fen gra hin is jor kel lum mer nis or pra qui ran sten tor ul ver wen xi yor zen"
+)
+_DOUBLES = "bcdefglmnoprst"
 _MARKUP = re.compile(r"<\||\|>|</?(?:table|tr|td|image)>")
 
 
@@ -55,20 +61,41 @@ class Words:
 
     ``plain`` is the share of common words among the words; the others are made-up ones, which can only be
     read, never guessed. The more plain the words, the fewer numbers, names and signs stand between them.
+    With ``texts`` the words are those, and running text is their passages where ``prose`` is set.
     """
 
-    def __init__(self, rng: random.Random, allowed: frozenset[str], plain: float = 0.6) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        allowed: frozenset[str],
+        plain: float = 0.6,
+        texts: Texts | None = None,
+        prose: bool = False,
+    ) -> None:
         self.rng = rng
         self._allowed = allowed
         self._common = plain
         self._capital = True
+        self._texts, self._prose = texts, prose
+        self._passage: deque[str] = deque()
         self._kinds: tuple[Callable[[], str], ...] = (
             self.number, self.date, self.money, self.code, self.email, self.name, self.sign, self.measure
         )  # fmt: skip
 
     def token(self, *, start: bool = False) -> str:
         """The next word of running text, with its punctuation; ``start`` begins a sentence."""
+        if self._texts and self._prose:
+            return self._next_of_passage(self._texts, start)
         return self._possible(lambda: self._punctuated(self._capital or start))
+
+    def _next_of_passage(self, texts: Texts, start: bool) -> str:
+        if start:
+            self._passage.clear()
+        while not self._passage:
+            words = [w for w in texts.passage(self.rng).split() if self.shows(w) and not _MARKUP.search(w)]
+            self._passage.extend(words[self.rng.randrange(len(words)) if self.rng.random() < 0.5 else 0 :]
+                                 if words else ())  # fmt: skip
+        return self._passage.popleft()
 
     def shows(self, text: str) -> bool:
         """Whether the fonts have all of it."""
@@ -181,6 +208,8 @@ class Words:
 
     def _ordinary(self) -> str:
         """A word of English, as often a short one and as often with an ending as about in any text."""
+        if self._texts:
+            return self._texts.word(self.rng)
         form = self.rng.random()
         if form < 0.25:
             return self.rng.choice(SHORT)
@@ -192,6 +221,8 @@ class Words:
 
     def _made_up(self) -> str:
         rng = self.rng
+        if self._texts and rng.random() < 0.6:
+            return self._altered(self._texts)
         length = rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, 8))
         form = rng.random()
         if form < 0.04:
@@ -203,6 +234,44 @@ class Words:
         if form < 0.9:
             return "".join(rng.choices(_LOWER, k=length))
         return "".join(rng.choices(_MIXED, k=length))
+
+    def _altered(self, texts: Texts) -> str:
+        """A word that might be one: two halves, syllables, a letter doubled, changed or left out."""
+        rng = self.rng
+        word, form = texts.word(rng), rng.random()
+        at = rng.randrange(len(word))
+        if form < 0.3:
+            other = texts.word(rng)
+            return word[: len(word) // 2 + 1] + other[len(other) // 2 :]
+        if form < 0.5:
+            return "".join(rng.choices(_SYLLABLES.split(), k=rng.randint(2, 5)))
+        if form < 0.7:
+            return word[:at] + rng.choice(_DOUBLES) * 2 + word[at:]
+        if form < 0.9:
+            return word[:at] + rng.choice(_LOWER) + word[at + 1 :]
+        return word[:at] + word[at + 1 :] or word
+
+    def address(self) -> str:
+        """Something with an address: of the web, of a file, of a call, of a telephone."""
+        rng, word = self.rng, self.plain
+        digits = "".join(rng.choices("0123456789", k=8))
+        return rng.choice(
+            (
+                f"https://{word()}.{rng.choice(('org', 'com', 'de', 'io'))}/{word()}/{word()}.html",
+                f"/{word()}/{word()}/{word()}.{rng.choice(('py', 'txt', 'conf'))}",
+                f"{word()}_{word()}({word()}={rng.randrange(100)})",
+                f"{word()}.{word()}[{rng.randrange(64)}]",
+                f"+{rng.randrange(1, 99)} {digits[:3]} {digits[3:]}",
+                f"--{word()}-{word()}",
+                f"v{rng.randrange(9)}.{rng.randrange(30)}.{rng.randrange(9)}",
+                f"{word()}.{word()}@{word()}.{rng.choice(('org', 'com', 'de', 'fr', 'es'))}",
+            )
+        )
+
+    def label(self) -> str:
+        """What stands before a value: any words, now and then in capitals."""
+        text = self.phrase(1, 3)
+        return self.shown(text.upper(), text) if self.rng.random() < 0.2 else text
 
     def _punctuated(self, start: bool) -> str:
         rng = self.rng
@@ -216,7 +285,8 @@ class Words:
             elif case < 0.15:
                 word = f"{word}{rng.choice(('-', '-', '/', chr(39)))}{self.plain()}"
         else:
-            word = rng.choices(self._kinds, weights=(5, 3, 3, 3, 1.2, 3, 1.2, 2))[0]()
+            kinds = rng.choices(self._kinds, weights=(5, 3, 3, 3, 1.2, 3, 1.2, 2))
+            word = self.address() if self._texts and rng.random() < 0.2 else kinds[0]()
         self._capital = False
         if len(word) < 2:
             return word

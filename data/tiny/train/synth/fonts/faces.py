@@ -14,7 +14,9 @@ from PIL import ImageFont
 
 _ASCII = "".join(map(chr, range(0x20, 0x7F)))
 #: Every character that a page may show, the space first.
-CHARACTERS = _ASCII + "€£°–—“”‘’•×÷±≤≥≠→©®™§½¼µ·²³¡¿ÄÅÆÇÉÖØÜàáâãäåæèçéêëíîïñóôõöøùúûüß"
+CHARACTERS = (
+    _ASCII + "€£°–—“”‘’•×÷±≤≥≠→©®™§½¼µ·²³¡¿ÄÅÆÇÉÖØÜàáâãäåæèçéêëíîïñóôõöøùúûüß" + "…«»„œŒÀÁÂÈÊËÍÎÏÑÓÔÚÛŸÿìò"
+)
 
 #: Without these a face is of no use here.
 _NEEDED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;-()/%&+=!?")
