@@ -14,31 +14,26 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from training import CODE
 
-ROOT = Path(__file__).resolve().parents[1]
-CODE = ROOT / "data" / "tiny" / "train"
-if not CODE.is_dir():
-    pytest.skip("the training code is not part of an installed package", allow_module_level=True)
-pytest.importorskip("transformers.models.unlimited_ocr")
-sys.path.insert(0, str(CODE))
+# isort: split
+import average
+import evaluate
+import forward
+import loader
+import metrics
+import model as networks
+import pages
+import state
+import tokenizer as tokens
+import train
+from heads import Heads
+from schedule import Schedule
 
-import average  # noqa: E402
-import evaluate  # noqa: E402
-import forward  # noqa: E402
-import loader  # noqa: E402
-import metrics  # noqa: E402
-import model as networks  # noqa: E402
-import pages  # noqa: E402
-import state  # noqa: E402
-import tokenizer as tokens  # noqa: E402
-import train  # noqa: E402
-from heads import Heads  # noqa: E402
-from schedule import Schedule  # noqa: E402
-
-import synth  # noqa: E402
-from ocr_phases import OCRSession  # noqa: E402
-from ocr_phases.measure.inputs.packing import PRESETS, make_views, pack, resolve_prompt  # noqa: E402
-from ocr_phases.measure.models.checkpoint import ROUND_TRIP, load_tokenizer  # noqa: E402
+import synth
+from ocr_phases import OCRSession
+from ocr_phases.measure.inputs.packing import PRESETS, make_views, pack, resolve_prompt
+from ocr_phases.measure.models.checkpoint import ROUND_TRIP, load_tokenizer
 
 SHAPE = {
     "sam_width": 32,
@@ -462,11 +457,11 @@ def test_a_finished_run_can_be_extended_or_started_from(vocabulary: Path, tmp_pa
 def test_other_weights_need_their_own_tokenizer(
     vocabulary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    weights = ["--weights", str(ROOT / "data" / "tiny"), "--extend", "1", "--out", str(tmp_path / "out")]
+    weights = ["--weights", str(CODE.parent), "--extend", "1", "--out", str(tmp_path / "out")]
     for other in ([], ["--tokenizer", str(vocabulary)]):
         with pytest.raises(SystemExit):
             train.main([*weights, *other])
-        assert f"use --tokenizer {ROOT / 'data' / 'tiny'}" in capsys.readouterr().err
+        assert f"use --tokenizer {CODE.parent}" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         train.main(["--weights", str(tmp_path), "--extend", "1", "--out", str(tmp_path / "out")])
     assert "holds no exported checkpoint" in capsys.readouterr().err
@@ -520,7 +515,7 @@ def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path)
 
 def test_the_evaluation_writes_its_record(tmp_path: Path) -> None:
     arguments = {
-        "--checkpoint": ROOT / "data" / "tiny",
+        "--checkpoint": CODE.parent,
         "--samples": tmp_path / "none",
         "--pages": 2,
         "--presets": "tiny",

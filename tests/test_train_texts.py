@@ -5,30 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from training import CODE
 
-ROOT = Path(__file__).resolve().parents[1]
-CODE = ROOT / "data" / "tiny" / "train"
-if not CODE.is_dir():
-    pytest.skip("the training code is not part of an installed package", allow_module_level=True)
-pytest.importorskip("transformers.models.unlimited_ocr")
-sys.path.insert(0, str(CODE))
+# isort: split
+import evaluate
+import metrics
+import pages
+import printed
+import sheet
+import texts
 
-import evaluate  # noqa: E402
-import metrics  # noqa: E402
-import pages  # noqa: E402
-import printed  # noqa: E402
-import sheet  # noqa: E402
-import texts  # noqa: E402
-
-import synth  # noqa: E402
-from ocr_phases.measure.inputs.packing import PRESETS  # noqa: E402
-from synth.texts import HELD_OUT, LANGUAGES, PASSAGES, WORDS, Texts, load_texts  # noqa: E402
-from synth.words import Words  # noqa: E402
+import synth
+from ocr_phases.measure.inputs.packing import PRESETS
+from synth.texts import HELD_OUT, LANGUAGES, PASSAGES, WORDS, Texts, load_texts
+from synth.words import Words
 
 CHROMIUM = Path("/usr/bin/chromium")
 STAGE = {

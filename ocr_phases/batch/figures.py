@@ -18,9 +18,12 @@ from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, vision_share
 from ocr_phases.batch.store import RECORD, record_hash
 from ocr_phases.files import split_page, write_atomic
-from ocr_phases.record import PROBABILITY_COLUMNS, PhaseRun
+from ocr_phases.record import PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 FIGURES = "figures.json"
+
+#: Columns of the token table that a batch keeps; probabilities stay in the records.
+TOKENS = tuple(name for name in TOKEN_COLUMNS if name not in PROBABILITY_COLUMNS)
 
 #: Of a page's text: its prompt and image tokens, compression (generated tokens over image tokens, and as the
 #: vendor counts them, by the text tokenised anew), measures of `ocr_phases.analyse.quality` where there is a
@@ -54,8 +57,8 @@ class Figures(TypedDict):
     """``figures.json``, of the record with the SHA-256 ``record``.
 
     ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first, ``tokens`` the columns
-    of the token table but for probabilities. ``text`` is the plain text where other runs of the page are to
-    be compared with it, and ``richness`` by what one of them becomes the reference.
+    `TOKENS` of the token table. ``text`` is the plain text where other runs of the page are to be compared
+    with it, and ``richness`` by what one of them becomes the reference.
     """
 
     schema: Literal[1]
@@ -69,7 +72,7 @@ class Figures(TypedDict):
 
 def page_figures(run: PhaseRun, record: str) -> Figures:
     """The figures of a record with this SHA-256."""
-    tokens = run.token_table.drop(columns=list(PROBABILITY_COLUMNS))
+    tokens = run.token_table[list(TOKENS)]
     return {
         "schema": 1,
         "record": record,

@@ -11,21 +11,19 @@ from typing import Any
 
 import msgspec
 
-from ocr_phases.batch.figures import read_figures
+from ocr_phases.batch.figures import TOKENS, read_figures
 from ocr_phases.batch.store import RECORD, Entry, read_listing
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
-from ocr_phases.record import PROBABILITY_COLUMNS, SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
+from ocr_phases.record import SPAN_COLUMNS, PhaseRun
 
 #: What identifies the page in front of every row: its job and its name in the batch.
 KEY_COLUMNS = ("id", "page")
 FORMATS = ("parquet", "csv")
-#: The token's id is ``token_id`` here, the job's is ``id``; probabilities stay in the records.
+#: The token's id is ``token_id`` here, the job's is ``id``.
 COLUMNS = {
     "spans": SPAN_COLUMNS,
-    "tokens": tuple(
-        "token_id" if name == "id" else name for name in TOKEN_COLUMNS if name not in PROBABILITY_COLUMNS
-    ),
+    "tokens": tuple("token_id" if name == "id" else name for name in TOKENS),
 }
 
 _TEXT = ("id", "page", "phase", "stage", "view", "text", "source")

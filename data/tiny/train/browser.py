@@ -97,7 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pages", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--held-out", action="store_true", help="texts for evaluation, and all families")
-    parser.add_argument("--screens", action="store_true", help="pictures of the screen instead of PDF files")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     args = parser.parse_args(arguments)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -115,16 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             source = document(rng, shape, count, files, args.texts, args.held_out)
             pages = lay_out(browser, source, shape, stem.with_suffix(".html"))
             stem.with_suffix(".html").unlink()
-            if args.screens:
-                for index, section in enumerate(browser.query_selector_all("section")):
-                    section.screenshot(path=f"{stem}-{index}.png")
-            else:
-                browser.pdf(
-                    path=stem.with_suffix(".pdf"),
-                    prefer_css_page_size=True,
-                    print_background=True,
-                    tagged=False,
-                )
+            browser.pdf(
+                path=stem.with_suffix(".pdf"),
+                prefer_css_page_size=True,
+                print_background=True,
+                tagged=False,
+            )
             with gzip.open(stem.with_suffix(".json.gz"), "wt", encoding="utf-8", compresslevel=9) as out:
                 json.dump(pages, out, ensure_ascii=False, separators=(",", ":"))
             print(stem.name, shape, len(pages), flush=True)

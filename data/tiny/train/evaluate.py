@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from metrics import Score, by_length, by_type, score, summary
-from pages import Bucket, Sources, is_strip, load_sources, make_buckets, make_page, type_shown
+from pages import Bucket, Sources, is_strip, load_families, load_sources, make_buckets, make_page, type_shown
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -236,8 +236,9 @@ def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int)
 
 def _remember(codec: Codec, plan: Plan) -> None:
     """Keep what the drawing processes inherit."""
-    for held_out in (False, True):
-        _INHERITED[held_out] = load_sources(plan.fonts, plan.texts, plan.printed, held_out=held_out)
+    sources = load_sources(plan.fonts, plan.texts, plan.printed)
+    _INHERITED[False] = sources
+    _INHERITED[True] = replace(sources, families=load_families(plan.fonts, held_out=True))
     _INHERITED["codec"] = codec
 
 

@@ -114,11 +114,9 @@ class Sources:
     printed: tuple[PrintedPage, ...] = ()
 
 
-def load_sources(
-    fonts: Path | None, texts: Path | None = None, printed: Path | None = None, *, held_out: bool = False
-) -> Sources:
+def load_sources(fonts: Path | None, texts: Path | None = None, printed: Path | None = None) -> Sources:
     """From their folders, as `load_families` does."""
-    return Sources(load_families(fonts, held_out), texts, load_printed(printed))
+    return Sources(load_families(fonts), texts, load_printed(printed))
 
 
 @dataclass(frozen=True, eq=False)
