@@ -221,7 +221,7 @@ def scheduler(tmp_path: Path) -> Iterator[tuple[str, Path]]:
             for name, *options in commands
         ]
     try:
-        wait_for(file.exists)
+        wait_for(lambda: file.exists() and file.stat().st_size)
         yield json.loads(file.read_text())["address"], log
     finally:
         for process in processes:
