@@ -149,6 +149,7 @@ def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Ch
     raw = dummy_config(name)
     model_class, config = NATIVES[layout_of(raw).family].model_class(), native_config(raw)
     with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
+        torch.manual_seed(seed)  # vectors, which the generator below leaves as they are made
         model = model_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():

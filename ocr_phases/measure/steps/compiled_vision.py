@@ -1,4 +1,4 @@
-"""The vision encoders of the prefill, compiled."""
+"""The vision encoders of the prefill, compiled, and captured on CUDA."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ocr_phases.measure.models.families import family_of
-from ocr_phases.measure.steps.execution import compiled_apart, first_call_ms, preparing
+from ocr_phases.measure.steps.execution import (
+    DECODE_BACKENDS,
+    captured,
+    compiled_apart,
+    first_call_ms,
+    preparing,
+)
 from ocr_phases.words import stage_name
 
 
 class CompiledVision:
     """Compiled forwards of a model's vision encoders, made at the first call of each shape and kept.
 
-    ``compile_ms`` has the wall time of those first calls, by stage and input shape; ``used`` the stages and
-    shapes called since the encoders were last `installed`.
+    On CUDA each is captured too, and its activations stay in the graph's own memory. ``compile_ms`` has the
+    wall time of those first calls, by stage and input shape; ``used`` the stages and shapes called since the
+    encoders were last `installed`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -48,9 +57,30 @@ class CompiledVision:
             if shape in self._made:
                 return self._made[shape](*args, **options)
             preparing.get()(f"compiling {stage_name(stage)} for {' × '.join(map(str, shape[1:]))} inputs")
-            compiled = compiled_apart(plain)
-            given, self.compile_ms[shape] = first_call_ms(tensors[0].device, compiled, *args, **options)
-            self._made[shape] = compiled
-            return given
+            self._made[shape], self.compile_ms[shape] = first_call_ms(
+                tensors[0].device, _made, plain, *args, **options
+            )
+            return self._made[shape](*args, **options)
 
         return forward
+
+
+def _made(plain: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
+    """``plain`` compiled for arguments like these, and on CUDA captured over copies of them."""
+    compiled = compiled_apart(plain)
+    own = tree_map_only(torch.Tensor, torch.clone, (args, options))
+    copies = [leaf for leaf in tree_leaves(own) if isinstance(leaf, torch.Tensor)]
+    if copies[0].device.type != "cuda":
+        compiled(*args, **options)
+        return compiled
+    # Views come in few sizes, so cuDNN's attention, the fastest with SAM's position bias, plans only once.
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS], set_priority=True):
+        replay = captured(lambda: compiled(*own[0], **own[1]))
+
+    def call(*args: Any, **options: Any) -> Any:
+        given = (leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor))
+        for copy, tensor in zip(copies, given, strict=True):
+            copy.copy_(tensor)
+        return tree_map_only(torch.Tensor, torch.clone, replay())
+
+    return call

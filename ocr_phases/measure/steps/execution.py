@@ -22,7 +22,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.family import Family
+from ocr_phases.measure.steps.fusing import fused_forms
 
 #: cuDNN's attention builds a plan for every new KV length, which decode meets at every step.
 DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
@@ -31,6 +33,8 @@ DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 STATIC_BACKENDS = (SDPBackend.MATH,)
 
 _EOS_EVERY = 16
+#: Runs before a capture, as libraries set up their workspaces in the first ones.
+_WARM_RUNS = 3
 
 #: Told what is compiled or captured next ("compiling SAM"); it may raise `Stopped`.
 preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=lambda what: None)
@@ -88,6 +92,25 @@ def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[...
 
     own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
     return torch.compile(own, fullgraph=True, dynamic=False, **options)
+
+
+def captured(run: Callable[[], Any]) -> Callable[[], Any]:
+    """``run`` as a CUDA graph: the same work on the same tensors, started by one call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_RUNS):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        given = run()
+
+    def replay() -> Any:
+        graph.replay()
+        return given
+
+    return replay
 
 
 @contextlib.contextmanager
@@ -151,18 +174,17 @@ def decode_experts(model: Any, strategy: str = "eager") -> dict[str, str | None]
 
 @contextlib.contextmanager
 def decode_execution(model: Any, strategy: str = "eager") -> Iterator[None]:
-    """The kernels a decode step runs with, for the length of a ``with`` block: attention and experts."""
+    """The kernels a decode step runs with, for the length of a ``with`` block: attention, experts, fusion."""
     experts = decode_experts(model, strategy)
     before = model.get_experts_implementation() if experts else {}
-    with decode_attention(next(model.parameters()).device, strategy):
-        if experts == before:
-            yield
-            return
-        model.set_experts_implementation(experts)
-        try:
-            yield
-        finally:
-            model.set_experts_implementation(before)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(decode_attention(next(model.parameters()).device, strategy))
+        if strategy == "compiled":
+            stack.enter_context(fused_forms(family_of(model).stages(model)["language_model"]))
+        if experts != before:
+            model.set_experts_implementation(experts)
+            stack.callback(model.set_experts_implementation, before)
+        yield
 
 
 def current_device(device: torch.device | str) -> AbstractContextManager:

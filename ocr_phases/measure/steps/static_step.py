@@ -17,18 +17,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor_config
 
 from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.caches import cache_bytes_per_token, read_up_to, static_cache
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.execution import (
+    captured,
     compiled_apart,
     current_device,
     decode_execution,
     first_call_ms,
     preparing,
 )
+from ocr_phases.measure.steps.fusing import first_largest
 from ocr_phases.measure.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
@@ -36,10 +39,15 @@ CACHE_LEN_MULTIPLE = 64
 #: The fewest entries that a captured step reads; another graph for fewer would save too little.
 LEAST_READ = 512
 #: The compiler tunes its kernels; what it makes is captured here, not by the compiler.
-CUDA_MODE = "max-autotune-no-cudagraphs"
+_CUDA_OPTIONS = {
+    "max_autotune": True,
+    "coordinate_descent_tuning": True,
+    # A test of each expert's number would run for every weight.
+    "assert_indirect_indexing": False,
+    # A kernel's blocks may start while the one before is ending (programmatic dependent launch).
+    **({"triton.enable_pdl": True} if hasattr(inductor_config.triton, "enable_pdl") else {}),
+}
 KEPT_STEPS = 4
-#: Runs before a capture, as libraries set up their workspaces in the first ones.
-_WARM_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,10 @@ class StaticStep:
     def _body(self) -> Tensor:
         self._mask.index_fill_(3, self._slot, 0.0)
         logits = self.model(**self._arguments(), use_cache=True, logits_to_keep=1).logits[:, -1]
-        self._token.copy_(logits.argmax(dim=-1, keepdim=True))
+        largest = (
+            first_largest if self.strategy == "compiled" else partial(torch.argmax, dim=-1, keepdim=True)
+        )
+        self._token.copy_(largest(logits))
         self._position.add_(1)
         self._slot.add_(1)
         if self.window is not None:
@@ -202,14 +213,14 @@ class StaticStep:
         cuda = self.device.type == "cuda"
         if self.strategy == "compiled":
             preparing.get()("compiling the decode step")
-            run = compiled_apart(self._body, **({"mode": CUDA_MODE} if cuda else {}))
+            run = compiled_apart(self._body, **({"options": _CUDA_OPTIONS} if cuda else {}))
             _, compile_ms = first_call_ms(self.device, run)
             if not cuda:
                 return {self.max_cache_len: run}, compile_ms, None
             preparing.get()("capturing the decode step")
             self._start_over()
-            captured, capture_ms = first_call_ms(self.device, _captured, run)
-            return {self.max_cache_len: captured}, compile_ms, capture_ms
+            replay, capture_ms = first_call_ms(self.device, captured, run)
+            return {self.max_cache_len: replay}, compile_ms, capture_ms
         runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
         if self.strategy == "eager" or not cuda:
             return dict(runs), None, None
@@ -217,7 +228,7 @@ class StaticStep:
         preparing.get()("capturing the decode step")
         for read, run in runs.items():
             self._start_over()
-            made[read], took = first_call_ms(self.device, _captured, run)
+            made[read], took = first_call_ms(self.device, captured, run)
             capture_ms += took
         return made, None, capture_ms
 
@@ -247,25 +258,6 @@ def kept_step(
         kept.pop(next(iter(kept)))
     kept[key] = found or StaticStep(model, batch, max_cache_len, strategy)
     return kept[key], found is not None
-
-
-def _captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """``run`` as a CUDA graph: the same work on the same tensors, started by one call."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_STEPS):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        logits = run()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return logits
-
-    return replay
 
 
 def _head_dim(config: Any) -> int:
