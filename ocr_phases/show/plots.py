@@ -134,7 +134,6 @@ def plot_token_latency(
     time_axis(axes.yaxis, "time of the step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     found = f"{ms_text(median)} in the median of {len(table):,}" if len(table) > 1 else ms_text(median)
-    found += ", over all repeats" if len(run.repeats) > 1 else ""
     title_axes(axes, f"Each decode step: {found}")
     legend_below(figure, axes.get_legend_handles_labels()[0], 5, ax)
     return figure

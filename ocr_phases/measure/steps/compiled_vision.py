@@ -74,7 +74,7 @@ def _made(plain: Callable[..., Any], *args: Any, **options: Any) -> Callable[...
         compiled(*args, **options)
         return compiled
     # Views come in few sizes, so cuDNN's attention, the fastest with SAM's position bias, plans only once.
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS], set_priority=True):
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS]):
         compiled(*args, **options)
         replay = captured(lambda: compiled(*own[0], **own[1]))
 
