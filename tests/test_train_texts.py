@@ -143,6 +143,30 @@ def test_what_cannot_be_read_has_a_box_and_no_text() -> None:
                 assert region.markdown.endswith("<|/det|>")
 
 
+def test_a_stage_has_its_share_of_unreadable_pages_but_full_ones() -> None:
+    config = json.loads((CODE / "config.json").read_text())
+    short, full = (pages.make_buckets(config["buckets"])[name] for name in ("small", "small long"))
+    stage = config["stages"][-1] | {"unreadable": 1.0, "browser": 0, "degrade": 0, "colour": 0}
+    sources = pages.load_sources(None)
+    for bucket, blank in ((short, True), (full, False)):
+        drawn = [pages.make_page(random.Random(seed), bucket, stage, sources) for seed in range(2)]
+        assert all(any(r.label == "text" and not r.text for r in page.regions) == blank for page in drawn)
+
+
+def test_full_pages_are_set_in_type_as_large_as_the_stage_says() -> None:
+    config = json.loads((CODE / "config.json").read_text())
+    bucket = pages.make_buckets(config["buckets"])["small long"]
+    stage = config["stages"][-1] | {"reshape": 0, "browser": 0, "degrade": 0, "colour": 0}
+    sources = pages.load_sources(None)
+
+    def largest(**changes: float) -> float:
+        drawn = [pages.make_page(random.Random(seed), bucket, stage | changes, sources) for seed in range(6)]
+        return max(pages.type_shown(page, bucket) for page in drawn)
+
+    del stage["long_type"]
+    assert largest() < 1.5 * stage["type_px"][0] < largest(long_type=2.0)
+
+
 def test_a_text_where_none_can_be_read_is_invented() -> None:
     head = "<|ref|>text<|/ref|><|det|>[[0, {}, 100, {}]]<|/det|>"
     blank = "\n\n".join((head.format(0, 100), head.format(200, 300) + "\nabc"))
