@@ -495,6 +495,15 @@ def test_a_batch_has_a_fresh_chunk_at_least() -> None:
     assert {plan(number)[2] for number in range(40)} == {1}
 
 
+def test_a_favoured_grid_comes_more_often() -> None:
+    config = toy_config(favoured={"2x3": 4})
+    config["buckets"] = {"gundam": {"views": 18, "fresh": 2, "pool": 0, "type_scale": 1, "text_scale": 1}}
+    config["stages"] = [{**STAGE, "mix": {"gundam": 1}}]
+    plan = Schedule(config, pages.make_buckets(config["buckets"])).plan
+    grids = [plan(number)[0].grid for number in range(400)]
+    assert grids.count((2, 3)) > 2 * grids.count((3, 2)) > 0
+
+
 def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path) -> None:
     run = training(toy_config(budget={"steps": 1}), tmp_path, vocabulary)
     run.run(float("inf"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from training import CODE
 
 # isort: split
@@ -20,7 +21,7 @@ import sheet
 import texts
 
 import synth
-from ocr_phases.measure.inputs.packing import PRESETS
+from ocr_phases.measure.inputs.packing import PRESETS, crop_grid
 from synth.texts import HELD_OUT, LANGUAGES, PASSAGES, WORDS, Texts, load_texts
 from synth.words import Words
 
@@ -141,6 +142,41 @@ def test_what_cannot_be_read_has_a_box_and_no_text() -> None:
         for region in page.regions:
             if not region.text:
                 assert region.markdown.endswith("<|/det|>")
+
+
+def test_a_stage_has_its_share_of_unreadable_pages_but_full_ones() -> None:
+    config = json.loads((CODE / "config.json").read_text())
+    short, full = (pages.make_buckets(config["buckets"])[name] for name in ("small", "small long"))
+    stage = config["stages"][-1] | {"unreadable": 1.0, "browser": 0, "degrade": 0, "colour": 0}
+    sources = pages.load_sources(None)
+    for bucket, blank in ((short, True), (full, False)):
+        drawn = [pages.make_page(random.Random(seed), bucket, stage, sources) for seed in range(2)]
+        assert all(any(r.label == "text" and not r.text for r in page.regions) == blank for page in drawn)
+
+
+def test_full_pages_are_set_in_type_as_large_as_the_stage_says() -> None:
+    config = json.loads((CODE / "config.json").read_text())
+    bucket = pages.make_buckets(config["buckets"])["small long"]
+    stage = config["stages"][-1] | {"reshape": 0, "browser": 0, "degrade": 0, "colour": 0}
+    sources = pages.load_sources(None)
+
+    def largest(**changes: float) -> float:
+        drawn = [pages.make_page(random.Random(seed), bucket, stage | changes, sources) for seed in range(6)]
+        return max(pages.type_shown(page, bucket) for page in drawn)
+
+    del stage["long_type"]
+    assert largest() < 1.5 * stage["type_px"][0] < largest(long_type=2.0)
+
+
+def test_a_browser_s_page_has_the_grid_it_is_drawn_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    laid = printed.PrintedPage(Path("none"), 0, 1000, 1000, 20, (("text", (0, 0, 9, 9), "abc", ()),))
+    sizes = [(1358, 1358), (1300, 1300)]  # a pixel too many, as pdfium may round, and a fitting one
+    drawn = [synth.SynthPage(Image.new("RGB", size), (), (), (), ()) for size in sizes]
+    grids = [crop_grid(*size, PRESETS["gundam"].image_size) for size in sizes]
+    assert grids == [(3, 3), (2, 2)]
+    monkeypatch.setattr(printed, "_drawn", lambda *_: drawn.pop(0))
+    page = printed.printed_page(random.Random(0), [laid], PRESETS["gundam"], (2, 2), 10, 3000)
+    assert page is not None and page.image.size == (1300, 1300)
 
 
 def test_a_text_where_none_can_be_read_is_invented() -> None:

@@ -199,7 +199,8 @@ def make_page(rng: random.Random, bucket: Bucket, stage: dict[str, Any], sources
     """A page as hard as the stage says, for views of the bucket.
 
     Of the stage's optional parts ``browser`` and ``wide`` are the shares of pages that a browser laid out and
-    of those with wide texts; ``texts`` names these and ``prose`` their share of running text.
+    of those with wide texts; ``texts`` names these and ``prose`` their share of running text. ``unreadable``
+    is the share of pages with unreadable text, ``long_type`` the largest type of long pages in smallest ones.
     """
     page = None
     browser = stage.get("browser", 0)
@@ -220,12 +221,17 @@ def _generated(rng: random.Random, bucket: Bucket, stage: dict[str, Any], source
     more: dict[str, Any] = {"kinds": tuple(stage.get("kinds", ()))}
     if bucket.long:
         more["kinds"] = _FILLING
+    elif (share := stage.get("unreadable")) and rng.random() < share:
+        more["kinds"] = ("unreadable",)
     if texts := _texts(rng, stage, sources):
         more |= {"texts": texts, "prose": stage.get("prose", 0.5)}
     return draw(
         rng,
         size=(width, height),
-        type_px=(low, min(high, 1.4 * low) if bucket.long else high * bucket.type_scale),
+        type_px=(
+            low,
+            min(high, stage.get("long_type", 1.4) * low) if bucket.long else high * bucket.type_scale,
+        ),
         characters=bucket.long or round(stage["characters"] * bucket.text_scale),
         families=sources.families,
         colour=stage["colour"],

@@ -117,7 +117,10 @@ def printed_page(
         kept = [region for region in page.regions if top <= region[1][1] and region[1][3] <= bottom]
         said = sum(len(text) for _, _, text, _ in kept)
         if least_px <= page.body * view <= _LARGEST * least_px and said <= letters:
-            return _drawn(page, kept, (top, bottom), scale)
+            drawn = _drawn(page, kept, (top, bottom), scale)
+            # pdfium rounds a size its own way, and a pixel more may want another grid.
+            if not preset.crops or crop_grid(*drawn.image.size, side) == grid:
+                return drawn
     return None
 
 

@@ -107,13 +107,17 @@ class Schedule:
         ]
         preset = rng.choices(list(stage["mix"]), list(stage["mix"].values()))[0]
         choices = [b for b in self.buckets.values() if b.preset.name == preset]
-        long = self.config["long"]
-        weights = [squareness(b) * (long if b.long else 1 - long) for b in choices]
-        bucket = rng.choices(choices, weights)[0]
+        bucket = rng.choices(choices, [self._share(b) for b in choices])[0]
         if earlier and rng.random() < self.config["easier"]:
             stage = rng.choice(earlier)
         fresh = self.config["buckets"][preset]["fresh"]
         return bucket, stage, max(1, int(fresh) + (rng.random() < fresh % 1))
+
+    def _share(self, bucket: Bucket) -> float:
+        """Of its preset's batches, not yet divided by the sum of all shares."""
+        long, grid = self.config["long"], "{}x{}".format(*bucket.grid)
+        favoured = self.config["favoured"].get(grid, 1)
+        return favoured * squareness(bucket) * (long if bucket.long else 1 - long)
 
     def pool(self, bucket: Bucket) -> int:
         """How many used chunks of the bucket are kept for later batches; none where all are fresh."""
