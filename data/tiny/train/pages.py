@@ -68,8 +68,14 @@ class Bucket:
     @property
     def name(self) -> str:
         """Like ``tiny`` or ``gundam 2x3 long``."""
-        grid = "" if self.grid == (1, 1) else f" {self.grid[0]}x{self.grid[1]}"
-        return self.preset.name + grid + (" long" if self.long else "")
+        return (
+            self.preset.name + (f" {self.grid_name}" if self.crops else "") + (" long" if self.long else "")
+        )
+
+    @property
+    def grid_name(self) -> str:
+        """Like ``2x3``, columns and rows."""
+        return "{}x{}".format(*self.grid)
 
     @property
     def crops(self) -> int:

@@ -115,8 +115,8 @@ class Schedule:
 
     def _share(self, bucket: Bucket) -> float:
         """Of its preset's batches, not yet divided by the sum of all shares."""
-        long, grid = self.config["long"], "{}x{}".format(*bucket.grid)
-        favoured = self.config["favoured"].get(grid, 1)
+        long = self.config["long"]
+        favoured = self.config["favoured"].get(bucket.grid_name, 1)
         return favoured * squareness(bucket) * (long if bucket.long else 1 - long)
 
     def pool(self, bucket: Bucket) -> int:

@@ -51,15 +51,15 @@ class CompiledVision:
 
     def _forward(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **options: Any) -> Any:
-            tensors = [value for value in (*args, *options.values()) if isinstance(value, torch.Tensor)]
+            tensors = _tensors(args, options)
             shape = (stage, *tensors[0].shape)
             self.used.add(shape)
-            if shape in self._made:
-                return self._made[shape](*args, **options)
-            preparing.get()(f"compiling {stage_name(stage)} for {' × '.join(map(str, shape[1:]))} inputs")
-            self._made[shape], self.compile_ms[shape] = first_call_ms(
-                tensors[0].device, _made, plain, *args, **options
-            )
+            if shape not in self._made:
+                inputs = " × ".join(map(str, shape[1:]))
+                preparing.get()(f"compiling {stage_name(stage)} for {inputs} inputs")
+                self._made[shape], self.compile_ms[shape] = first_call_ms(
+                    tensors[0].device, _made, plain, *args, **options
+                )
             return self._made[shape](*args, **options)
 
         return forward
@@ -69,7 +69,7 @@ def _made(plain: Callable[..., Any], *args: Any, **options: Any) -> Callable[...
     """``plain`` compiled for arguments like these, and on CUDA captured over copies of them."""
     compiled = compiled_apart(plain)
     own = tree_map_only(torch.Tensor, torch.clone, (args, options))
-    copies = [leaf for leaf in tree_leaves(own) if isinstance(leaf, torch.Tensor)]
+    copies = _tensors(*own)
     if copies[0].device.type != "cuda":
         compiled(*args, **options)
         return compiled
@@ -79,9 +79,12 @@ def _made(plain: Callable[..., Any], *args: Any, **options: Any) -> Callable[...
         replay = captured(lambda: compiled(*own[0], **own[1]))
 
     def call(*args: Any, **options: Any) -> Any:
-        given = (leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor))
-        for copy, tensor in zip(copies, given, strict=True):
+        for copy, tensor in zip(copies, _tensors(args, options), strict=True):
             copy.copy_(tensor)
         return tree_map_only(torch.Tensor, torch.clone, replay())
 
     return call
+
+
+def _tensors(args: tuple[Any, ...], options: dict[str, Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]

@@ -189,10 +189,8 @@ class StaticStep:
     def _body(self) -> Tensor:
         self._mask.index_fill_(3, self._slot, 0.0)
         logits = self.model(**self._arguments(), use_cache=True, logits_to_keep=1).logits[:, -1]
-        largest = (
-            first_largest if self.strategy == "compiled" else partial(torch.argmax, dim=-1, keepdim=True)
-        )
-        self._token.copy_(largest(logits))
+        compiled = self.strategy == "compiled"
+        self._token.copy_(first_largest(logits) if compiled else logits.argmax(dim=-1, keepdim=True))
         self._position.add_(1)
         self._slot.add_(1)
         if self.window is not None:
