@@ -92,6 +92,7 @@ class _Device(TypedDict):
 class _Setup(TypedDict, total=False):
     compile_ms: _Ms | None
     capture_ms: _Ms | None
+    prefill_capture_ms: _Ms | None
 
 
 class _Model(TypedDict):

@@ -53,9 +53,10 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     room = bytes_text(setup["allocated_bytes"]).replace(" ", "\xa0")
     assert f"room for {room}" in cards_html(loaded)
     assert "not included: compiling the decode step" in verdict(loaded)
-    again = tiny_session.run_inference(
-        PAGES / "slide.png", strategy="compiled", infer={"no_repeat_ngram_size": 3}, **options
-    )
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        again = tiny_session.run_inference(
+            PAGES / "slide.png", strategy="compiled", infer={"no_repeat_ngram_size": 3}, **options
+        )
     plain = tiny_session.run_inference(PAGES / "slide.png", infer={"no_repeat_ngram_size": 3}, **options)
     assert again.results == plain.results
     assert again.model["strategy_setup"] == {**setup, "reused": True}

@@ -117,6 +117,7 @@ def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
     assert not failed(run_checks(run))
     setup = run.model["strategy_setup"]
     assert setup["capture_ms"] > 0
+    assert setup["prefill_capture_ms"] is None  # experts in float32 wait for the device
     assert (setup["compile_ms"] is None) == (strategy == "cuda_graph")
     assert not setup["reused"]
     assert set(run.spans.loc[run.spans["phase"] == "decode", "stage"]) == {
@@ -137,6 +138,27 @@ def test_another_shape_makes_another_graph(cuda_session):
             run.request["prefill_len"], tokens
         )
         assert run.results == cuda_session.run_inference(PAGES / "invoice.png", **options).results
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] < 9,
+    reason="experts wait for the device on a GPU before Hopper",
+)
+@pytest.mark.parametrize("preset", ["base", "gundam"])
+def test_a_captured_prefill_equals_one_that_is_not(preset):
+    session = OCRSession.load("tiny", device="cuda", dtype="bfloat16")
+    options = {"preset": preset, "max_new_tokens": 40, "strategy": "cuda_graph", "repeats": 2, "warmup": 0}
+    run = session.run_inference(PAGE, **options)
+    assert run.model["strategy_setup"]["prefill_capture_ms"] > 0
+    assert not failed(run_checks(run))
+    inputs = session.prepare(PAGE, preset=preset)
+    step, _ = session.prepared.step("cuda_graph", 1, inputs.input_ids.shape[1], 40)
+    plain = session.run_prefill(inputs, cache=step.fresh_cache())
+    kept = [layer.keys.clone() for layer in step.cache.layers]
+    mine = session.run_prefill(inputs, step=step)
+    torch.testing.assert_close(mine.logits, plain.logits, atol=0, rtol=0)
+    for before, layer in zip(kept, step.cache.layers, strict=True):
+        torch.testing.assert_close(layer.keys, before, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("infer", [{"temperature": 1.4}, {"no_repeat_ngram_size": 2}])

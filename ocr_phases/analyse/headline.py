@@ -216,6 +216,7 @@ def _caveats(run: PhaseRun) -> list[str]:
     once = {
         "compiling the decode step": step.get("compile_ms"),
         "capturing it": step.get("capture_ms"),
+        "capturing the prefill": step.get("prefill_capture_ms"),
         "compiling the vision encoders": vision.get("compile_ms"),
     }
     spent = [f"{name} {ms_text(ms)}" for name, ms in once.items() if ms is not None]

@@ -345,14 +345,13 @@ class OCRSession:
                     ids = one_shot(self, inputs, request)
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
-                cache = None if step is None else step.fresh_cache()
                 with memory.of("prefill"), hooks.watching(self.model, "prefill"):
                     state = phases.prefill(
                         self.model,
                         inputs,
                         timeline,
                         sampler=sampler,
-                        cache=cache,
+                        step=step,
                         exact_mask=request.exact_mask,
                     )
                 bytes_per_token = cache_bytes_per_token(state.cache)

@@ -26,6 +26,7 @@ class Setup:
 
     step: StaticStep | None = None
     step_reused: bool = False
+    prefill_ms: float | None = None  # the first call of the captured language model with this prompt length
     vision: CompiledVision | None = None
     vision_ms: float | None = None  # first calls of the compiled encoders with these shapes
 
@@ -35,7 +36,10 @@ class Setup:
 
     def described(self) -> dict[str, Any]:
         """For the record's ``model``: times in ms, None where there was nothing to set up."""
-        step = None if self.step is None else {**asdict(self.step.setup), "reused": self.step_reused}
+        step = None
+        if self.step is not None:
+            made = {"prefill_capture_ms": self.prefill_ms, "reused": self.step_reused}
+            step = {**asdict(self.step.setup), **made}
         vision = None if self.vision is None else {"compile_ms": self.vision_ms}
         return {"strategy_setup": step, "vision_setup": vision}
 
@@ -69,19 +73,23 @@ class PreparedStrategies:
         known = not self._steps and self._vision is None  # else some of it may be made already
         encoders = len(family_of(self.model).facts.encoders) if request.vision == "compiled" else 0
         views = 1 if inputs.pixel_values_local is None else 2
-        captured = request.strategy != "eager" and inputs.input_ids.is_cuda
+        step, padded = request.strategy != "eager", inputs.position_ids is not None
+        captured = (2 - padded) if step and inputs.input_ids.is_cuda else 0
         total = encoders * views + (request.strategy == "compiled") + captured
         return lambda what: tell(f"{what} ({next(numbers)}{f' of {total}' if known else ''})")
 
     def _set_up(self, request: Request, inputs: DeviceInputs) -> Setup:
-        vision, vision_ms = None, None
+        vision, vision_ms, step, reused, prefill_ms = None, None, None, False, None
+        batch, prompt_len = inputs.input_ids.shape
+        if request.strategy != "eager":
+            step, reused = self.step(request.strategy, batch, prompt_len, request.max_new_tokens)
         if request.vision == "compiled":
             vision = self._vision = self._vision or CompiledVision(self.model)
-            with vision.installed():
-                phases.prefill(self.model, inputs)
+        if vision is not None or inputs.input_ids.is_cuda:
+            with contextlib.nullcontext() if vision is None else vision.installed():
+                phases.prefill(self.model, inputs, step=step)
+        if vision is not None:
             vision_ms = sum(vision.compile_ms[shape] for shape in vision.used)
-        if request.strategy == "eager":
-            return Setup(vision=vision, vision_ms=vision_ms)
-        batch, prompt_len = inputs.input_ids.shape
-        step, reused = self.step(request.strategy, batch, prompt_len, request.max_new_tokens)
-        return Setup(step, reused, vision, vision_ms)
+        if step is not None:
+            prefill_ms = step.prefill.capture_ms.get(prompt_len)
+        return Setup(step, reused, prefill_ms, vision, vision_ms)

@@ -74,6 +74,12 @@ def read_up_to(cache: Any, read: int) -> None:
         layer.read = read
 
 
+def forget(cache: Any) -> None:
+    """Let the next entry of a `static_cache` be its first; what it holds is written over."""
+    for layer in cache.layers:
+        layer.cumulative_length.zero_()
+
+
 @lru_cache(maxsize=1)
 def _slot_layer() -> type:
     from transformers.cache_utils import StaticLayer

@@ -6,19 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ocr_phases.measure.models.families import family_of
-from ocr_phases.measure.steps.execution import (
-    DECODE_BACKENDS,
-    captured,
-    compiled_apart,
-    first_call_ms,
-    preparing,
-)
+from ocr_phases.measure.steps.capturing import captured_call, tensors_in
+from ocr_phases.measure.steps.execution import DECODE_BACKENDS, compiled_apart, first_call_ms, preparing
 from ocr_phases.words import stage_name
 
 
@@ -51,7 +44,7 @@ class CompiledVision:
 
     def _forward(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **options: Any) -> Any:
-            tensors = _tensors(args, options)
+            tensors = tensors_in(args, options)
             shape = (stage, *tensors[0].shape)
             self.used.add(shape)
             if shape not in self._made:
@@ -66,25 +59,12 @@ class CompiledVision:
 
 
 def _made(plain: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
-    """``plain`` compiled for arguments like these, and on CUDA captured over copies of them."""
+    """``plain`` compiled for arguments like these, and captured on CUDA."""
     compiled = compiled_apart(plain)
-    own = tree_map_only(torch.Tensor, torch.clone, (args, options))
-    copies = _tensors(*own)
-    if copies[0].device.type != "cuda":
+    if tensors_in(args, options)[0].device.type != "cuda":
         compiled(*args, **options)
         return compiled
     # Views come in few sizes, so cuDNN's attention, the fastest with SAM's position bias, plans only once.
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS]):
         compiled(*args, **options)
-        replay = captured(lambda: compiled(*own[0], **own[1]))
-
-    def call(*args: Any, **options: Any) -> Any:
-        for copy, tensor in zip(copies, _tensors(args, options), strict=True):
-            copy.copy_(tensor)
-        return tree_map_only(torch.Tensor, torch.clone, replay())
-
-    return call
-
-
-def _tensors(args: tuple[Any, ...], options: dict[str, Any]) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)]
+        return captured_call(compiled, *args, **options)

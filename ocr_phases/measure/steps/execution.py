@@ -22,9 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.family import Family
-from ocr_phases.measure.steps.fusing import fused_forms
 
 #: cuDNN's attention builds a plan for every new KV length, which decode meets at every step.
 DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
@@ -33,8 +31,8 @@ DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 STATIC_BACKENDS = (SDPBackend.MATH,)
 
 _EOS_EVERY = 16
-#: Runs before a capture, as libraries set up their workspaces in the first ones.
-_WARM_RUNS = 3
+#: What the compiler writes before each trial of a kernel, in bytes, as ``triton.testing.do_bench`` does.
+_FLUSHED = 256 * 2**20
 
 #: Told what is compiled or captured next ("compiling SAM"); it may raise `Stopped`.
 preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=lambda what: None)
@@ -94,23 +92,20 @@ def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[...
     return torch.compile(own, fullgraph=True, dynamic=False, **options)
 
 
-def captured(run: Callable[[], Any]) -> Callable[[], Any]:
-    """``run`` as a CUDA graph: the same work on the same tensors, started by one call."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_RUNS):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        given = run()
+@contextlib.contextmanager
+def tuned_steadily() -> Iterator[None]:
+    """Let the compiler time its trials of a kernel well, for the length of a ``with`` block.
 
-    def replay() -> Any:
-        graph.replay()
-        return given
+    It empties the L2 cache before each trial, which takes less time than a launch: a kernel of 5 us was timed
+    with its launch, and chosen by chance. With more to write, the host is ahead of the device.
+    """
+    from torch._inductor.runtime.benchmarking import benchmarker
 
-    return replay
+    vars(benchmarker)["L2_cache_size"] = _FLUSHED
+    try:
+        yield
+    finally:
+        del vars(benchmarker)["L2_cache_size"]
 
 
 @contextlib.contextmanager
@@ -174,13 +169,11 @@ def decode_experts(model: Any, strategy: str = "eager") -> dict[str, str | None]
 
 @contextlib.contextmanager
 def decode_execution(model: Any, strategy: str = "eager") -> Iterator[None]:
-    """The kernels a decode step runs with, for the length of a ``with`` block: attention, experts, fusion."""
+    """The kernels a decode step runs with, for the length of a ``with`` block: attention and experts."""
     experts = decode_experts(model, strategy)
     before = model.get_experts_implementation() if experts else {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(decode_attention(next(model.parameters()).device, strategy))
-        if strategy == "compiled":
-            stack.enter_context(fused_forms(family_of(model).stages(model)["language_model"]))
         if experts != before:
             model.set_experts_implementation(experts)
             stack.callback(model.set_experts_implementation, before)

@@ -11,28 +11,37 @@ from torch import Tensor, nn
 from torch._inductor import inductor_prims
 
 
-@contextlib.contextmanager
-def fused_forms(language_model: nn.Module) -> Iterator[None]:
-    """Run a language model's activations, norms and greedy routers in other forms within a ``with`` block.
+class FusedForms:
+    """Other forms of a language model's activations, norms and greedy routers.
 
     The compiler puts what is cheap into each of its readers: a matrix-vector product would then take the
     SiLU, or the norm, again for every weight (on an H200 11 us for experts whose weights are read in 3). So
     activations and norms are stored. ``topk`` is a kernel of its own; a sort is part of the softmax's.
     """
-    changed = []
-    for name, module in language_model.named_modules():
-        if name.endswith("act_fn") or type(module).__name__.endswith("RMSNorm"):
-            module.forward = partial(_stored, module.forward)
-        elif getattr(module, "topk_method", None) == "greedy" and hasattr(module, "routed_scaling_factor"):
-            module.forward = partial(_routed, module)
-        else:
-            continue
-        changed.append(module)
-    try:
-        yield
-    finally:
-        for module in changed:
-            del module.forward
+
+    def __init__(self, language_model: nn.Module) -> None:
+        self._forms: dict[nn.Module, Callable[..., Any]] = {}
+        for name, module in language_model.named_modules():
+            if name.endswith("act_fn") or type(module).__name__.endswith("RMSNorm"):
+                self._forms[module] = partial(_stored, module.forward)
+            elif getattr(module, "topk_method", None) == "greedy" and hasattr(
+                module, "routed_scaling_factor"
+            ):
+                self._forms[module] = partial(_routed, module)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Run the language model in these forms within a ``with`` block.
+
+        They are the same objects each time, or what was compiled with them would be compiled again.
+        """
+        for module, form in self._forms.items():
+            module.forward = form
+        try:
+            yield
+        finally:
+            for module in self._forms:
+                del module.forward
 
 
 def first_largest(scores: Tensor) -> Tensor:

@@ -45,6 +45,9 @@ class StepRunner(Protocol):
     def fresh_cache(self) -> Any:
         """The runner's own KV cache, emptied for a new prefill."""
 
+    def prefill_execution(self) -> AbstractContextManager[None]:
+        """How the language model of a prefill into that cache runs."""
+
     def execution(self) -> AbstractContextManager[None]:
         """The kernels that its steps run with."""
 
@@ -132,6 +135,7 @@ def prefill(
     *,
     sampler: Sampler | None = None,
     cache: Any = None,
+    step: StepRunner | None = None,
     all_logits: bool = False,
     exact_mask: bool = False,
 ) -> DecodeState:
@@ -139,11 +143,10 @@ def prefill(
 
     ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are computed
     for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
-    ``cache`` may be handed in (a static one, say); else it is the family's own; one without the
-    model's window is refused. ``exact_mask`` makes
-    decode hand the 2-D mask to the model also where nothing is padded. The first token is the argmax (or a
-    sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread
-    over several devices.
+    ``cache`` may be handed in (a static one, say), or the ``step`` that decode will use, which brings one;
+    else it is the family's own. One without the model's window is refused. ``exact_mask`` makes decode hand
+    the 2-D mask to the model also where nothing is padded. The first token is the argmax (or a sample) of the
+    last logits. Raises `OcrPhasesError` for a model in training mode or spread over several devices.
     """
     family = family_of(model)
     timeline = timeline or NoTimeline()
@@ -153,9 +156,11 @@ def prefill(
     sampler = sampler or Sampler(device=inputs.input_ids.device)
     arguments = family.prefill_arguments(inputs)
     views = family.views(inputs)
-    cache = family.new_cache() if cache is None else cache
+    if cache is None:
+        cache = family.new_cache() if step is None else step.fresh_cache()
     _check_window(cache, window)
-    with stage_hooks(model, family, timeline, views), timeline.in_phase("prefill"):
+    language_model = contextlib.nullcontext() if step is None else step.prefill_execution()
+    with stage_hooks(model, family, timeline, views), timeline.in_phase("prefill"), language_model:
         out = family.forward(
             model, arguments, past_key_values=cache, use_cache=True, logits_to_keep=0 if all_logits else 1
         )
@@ -268,7 +273,7 @@ def decode(
     Tokens are read, and the end looked for, every ``eos_check_every`` steps; what ran beyond the end is cut
     from ``state.ids``, and rows that end early are filled with ``pad_id``. ``on_tokens`` gets the new ids of
     each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``. ``step`` runs the forwards in
-    place of the model class, over the cache that `prefill` was given (`StaticStep.fresh_cache`).
+    place of the model class, over the cache of the `prefill` that had it.
     """
     timeline = timeline or NoTimeline()
     ended = [_has_ended(row, eos_ids) for row in state.ids]
@@ -322,8 +327,7 @@ def generate(
     **decode_options: Any,
 ) -> DecodeState:
     """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`."""
-    cache = None if step is None else step.fresh_cache()
-    state = prefill(model, inputs, timeline, sampler=sampler, cache=cache, exact_mask=exact_mask)
+    state = prefill(model, inputs, timeline, sampler=sampler, step=step, exact_mask=exact_mask)
     if first_token == "redecode":
         redecode(state)
     return decode(model, state, max_new_tokens, timeline, step=step, **decode_options)

@@ -9,29 +9,30 @@ step is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor import config as inductor_config
 
 from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.caches import cache_bytes_per_token, read_up_to, static_cache
 from ocr_phases.measure.models.families import family_of
+from ocr_phases.measure.steps.captured_prefill import CapturedPrefill
+from ocr_phases.measure.steps.capturing import captured
 from ocr_phases.measure.steps.execution import (
-    captured,
     compiled_apart,
     current_device,
     decode_execution,
     first_call_ms,
     preparing,
+    tuned_steadily,
 )
-from ocr_phases.measure.steps.fusing import first_largest
+from ocr_phases.measure.steps.fusing import FusedForms, first_largest
 from ocr_phases.measure.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
@@ -39,13 +40,18 @@ CACHE_LEN_MULTIPLE = 64
 #: The fewest entries that a captured step reads; another graph for fewer would save too little.
 LEAST_READ = 512
 #: The compiler tunes its kernels; what it makes is captured here, not by the compiler.
-_CUDA_OPTIONS = {
+_WANTED_OPTIONS = {
     "max_autotune": True,
     "coordinate_descent_tuning": True,
     # A test of each expert's number would run for every weight.
     "assert_indirect_indexing": False,
     # A kernel's blocks may start while the one before is ending (programmatic dependent launch).
-    **({"triton.enable_pdl": True} if hasattr(inductor_config.triton, "enable_pdl") else {}),
+    "triton.enable_pdl": True,
+    # With it, a start from the compiler's cache tunes most kernels again.
+    "use_static_cuda_launcher": False,
+}
+_CUDA_OPTIONS = {
+    name: value for name, value in _WANTED_OPTIONS.items() if name in torch._inductor.list_options()
 }
 KEPT_STEPS = 4
 
@@ -86,8 +92,8 @@ class StaticStep:
     """One decode step of ``batch`` rows over a static cache of ``max_cache_len`` entries, ready to be run.
 
     ``strategy``: ``cuda_graph`` captures the step and replays it; ``compiled`` compiles it, and captures it
-    too on CUDA; ``eager`` runs the same step as it is. Prefill into `fresh_cache`, then hand the step to
-    `decode`: it continues from the state it is called with, also where a caller changed the state's token.
+    too on CUDA; ``eager`` runs the same step as it is. Hand it to `prefill`, then to `decode`: it continues
+    from the state it is called with, also where a caller changed the state's token.
     The logits it gives are overwritten by the next step. Raises `OcrPhasesError` where it cannot be compiled.
     """
 
@@ -118,6 +124,9 @@ class StaticStep:
         longest = max_cache_len if self.window is None else config.max_position_embeddings
         self._seen = torch.ones(batch, longest, dtype=torch.long, device=self.device)
         self._positions = torch.zeros_like(self._seen)
+        language_model = self.family.stages(model)["language_model"]
+        self.prefill = CapturedPrefill(language_model, self.cache)
+        self._forms = FusedForms(language_model)
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._given: Tensor | None = None  # the token that the step itself fed back
         with current_device(self.device), self.execution():
@@ -125,9 +134,17 @@ class StaticStep:
         allocated = cache_bytes_per_token(self.cache) * max_cache_len
         self.setup = StepSetup(max_cache_len, allocated, compile_ms, capture_ms)
 
-    def execution(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def execution(self) -> Iterator[None]:
         """The kernels the step runs with; `decode` enters this."""
-        return decode_execution(self.model, self.strategy)
+        forms = self._forms.installed() if self.strategy == "compiled" else nullcontext()
+        with decode_execution(self.model, self.strategy), forms:
+            yield
+
+    def prefill_execution(self) -> AbstractContextManager[None]:
+        """How a prefill into the step's cache runs; `prefill` enters this. Captured too where the step is."""
+        captures = self.strategy != "eager" and self.device.type == "cuda"
+        return self.prefill.installed() if captures else nullcontext()
 
     def fresh_cache(self) -> Any:
         """The step's own cache, emptied for a new prefill: there is only one, so one state at a time."""
@@ -212,7 +229,8 @@ class StaticStep:
         if self.strategy == "compiled":
             preparing.get()("compiling the decode step")
             run = compiled_apart(self._body, **({"options": _CUDA_OPTIONS} if cuda else {}))
-            _, compile_ms = first_call_ms(self.device, run)
+            with tuned_steadily():
+                _, compile_ms = first_call_ms(self.device, run)
             if not cuda:
                 return {self.max_cache_len: run}, compile_ms, None
             preparing.get()("capturing the decode step")
