@@ -105,7 +105,10 @@ def test_latency_draws_both_clocks_on_cuda_and_the_floor_when_given() -> None:
     def labels(figure: Figure) -> set[str]:
         return {str(label) for label in figure.axes[0].get_legend_handles_labels()[1]}
 
-    assert {"device, median", "host, median"} <= labels(plot_token_latency(make_run(cuda=True)))
+    run = make_run(cuda=True)
+    assert {"device, median", "host, median"} <= labels(plot_token_latency(run))
+    seldom = dataclasses.replace(run, request={**run.request, "eos_check_every": 16})
+    assert "host, median" not in labels(plot_token_latency(seldom))
     assert any(
         says(label, "floor", "1.00 ms") for label in labels(plot_token_latency(make_run(), floor_ms=1.0))
     )

@@ -26,7 +26,7 @@ from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
 from ocr_phases.catalogue import ENCODERS, VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import ms_text, percent_text, stage_name
+from ocr_phases.words import count_text, ms_text, percent_text, stage_name
 
 KERNEL_COLUMNS = (
     "phase",
@@ -286,8 +286,8 @@ def _waits(run: PhaseRun) -> list[str]:
     waits = waits[(waits["phase"] == "prefill") & (waits["operator"] != "")]
     each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
     return [
-        f"the host waits for the GPU {count:,.0f} times in {operator} of {stage_name(stage)}, "
-        f"{ms_text(ms)} under the profiler"
+        f"the host waits for the GPU {count_text(round(count), 'time')} in {operator} of "
+        f"{stage_name(stage)}, {ms_text(ms)} under the profiler"
         for (stage, operator), count, ms in each.itertuples(name=None)
         if ms >= _CLEAR_WAIT * total
     ]

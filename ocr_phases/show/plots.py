@@ -86,8 +86,9 @@ def plot_token_latency(
     """Time of every decode step in ms: median over repeats, p10 to p90 as a band, outliers named.
 
     ``floor_ms`` draws what the hardware could do, one time or one a step (the column of
-    `ocr_phases.analyse.floors.decode_floor`; an empty one draws nothing). The scale follows the bulk of the
-    steps, a step above it is marked at the top edge with its time. ``ax`` are axes to draw on.
+    `ocr_phases.analyse.floors.decode_floor`; an empty one draws nothing). The host's times are drawn where it
+    reads every token. The scale follows the bulk of the steps, a step above it is marked at the top edge with
+    its time. ``ax`` are axes to draw on.
     """
     table = step_table(run)
     if table.empty:
@@ -109,7 +110,10 @@ def plot_token_latency(
             label=f"p10 to p90 of {len(run.repeats)} repeats",
         )
     axes.plot(steps, device, color=BLUE, linewidth=1.3, marker=marker, label=name)
-    if own_clock:
+    # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
+    clocks = ["device_ms"]
+    if own_clock and run.request.get("eos_check_every", 1) == 1:
+        clocks.append("host_ms")
         axes.plot(
             steps, drawn["host_ms"], color=VERMILLION, linewidth=1.0, linestyle="--", label="host, median"
         )
@@ -122,10 +126,10 @@ def plot_token_latency(
         label = f"hardware floor, {' to '.join(ends)}"
         axes.plot(steps, curve, color=GREEN, linewidth=1.4, linestyle=(0, (6, 2)), marker=marker, label=label)
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
-    usual = table.loc[~table["outlier"], ["device_ms", "host_ms"]].quantile(0.99)
+    usual = float(table.loc[~table["outlier"], clocks].quantile(0.99).max())
     band = float(table["device_ms_p90"].quantile(0.75))
     room = 1.6 if table["outlier"].any() else 1.35  # for the names of outliers
-    top = room * max(usual["device_ms"], usual["host_ms"], band, median, floor.max(initial=0.0))
+    top = room * max(usual, band, median, floor.max(initial=0.0))
     axes.set_ylim(0, top)
     last = int(table["step"].iloc[-1])
     axes.set_xlim(-0.5, max(last, 0) + 0.5)
