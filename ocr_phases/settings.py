@@ -213,7 +213,7 @@ class RunSettings:
     repeats: int = _setting(3, "measured runs", least=1)
     warmup: int = _setting(1, "unrecorded runs before them", least=0)
     seed: int = _setting(0, "seed of the sampling", least=-LARGEST_NUMBER)
-    strategy: str = _setting("eager", "how a decode step runs", choices=STRATEGIES)
+    strategy: str = _setting("eager", "how the language model runs", choices=STRATEGIES)
     vision: str = _setting("eager", "how the vision encoders run", choices=VISIONS)
     exact_mask: bool = _setting(False, "pass the 2-D attention mask, not precomputed ones")
     autocast: bool | None = _setting(None, "run under bfloat16 autocast; by default no")

@@ -193,7 +193,7 @@ def test_kept_records_are_listed_after_a_restart_and_loaded_when_chosen(panel: A
     names = panel.locator(".opx-shown option").all_text_contents()
     assert [name.replace("\N{NO-BREAK SPACE}", " ") for name in names[1:3]] == [
         "page.png, tiny, base, eager, 2026-11-21T11-45-39",
-        "with the package: h200-dummy-base",
+        "with the package: h200-dummy-base-compiled",
     ]
     panel.locator(".opx-shown select").select_option(index=2)
     panel.wait_for_function("document.querySelector('.opx-verdict').textContent.includes('NVIDIA H200')")

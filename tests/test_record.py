@@ -23,7 +23,11 @@ from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS, describe_page
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE, EXAMPLE_OF_SCHEMA_1 = GOLDEN / "run.json", GOLDEN / "run-schema-1.json"
-PUBLISHED = sorted((Path(__file__).parents[1] / "data" / "runs").glob("h200-dummy-*.json"))
+RUNS = Path(__file__).parents[1] / "data" / "runs"
+OF_SCHEMA_1 = [
+    EXAMPLE_OF_SCHEMA_1,
+    *(RUNS / f"h200-dummy-{name}.json" for name in ("base", "gundam", "gundam-compiled")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def test_packed_data_is_not_unpacked_beyond_the_limit():
         unpacked(packed, 10**6 - 1)
 
 
-@pytest.mark.parametrize("path", [EXAMPLE_OF_SCHEMA_1, *PUBLISHED], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", OF_SCHEMA_1, ids=lambda path: path.stem)
 def test_records_of_schema_1_are_read_and_saved_as_schema_2(path, tmp_path):
     old = json.loads(path.read_text())
     run = PhaseRun.from_dict(old)

@@ -19,7 +19,6 @@ from ocr_phases.measure.collectors.parity import _tie
 from ocr_phases.measure.models.families import NATIVE, VENDOR
 from ocr_phases.measure.steps import captured_prefill, capturing
 from ocr_phases.measure.steps import execution as strategies
-from ocr_phases.measure.steps.execution import told_of_preparing
 from ocr_phases.measure.steps.phases import generate, redecode
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.static_step import (
@@ -132,14 +131,14 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(
     model, inputs, step = golden_session.model, golden_inputs(golden_forward, case), static(case)
     monkeypatch.setattr(step, "prefill_execution", step.prefill.installed)
     eager = generate(model, inputs, 6)
-    told = []
+    took = set()
     for _ in range(2):
-        with told_of_preparing(told.append):
-            mine = generate(model, inputs, 6, step=step)
+        mine = generate(model, inputs, 6, step=step)
         assert mine.ids == eager.ids
         torch.testing.assert_close(mine.logits, eager.logits, atol=1e-4, rtol=0)
-    assert told == ["capturing the prefill"]
-    assert step.prefill.capture_ms[inputs.input_ids.shape[1]] > 0
+        took.add(step.prefill.capture_ms(inputs.input_ids.shape[1]))
+    assert len(took) == 1
+    assert took.pop() > 0
     assert "forward" not in vars(golden_session.family.stages(model)["language_model"])
     # Another cache than the step's is none of its business.
     with step.prefill.installed():
@@ -154,25 +153,27 @@ def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, mon
     monkeypatch.setattr(captured_prefill, "waits", lambda run: True)
     padded = padded_inputs(golden_session)
     whole = golden_session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    for inputs, told in ((padded, {}), (whole, {whole.input_ids.shape[1]: None})):
+    for inputs in (padded, whole):
         rows, length = inputs.input_ids.shape
         step = StaticStep(golden_session.model, rows, max_cache_len_for(length, 8), "eager")
         monkeypatch.setattr(step, "prefill_execution", step.prefill.installed)
         ids = generate(golden_session.model, inputs, 6, step=step).ids
         assert ids == generate(golden_session.model, inputs, 6).ids
-        assert step.prefill.capture_ms == told
+        assert step.prefill.capture_ms(length) is None
+        assert step.prefill.made(length) == (inputs is whole)
 
 
 def test_graphs_of_few_prompt_lengths_are_kept(golden_session, monkeypatch):
     monkeypatch.setattr(capturing, "captured", lambda run: run)
     monkeypatch.setattr(captured_prefill, "waits", lambda run: False)
     step = StaticStep(golden_session.model, 1, 512, "eager")
-    prompts = ["free" + " word" * number for number in range(captured_prefill.KEPT_PREFILLS + 1)]
+    lengths = []
     with step.prefill.installed():
-        for prompt in prompts:
-            inputs = golden_session.prepare(RECEIPT, preset="tiny", prompt=f"<image>{prompt}")
+        for number in range(captured_prefill.KEPT_PREFILLS + 1):
+            inputs = golden_session.prepare(RECEIPT, preset="tiny", prompt="<image>read" + " word" * number)
             golden_session.run_prefill(inputs, step=step)
-    assert len(step.prefill._made) == captured_prefill.KEPT_PREFILLS
+            lengths.append(inputs.prefill_len)
+    assert [step.prefill.made(length) for length in lengths] == [False] + [True] * len(lengths[1:])
 
 
 def test_a_state_may_be_changed_between_steps(golden_session, golden_forward, static):

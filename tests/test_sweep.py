@@ -413,6 +413,19 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
     assert "nan" not in elements.said + sweep_verdict(table, failed_cells())
 
 
+def test_prefills_whose_language_model_is_a_graph_are_told_apart() -> None:
+    plain = make_run()
+    model = {**plain.model, "strategy": "cuda_graph", "strategy_setup": {"prefill_capture_ms": 70.0}}
+    runs = {"plain": plain, "graph": dataclasses.replace(plain, model=model)}
+    table = sweep_table(runs)
+    assert table.set_index("strategy")["prefill_captured"].to_dict() == {"eager": False, "cuda_graph": True}
+    keys = [text.get_text() for text in show.plot_prefill(table).legends[0].get_texts()]
+    assert sorted(keys) == ["vision eager", "vision eager, LM captured"]
+    bars = [label.get_text() for label in show.plot_vision_share(table, runs).axes[0].get_yticklabels()]
+    assert len(bars) == 2
+    assert sum("LM captured" in bar for bar in bars) == 1
+
+
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
     with pytest.raises(OcrPhasesError, match="holds no records"):
         Sweep.load(tmp_path)

@@ -280,10 +280,11 @@ def _whole(phase: str) -> str:
 
 
 def _waits(run: PhaseRun) -> list[str]:
-    """The operator that waits longest in the prefill, as a clause; none if the wait is short."""
+    """The operator that waits longest before the prefill's first token, as a clause; none if it is short."""
     table, waits = kernel_table(run), host_syncs(run)
     total = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
-    waits = waits[(waits["phase"] == "prefill") & (waits["operator"] != "")]
+    inside = (waits["phase"] == "prefill") & (waits["stage"] != "sampling")  # which reads that token
+    waits = waits[inside & (waits["operator"] != "")]
     each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
     return [
         f"the host waits for the GPU {count_text(round(count), 'time')} in {operator} of "

@@ -30,6 +30,7 @@ SWEEP_COLUMNS = (
     "max_new_tokens",
     "prefill_len",
     "tokens",
+    "prefill_captured",
     "prefill_ms",
     "vision_ms",
     "vision_share",
@@ -135,7 +136,8 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     last token (the whole batch's), with p90 and p99 over the repeats; ``pages_per_min`` counts all rows. The
     floors are what the hardware allows
     (`ocr_phases.analyse.floors`), that of a decode step in the middle of the run by ``step_bound_by``; their
-    ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``vision_share`` is ``vision_ms`` over
+    ceilings are ``measured`` or of a ``datasheet`` (``floor_source``). ``prefill_captured`` says whether a
+    graph ran the prefill's language model. ``vision_share`` is ``vision_ms`` over
     ``prefill_ms``; ``edit_distance``, ``agreement`` and ``reference`` are `losses`';
     ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by prompt length,
     strategy, vision (eager first), batch and tokens.
@@ -152,6 +154,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "vision": run.request["vision"],
                 "batch": len(run.results),
                 "max_new_tokens": run.request["max_new_tokens"],
+                "prefill_captured": bool((run.model.get("strategy_setup") or {}).get("prefill_capture_ms")),
                 "vision_share": metrics["vision_ms"] / metrics["prefill_ms"]
                 if metrics["prefill_ms"]
                 else None,

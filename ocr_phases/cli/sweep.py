@@ -170,7 +170,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     lists: list[tuple[str, Any, str, str]] = [
         ("--presets", name_list, "tiny,base", f"of {', '.join(PRESET_NAMES)}"),
-        ("--strategies", name_list, "eager", "how a decode step runs: eager, cuda_graph, compiled"),
+        ("--strategies", name_list, "eager", "how the language model runs: eager, cuda_graph, compiled"),
         ("--visions", name_list, "eager", "how the vision encoders run: eager, compiled"),
         ("--batch", number_list, "1,2", "copies of the page side by side"),
     ]

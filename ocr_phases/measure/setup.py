@@ -26,7 +26,7 @@ class Setup:
 
     step: StaticStep | None = None
     step_reused: bool = False
-    prefill_ms: float | None = None  # the first call of the captured language model with this prompt length
+    prefill_ms: float | None = None  # of capturing the language model's prefill of this length
     vision: CompiledVision | None = None
     vision_ms: float | None = None  # first calls of the compiled encoders with these shapes
 
@@ -73,23 +73,23 @@ class PreparedStrategies:
         known = not self._steps and self._vision is None  # else some of it may be made already
         encoders = len(family_of(self.model).facts.encoders) if request.vision == "compiled" else 0
         views = 1 if inputs.pixel_values_local is None else 2
-        step, padded = request.strategy != "eager", inputs.position_ids is not None
-        captured = (2 - padded) if step and inputs.input_ids.is_cuda else 0
+        captured = request.strategy != "eager" and inputs.input_ids.is_cuda
         total = encoders * views + (request.strategy == "compiled") + captured
         return lambda what: tell(f"{what} ({next(numbers)}{f' of {total}' if known else ''})")
 
     def _set_up(self, request: Request, inputs: DeviceInputs) -> Setup:
-        vision, vision_ms, step, reused, prefill_ms = None, None, None, False, None
+        vision, vision_ms, step, reused = None, None, None, False
         batch, prompt_len = inputs.input_ids.shape
         if request.strategy != "eager":
             step, reused = self.step(request.strategy, batch, prompt_len, request.max_new_tokens)
         if request.vision == "compiled":
             vision = self._vision = self._vision or CompiledVision(self.model)
-        if vision is not None or inputs.input_ids.is_cuda:
+        captures = inputs.input_ids.is_cuda and inputs.position_ids is None  # padded rows run as they are
+        captured = step.prefill if step is not None and captures else None
+        if vision is not None or (captured is not None and not captured.made(prompt_len)):
             with contextlib.nullcontext() if vision is None else vision.installed():
                 phases.prefill(self.model, inputs, step=step)
         if vision is not None:
             vision_ms = sum(vision.compile_ms[shape] for shape in vision.used)
-        if step is not None:
-            prefill_ms = step.prefill.capture_ms.get(prompt_len)
+        prefill_ms = None if captured is None else captured.capture_ms(prompt_len)
         return Setup(step, reused, prefill_ms, vision, vision_ms)

@@ -78,9 +78,15 @@ def kernel_details_html(run: PhaseRun) -> Html:
 def _shares(run: PhaseRun) -> Html:
     table = kv_cache_share(run)
     caption = "Share of each phase."
-    stepped = (kernel_table(run)["stage"] == "decode_step").any()
-    if stepped and "attention" not in set(table.loc[table["phase"] == "decode", "part"]):
-        caption += " Attention in decode is n/a: a captured graph does not show which kernels belong to it."
+    shown = set(table.loc[table["part"] == "attention", "phase"])
+    stages = set(kernel_table(run)[["phase", "stage"]].itertuples(index=False, name=None))
+    whole = {("prefill", "language_model"), ("decode", "decode_step")} & stages
+    hidden = sorted((phase for phase, _ in whole if phase not in shown), reverse=True)
+    if hidden:
+        caption += (
+            f" Attention in {' and '.join(hidden)} is n/a: a captured graph does not show which kernels "
+            "belong to it."
+        )
     table = table.assign(part=table["part"].map(_PARTS))
     return table_html(table, caption=caption, headings=_HEADINGS)
 

@@ -40,7 +40,7 @@ from ocr_phases.show.plots import (
 from ocr_phases.strategies import STRATEGIES
 from ocr_phases.words import ms_text, percent_text, stage_name
 
-LONGEST_LABEL = 44
+LONGEST_LABEL = 48
 RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 
 _Line = Literal["-", "--", ":", "-."]
@@ -119,7 +119,7 @@ def plot_prefill_stages(
     draw_bars(axes, bars, colours)
     axes.set_yticks(range(len(shown)), [printable(label, LONGEST_LABEL) for _, label in shown])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * axes.dataLim.x1)
+    axes.set_xlim(0, 1.2 * axes.dataLim.x1)  # room for the words behind a bar
     axes.grid(visible=False, axis="y")
     if share:
         axes.set_xlabel("part of the prefill (%)")

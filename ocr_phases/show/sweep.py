@@ -94,7 +94,7 @@ def failures_html(failures: pd.DataFrame) -> Html:
 
 @takes_axes
 def plot_prefill(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None = None) -> Figure:
-    """Prefill in ms against the prompt's tokens: a line a model, batch size and way of vision, of medians.
+    """Prefill in ms against the prompt's tokens: a line a model, batch size and way to run it, of medians.
 
     ``width`` is in inches, ``ax`` are axes to draw on.
     """
@@ -102,7 +102,7 @@ def plot_prefill(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None =
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.", ax)
     figure, axes = new_figure(3.9, width, ax)
-    table = table.sort_values("batch")
+    table = _prefill_ways(table).sort_values("batch")
     looks = _looks(table, "vision", "batch")
     for _, rows in table.groupby(["model", "vision", "batch"], sort=False):
         colour, style = looks.of(rows.iloc[0])
@@ -207,15 +207,15 @@ def _draw_floors(axes: Axes, table: pd.DataFrame, measured: str, floor: str) -> 
 def plot_vision_share(
     table: pd.DataFrame, records: Mapping[str, PhaseRun], *, ax: Axes | None = None
 ) -> Figure:
-    """The stages of each prefill, a bar a model, preset, batch size and way of vision.
+    """The stages of each prefill, a bar a model, preset, batch size and way to run it.
 
-    They are parts of their prefill, or in ms where there are several models.
-
-    Of cells that differ in strategy or output length alone, which a prefill does not depend on, the first
-    strategy's longest is drawn.
+    They are parts of their prefill, or in ms where there are several models. Of cells whose prefills run
+    alike the first strategy's with the longest output is drawn.
     """
     table = table.dropna(subset=["vision_share"])
-    shares = _longest(table).drop_duplicates(["model", "prefill_len", "preset", "batch", "vision"])
+    shares = _prefill_ways(_longest(table)).drop_duplicates(
+        ["model", "prefill_len", "preset", "batch", "vision"]
+    )
     names = [
         f"{model}{row['preset']} ({row['prefill_len']:,} tokens){batch}{vision}"
         for (_, row), model, batch, vision in zip(
@@ -249,6 +249,12 @@ def _batches(table: pd.DataFrame) -> list[str]:
     """What a row's name says of its batch: nothing where the table has one size only."""
     several = table["batch"].nunique() > 1
     return [f", batch {batch}" if several else "" for batch in table["batch"]]
+
+
+def _prefill_ways(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with all that tells prefills apart in its column ``vision``."""
+    captured = table["prefill_captured"].map({True: ", LM captured", False: ""})
+    return table.assign(vision=table["vision"] + captured)
 
 
 def _visions(table: pd.DataFrame) -> list[str]:

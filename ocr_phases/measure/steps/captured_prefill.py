@@ -11,7 +11,7 @@ from torch import nn
 
 from ocr_phases.measure.models.caches import forget
 from ocr_phases.measure.steps.capturing import captured_call, tensors_in, waits
-from ocr_phases.measure.steps.execution import first_call_ms, preparing
+from ocr_phases.measure.steps.execution import current_device, first_call_ms
 
 #: Prompt lengths whose graphs are kept, each with its activations.
 KEPT_PREFILLS = 4
@@ -20,15 +20,22 @@ KEPT_PREFILLS = 4
 class CapturedPrefill:
     """Captured forwards of a ``language_model`` into one static ``cache``, made at the first of each length.
 
-    ``capture_ms`` has the wall time of those first calls by prompt length, None where nothing was captured:
-    the experts of a float32 model, and of any on a GPU before Hopper, wait for the device. Padded rows bring
-    a mask, which the model reads on the host: they run as they are.
+    What waits for the device runs as it is: the experts in all dtypes but bfloat16, and on GPUs for which
+    torch has no grouped product, and the mask of DeepSeek-OCR-2. So do padded rows, whose mask is read on the
+    host.
     """
 
     def __init__(self, language_model: nn.Module, cache: Any) -> None:
         self._module, self._cache = language_model, cache
-        self._made: dict[int, Callable[..., Any]] = {}
-        self.capture_ms: dict[int, float | None] = {}
+        self._made: dict[int, tuple[Callable[..., Any], float | None]] = {}
+
+    def made(self, prompt_len: int) -> bool:
+        """Whether the first prefill of this length has been."""
+        return prompt_len in self._made
+
+    def capture_ms(self, prompt_len: int) -> float | None:
+        """Wall time of that first prefill's capture, ms; None where nothing was captured."""
+        return self._made[prompt_len][1] if self.made(prompt_len) else None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -48,14 +55,15 @@ class CapturedPrefill:
             forget(self._cache)
             return plain(*args, past_key_values=self._cache, **options)
 
-        length = tensors[0].shape[1]
-        if length not in self._made:
+        length, device = tensors[0].shape[1], tensors[0].device
+        if not self.made(length):
             while len(self._made) >= KEPT_PREFILLS:
                 self._made.pop(next(iter(self._made)))
-            preparing.get()("capturing the prefill")
-            run(*args, **options)
-            made, took = run, None
-            if not waits(partial(run, *args, **options)):
-                made, took = first_call_ms(tensors[0].device, captured_call, run, *args, **options)
-            self._made[length], self.capture_ms[length] = made, took
-        return self._made[length](*args, **options)
+            with current_device(device):
+                run(*args, **options)
+                self._made[length] = (
+                    (run, None)
+                    if waits(partial(run, *args, **options))
+                    else first_call_ms(device, captured_call, run, *args, **options)
+                )
+        return self._made[length][0](*args, **options)
