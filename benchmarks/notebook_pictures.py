@@ -64,7 +64,8 @@ def take(page: Any, theme: str) -> bytes:
             top += shot.height
     buffer = io.BytesIO()
     small = picture.resize((picture.width * 2 // 3, picture.height * 2 // 3), Image.Resampling.LANCZOS)
-    small.quantize(256).save(buffer, "PNG", optimize=True)
+    # The usual method leaves out colours of few pixels, as those of the scale are.
+    small.quantize(256, Image.Quantize.MAXCOVERAGE).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
