@@ -64,8 +64,8 @@ def take(page: Any, theme: str) -> bytes:
             top += shot.height
     buffer = io.BytesIO()
     small = picture.resize((picture.width * 2 // 3, picture.height * 2 // 3), Image.Resampling.LANCZOS)
-    # The usual method leaves out colours of few pixels, as those of the scale are.
-    small.quantize(256, Image.Quantize.MAXCOVERAGE).save(buffer, "PNG", optimize=True)
+    # The usual method leaves out colours of few pixels, as the scale's; the further pass keeps greys grey.
+    small.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 

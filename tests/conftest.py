@@ -32,7 +32,9 @@ GOLDEN_UNLIMITED = GOLDEN / "unlimited-ocr"
 RECORD = GOLDEN / "run.json"
 PAGES = Path(__file__).parents[1] / "data" / "pages"
 TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
-GPU_RECORD = PAGES.parent / "runs" / "h200-dummy-gundam.json"
+RUNS = PAGES.parent / "runs"
+GPU_RECORD = RUNS / "h200-dummy-gundam.json"
+GPU_RECORDS_OF_SCHEMA_1 = [RUNS / f"h200-dummy-{name}.json" for name in ("base", "gundam", "gundam-compiled")]
 SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
 
 SMALL_DUMMY_2 = SMALL_DUMMY.replace("dummy:", "dummy:deepseek-ocr-2,").replace("clip_", "encoder_")

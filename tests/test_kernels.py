@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from conftest import GOLDEN, PAGES, SMALL_DUMMY
+from conftest import GOLDEN, PAGES, RUNS, SMALL_DUMMY
 from elements import Elements
 from example_run import make_run
 from hypothesis import given
@@ -33,6 +33,7 @@ from ocr_phases.report.render import report_page
 from ocr_phases.show import kernels as plots
 from ocr_phases.show import kernels_html
 from ocr_phases.show.figures import figure_png
+from ocr_phases.show.kernels_html import kernel_details_html
 from ocr_phases.words import ms_text
 
 PAGE = PAGES / "slide.png"
@@ -342,6 +343,15 @@ def test_the_sentence_of_the_recorded_runs(name: str, waits: tuple[str, ...], pr
     stages = {**run.kernels["stages"], "host_ms": [30 * ms for ms in run.kernels["stages"]["host_ms"]]}
     longer = dataclasses.replace(run, kernels={**run.kernels, "stages": stages})
     assert "aten::index" not in analyse.kernel_sentence(longer)
+
+
+def test_a_captured_run_s_sentence_leaves_out_the_read_of_the_first_token() -> None:
+    run = PhaseRun.load(RUNS / "h200-dummy-base-compiled.json")
+    sentence = analyse.kernel_sentence(run)
+    assert says(sentence, "Prefill is device-bound", "9.82 of 11.4 ms", "2 times in aten::item of fusion")
+    assert says(sentence, "decode is device-bound", "0.604 of 0.604 ms")
+    assert "sampling" not in sentence
+    assert says(kernel_details_html(run), "Attention in prefill and decode is n/a")
 
 
 def test_the_sentence_puts_busy_beside_wall() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, PAGES, TINY_CONFIG
+from conftest import GOLDEN, GPU_RECORDS_OF_SCHEMA_1, PAGES, TINY_CONFIG
 from elements import Elements
 from example_run import SHAPES, check_of, failed_cells, make_run, with_steps
 from wording import says
@@ -34,7 +34,6 @@ from ocr_phases.analyse.sweep import sweep_table, sweep_verdict
 from ocr_phases.measure.collectors import conditions
 from ocr_phases.show import html
 
-RUNS = PAGES.parent / "runs"
 QUIET = {"waited_s": 0.01, "others": 0.01, "steal": 0.0, "load_start": 1.1, "load_end": 1.3}
 
 
@@ -79,10 +78,7 @@ def test_a_quiet_machine_has_nothing_said_about_it(shape: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        *(RUNS / f"h200-dummy-{name}.json" for name in ("base", "gundam", "gundam-compiled")),
-        GOLDEN / "run.json",
-    ],
+    [*GPU_RECORDS_OF_SCHEMA_1, GOLDEN / "run.json"],
     ids=lambda path: path.stem,
 )
 def test_records_from_before_have_sensible_checks(path: Path) -> None:

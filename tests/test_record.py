@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import GPU_RECORDS_OF_SCHEMA_1
 from example_run import make_run
 from PIL import Image
 
@@ -23,11 +24,6 @@ from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS, describe_page
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE, EXAMPLE_OF_SCHEMA_1 = GOLDEN / "run.json", GOLDEN / "run-schema-1.json"
-RUNS = Path(__file__).parents[1] / "data" / "runs"
-OF_SCHEMA_1 = [
-    EXAMPLE_OF_SCHEMA_1,
-    *(RUNS / f"h200-dummy-{name}.json" for name in ("base", "gundam", "gundam-compiled")),
-]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +58,7 @@ def test_packed_data_is_not_unpacked_beyond_the_limit():
         unpacked(packed, 10**6 - 1)
 
 
-@pytest.mark.parametrize("path", OF_SCHEMA_1, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [EXAMPLE_OF_SCHEMA_1, *GPU_RECORDS_OF_SCHEMA_1], ids=lambda path: path.stem)
 def test_records_of_schema_1_are_read_and_saved_as_schema_2(path, tmp_path):
     old = json.loads(path.read_text())
     run = PhaseRun.from_dict(old)

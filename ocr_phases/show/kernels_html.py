@@ -79,9 +79,9 @@ def _shares(run: PhaseRun) -> Html:
     table = kv_cache_share(run)
     caption = "Share of each phase."
     shown = set(table.loc[table["part"] == "attention", "phase"])
-    stages = set(kernel_table(run)[["phase", "stage"]].itertuples(index=False, name=None))
-    whole = {("prefill", "language_model"), ("decode", "decode_step")} & stages
-    hidden = sorted((phase for phase, _ in whole if phase not in shown), reverse=True)
+    seen = set(kernel_table(run)[["phase", "stage"]].itertuples(index=False, name=None))
+    with_attention = (("prefill", "language_model"), ("decode", "decode_step"))
+    hidden = [stage[0] for stage in with_attention if stage in seen and stage[0] not in shown]
     if hidden:
         caption += (
             f" Attention in {' and '.join(hidden)} is n/a: a captured graph does not show which kernels "

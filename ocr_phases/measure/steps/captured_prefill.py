@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from ocr_phases.measure.models.caches import forget
 from ocr_phases.measure.steps.capturing import captured_call, tensors_in, waits
-from ocr_phases.measure.steps.execution import current_device, first_call_ms
+from ocr_phases.measure.steps.execution import current_device, first_call_ms, forwards
 
 #: Prompt lengths whose graphs are kept, each with its activations.
 KEPT_PREFILLS = 4
@@ -37,14 +37,9 @@ class CapturedPrefill:
         """Wall time of that first prefill's capture, ms; None where nothing was captured."""
         return self._made[prompt_len][1] if self.made(prompt_len) else None
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Run prefills captured within a ``with`` block; hooks on the language model stay outside."""
-        self._module.forward = partial(self._forward, self._module.forward)
-        try:
-            yield
-        finally:
-            del self._module.forward
+    def installed(self) -> AbstractContextManager[None]:
+        """Run prefills captured within a ``with`` block."""
+        return forwards({self._module: partial(self._forward, self._module.forward)})
 
     def _forward(self, plain: Callable[..., Any], *args: Any, past_key_values: Any, **options: Any) -> Any:
         tensors = tensors_in(args, options)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.capturing import captured_call, tensors_in
-from ocr_phases.measure.steps.execution import DECODE_BACKENDS, compiled_apart, first_call_ms, preparing
+from ocr_phases.measure.steps.execution import (
+    DECODE_BACKENDS,
+    compiled_apart,
+    first_call_ms,
+    forwards,
+    preparing,
+)
 from ocr_phases.words import stage_name
 
 
@@ -30,17 +36,11 @@ class CompiledVision:
         self.compile_ms: dict[tuple, float] = {}
         self.used: set[tuple] = set()
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Run the encoders compiled within a ``with`` block; hooks on them stay outside what is compiled."""
+    def installed(self) -> AbstractContextManager[None]:
+        """Run the encoders compiled within a ``with`` block."""
         self.used.clear()
-        for stage, module in self._modules.items():
-            module.forward = self._forward(stage, module.forward)
-        try:
-            yield
-        finally:
-            for module in self._modules.values():
-                del module.forward
+        modules = self._modules.items()
+        return forwards({module: self._forward(stage, module.forward) for stage, module in modules})
 
     def _forward(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **options: Any) -> Any:

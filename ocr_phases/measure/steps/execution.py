@@ -11,7 +11,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from time import perf_counter
@@ -19,6 +19,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.errors import OcrPhasesError
@@ -106,6 +107,21 @@ def tuned_steadily() -> Iterator[None]:
         yield
     finally:
         del vars(benchmarker)["L2_cache_size"]
+
+
+@contextlib.contextmanager
+def forwards(chosen: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Run modules by other forwards than their class's, for the length of a ``with`` block.
+
+    Hooks on the modules stay outside.
+    """
+    for module, forward in chosen.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module in chosen:
+            del module.forward
 
 
 @contextlib.contextmanager

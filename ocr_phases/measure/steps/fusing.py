@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch._inductor import inductor_prims
+
+from ocr_phases.measure.steps.execution import forwards
 
 
 class FusedForms:
@@ -29,19 +31,12 @@ class FusedForms:
             ):
                 self._forms[module] = partial(_routed, module)
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Run the language model in these forms within a ``with`` block.
 
         They are the same objects each time, or what was compiled with them would be compiled again.
         """
-        for module, form in self._forms.items():
-            module.forward = form
-        try:
-            yield
-        finally:
-            for module in self._forms:
-                del module.forward
+        return forwards(self._forms)
 
 
 def first_largest(scores: Tensor) -> Tensor:

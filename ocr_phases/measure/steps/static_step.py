@@ -50,9 +50,6 @@ _WANTED_OPTIONS = {
     # With it, a start from the compiler's cache tunes most kernels again.
     "use_static_cuda_launcher": False,
 }
-_CUDA_OPTIONS = {
-    name: value for name, value in _WANTED_OPTIONS.items() if name in torch._inductor.list_options()
-}
 KEPT_STEPS = 4
 
 
@@ -228,7 +225,7 @@ class StaticStep:
         cuda = self.device.type == "cuda"
         if self.strategy == "compiled":
             preparing.get()("compiling the decode step")
-            run = compiled_apart(self._body, **({"options": _CUDA_OPTIONS} if cuda else {}))
+            run = compiled_apart(self._body, **({"options": _cuda_options()} if cuda else {}))
             with tuned_steadily():
                 _, compile_ms = first_call_ms(self.device, run)
             if not cuda:
@@ -274,6 +271,12 @@ def kept_step(
         kept.pop(next(iter(kept)))
     kept[key] = found or StaticStep(model, batch, max_cache_len, strategy)
     return kept[key], found is not None
+
+
+def _cuda_options() -> dict[str, Any]:
+    """What is wanted of the compiler, as far as this version has it."""
+    known = torch._inductor.list_options()
+    return {name: value for name, value in _WANTED_OPTIONS.items() if name in known}
 
 
 def _head_dim(config: Any) -> int:
