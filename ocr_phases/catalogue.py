@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.presets import IMAGE_TAG, LEADS, PRESETS, PROMPTS, Preset, resolve_prompt
 
+FULL, WINDOWED = "full_attention", "reference_sliding_attention"
 DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR = "deepseek-ocr", "deepseek-ocr-2", "unlimited-ocr"
 
 
@@ -33,10 +34,18 @@ class FamilyFacts:
     in one (`ocr_phases.analyse.grounding`); ``result_name`` is the file of the text.
     ``multipage`` is the prompt that takes a whole list of pages as one, ``multipage_preset`` the preset
     of such a list, which has no crops, ``multipage_infer`` what ``published`` has otherwise there.
+
+    ``published_type`` and ``saved_type`` are the ``model_type`` of its ``config.json`` as published and as
+    transformers saves it, ``encoder_part`` is the published name of the second vision encoder, ``attention``
+    that of all layers of the language model, None where its class knows no other than full attention.
     """
 
     name: str
     title: str
+    published_type: str
+    saved_type: str
+    encoder_part: str
+    attention: str | None
     encoders: tuple[str, ...]
     presets: Mapping[str, Preset]
     default_preset: str
@@ -89,6 +98,10 @@ FAMILIES: dict[str, FamilyFacts] = {
         FamilyFacts(
             name=DEEPSEEK_OCR,
             title="DeepSeek-OCR",
+            published_type="deepseek_vl_v2",
+            saved_type="unlimited_ocr",
+            encoder_part="clip-l-14-224",
+            attention=FULL,
             encoders=("sam", "clip"),
             presets=PRESETS,
             default_preset="gundam",
@@ -97,6 +110,10 @@ FAMILIES: dict[str, FamilyFacts] = {
         FamilyFacts(
             name=DEEPSEEK_OCR_2,
             title="DeepSeek-OCR-2",
+            published_type="deepseek_vl_v2",
+            saved_type="deepseek_ocr2",
+            encoder_part="qwen2-0-5b",
+            attention=None,
             encoders=("sam", "encoder"),
             presets={
                 preset.name: preset
@@ -113,6 +130,10 @@ FAMILIES: dict[str, FamilyFacts] = {
         FamilyFacts(
             name=UNLIMITED_OCR,
             title="Unlimited-OCR",
+            published_type="unlimited-ocr",
+            saved_type="unlimited_ocr",
+            encoder_part="clip-l-14-224",
+            attention=WINDOWED,
             encoders=("sam", "clip"),
             presets={
                 preset.name: preset
@@ -151,6 +172,11 @@ VISION_STAGES = (*ENCODERS, "projector")
 
 PRESET_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.presets))
 """The presets of all families."""
+
+
+def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
+    """Cache entries that a step sees of ``length`` tokens, its own and the prompt's among them."""
+    return length if window is None else min(length, prompt_len + window)
 
 
 def facts_of(family: str | None) -> FamilyFacts:

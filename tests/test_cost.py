@@ -32,7 +32,7 @@ from ocr_phases.analyse.cost import (
     vision_calls,
 )
 from ocr_phases.catalogue import FAMILIES
-from ocr_phases.config_schema import layout_of
+from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.packing import image_token_count
 from ocr_phases.measure.models.deepseek_ocr import PUBLISHED
@@ -69,7 +69,7 @@ def built(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Any]:
     """A config and the class it makes, without weights."""
     config = CONFIGS[request.param]
     with torch.device("meta"):
-        model_class = NATIVES[layout_of(config).family].model_class()
+        model_class = NATIVES[read_model_config(config).family.name].model_class()
         model = model_class._from_config(
             native_config(config), dtype=torch.bfloat16, attn_implementation="sdpa"
         )
@@ -342,7 +342,7 @@ def test_the_vendors_head_runs_over_every_position() -> None:
 
 
 def test_what_is_unknown_is_said() -> None:
-    with pytest.raises(OcrPhasesError, match="type 'llama'"):
+    with pytest.raises(OcrPhasesError, match="'llama' model"):
         parameters({"model_type": "llama"})
     cut = copy.deepcopy(PUBLISHED)
     del cut["language_config"]["hidden_size"]

@@ -113,7 +113,7 @@ INDEXED = "model.safetensors.index.json"
         ("config.json", "language_config.hidden_size", ["x"], "hidden_size: expected int, got array"),
         ("config.json", "language_config.hidden_size", 10**400, "hidden_size: expected int <= 32768"),
         ("config.json", "language_config.num_attention_heads", 3, "no multiple of num_attention_heads"),
-        ("config.json", "vision_config.width.sam_vit_b", {"width": 64}, "layers: it is missing"),
+        ("config.json", "vision_config.width.sam_vit_b", {"width": 64}, "sam_vit_b.heads: it is missing"),
         ("tokenizer_config.json", "eos_token", 5, "eos_token: expected"),
         ("generation_config.json", "temperature", "hot", "temperature: expected float"),
         (INDEXED, "weight_map", 5, "weight_map: expected object"),

@@ -276,7 +276,7 @@ def test_no_number_of_the_file_is_ignored():
 def test_a_number_that_the_class_would_make_up_is_asked_for(name):
     raw = copy.deepcopy(PUBLISHED)
     del raw["language_config"][name]
-    with pytest.raises(OcrPhasesError, match=f"the language model has no {name}"):
+    with pytest.raises(OcrPhasesError, match=f"language_config.{name}: it is missing"):
         native_config(raw)
 
 

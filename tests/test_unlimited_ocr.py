@@ -24,12 +24,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare, decode_step, prefill
-from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.cost import decode_cost, generation_flops, run_cost
 from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
-from ocr_phases.catalogue import FAMILIES, UNLIMITED_OCR
+from ocr_phases.catalogue import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.cli import main
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, image_token_count, make_views, pack

@@ -1,4 +1,4 @@
-"""The sizes of a model, read from its ``config.json`` alone, in any layout that `config_schema` knows.
+"""The sizes of a model, read from its ``config.json`` alone, in any layout that `ocr_phases.config` knows.
 
 Attention is full in every layer, or has the family's window in every layer, as the loader makes it.
 """
@@ -6,12 +6,10 @@ Attention is full in every layer, or has the family's window in every layer, as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ocr_phases.catalogue import UNLIMITED_OCR
-from ocr_phases.config_schema import QWEN2_SIZES, check_config, layout_of, published_window
+from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 
 
@@ -54,8 +52,8 @@ class SamSizes:
     neck_width: int
     downsample_widths: tuple[int, int]
     image_size: int  # pixels a side that the positions were made for
-    patch: int = 16
-    window: int = 14
+    patch: int
+    window: int
 
     def grid(self, side: int) -> int:
         """Patches along one side of a view of ``side`` pixels."""
@@ -116,79 +114,33 @@ class Architecture:
         return math.ceil(math.ceil(self.sam.grid(side) / 2) / 2)
 
 
-def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
-    """Cache entries that a step sees of ``length`` tokens, its own and the prompt's among them."""
-    return length if window is None else min(length, prompt_len + window)
-
-
 def read_architecture(config: dict[str, Any]) -> Architecture:
     """The sizes in a checkpoint's ``config.json``, or in a record's ``model["config"]``.
 
     Raises `OcrPhasesError` for a config of another model, or one that misses a size.
     """
     try:
-        layout = layout_of(config)
+        model = read_model_config(config)
     except OcrPhasesError as error:
-        kind = config.get("model_type")
-        raise OcrPhasesError(f"No cost is known for a config of type {kind!r} ({error}).") from error
-    try:
-        check_config(config)
-        sizes = _as_saved(config) if layout.saved else _published(config)
-        if layout.family != UNLIMITED_OCR:
-            return sizes
-        window = config["text_config"]["sliding_window"] if layout.saved else published_window(config)
-        return replace(sizes, text=replace(sizes.text, window=window))
-    except (OcrPhasesError, KeyError) as error:
-        raise OcrPhasesError(
-            f"This config does not say how large the model is ({error}): "
-            "give the checkpoint's whole config.json."
-        ) from error
-
-
-def _published(config: dict[str, Any]) -> Architecture:
-    vision = config["vision_config"]
-    sam, ratio = vision["width"]["sam_vit_b"], vision.get("mlp_ratio", 4.0)
-    language = config["language_config"]
+        raise OcrPhasesError(f"No cost is known for this model ({error}).") from error
+    text, vision = model.saved["text_config"], model.saved["vision_config"]
+    sam, encoder = vision["sam_config"], vision["encoder_config"]
     return Architecture(
-        text=_text(language, language.get("first_k_dense_replace", 1)),
-        sam=SamSizes(
-            width=sam["width"],
-            layers=sam["layers"],
-            global_layers=len(sam["global_attn_indexes"]),
-            heads=sam["heads"],
-            mlp_width=int(sam["width"] * ratio),
-            neck_width=sam.get("output_channels", 256),
-            downsample_widths=_pair(sam["downsample_channels"]),
-            image_size=vision.get("image_size", 1024),
+        text=TextSizes(
+            hidden=text["hidden_size"],
+            layers=text["num_hidden_layers"],
+            dense_layers=text["mlp_layer_types"].count("dense"),
+            heads=text["num_attention_heads"],
+            kv_heads=text.get("num_key_value_heads") or text["num_attention_heads"],
+            head_width=text["hidden_size"] // text["num_attention_heads"],
+            mlp_width=text["intermediate_size"],
+            expert_width=text["moe_intermediate_size"],
+            experts=text["n_routed_experts"],
+            top_k=text["num_experts_per_tok"],
+            shared_experts=text["n_shared_experts"],
+            vocab=text["vocab_size"],
+            window=model.window,
         ),
-        encoder=_published_encoder(vision["width"], ratio),
-    )
-
-
-def _published_encoder(parts: dict[str, Any], ratio: float) -> ClipSizes | QuerySizes:
-    if "clip-l-14-224" in parts:
-        clip = parts["clip-l-14-224"]
-        return ClipSizes(
-            width=clip["width"],
-            layers=clip["layers"],
-            mlp_width=int(clip["width"] * ratio),
-            positions=clip["image_size"] // clip["patch_size"],
-        )
-    sizes = {**QWEN2_SIZES, **parts["qwen2-0-5b"]}
-    return QuerySizes(
-        width=sizes["dim"],
-        layers=sizes["layers"],
-        heads=sizes["heads"],
-        kv_heads=sizes["kv_heads"],
-        mlp_width=sizes["intermediate_size"],
-    )
-
-
-def _as_saved(config: dict[str, Any]) -> Architecture:
-    text = config["text_config"]
-    sam, encoder = config["vision_config"]["sam_config"], config["vision_config"]["encoder_config"]
-    return Architecture(
-        text=_text(text, text["mlp_layer_types"].count("dense")),
         sam=SamSizes(
             width=sam["hidden_size"],
             layers=sam["num_hidden_layers"],
@@ -196,41 +148,19 @@ def _as_saved(config: dict[str, Any]) -> Architecture:
             heads=sam["num_attention_heads"],
             mlp_width=sam["mlp_dim"],
             neck_width=sam["output_channels"],
-            downsample_widths=_pair(sam["downsample_channels"]),
-            image_size=sam["image_size"],
-            patch=sam["patch_size"],
-            window=sam["window_size"],
+            downsample_widths=tuple(sam["downsample_channels"]),
+            image_size=sam.get("image_size", 1024),
+            patch=sam.get("patch_size", 16),
+            window=sam.get("window_size", 14),
         ),
-        encoder=_saved_encoder(encoder),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        encoder=_encoder(encoder),
+        tied=model.saved.get("tie_word_embeddings", False),
     )
 
 
-def _saved_encoder(encoder: dict[str, Any]) -> ClipSizes | QuerySizes:
+def _encoder(encoder: dict[str, Any]) -> ClipSizes | QuerySizes:
     sizes = {"width": encoder["hidden_size"], "layers": encoder["num_hidden_layers"]}
     sizes["mlp_width"] = encoder["intermediate_size"]
     if "patch_size" in encoder:
         return ClipSizes(positions=encoder["image_size"] // encoder["patch_size"], **sizes)
     return QuerySizes(heads=encoder["num_attention_heads"], kv_heads=encoder["num_key_value_heads"], **sizes)
-
-
-def _text(text: dict[str, Any], dense_layers: int) -> TextSizes:
-    return TextSizes(
-        hidden=text["hidden_size"],
-        layers=text["num_hidden_layers"],
-        dense_layers=min(dense_layers, text["num_hidden_layers"]),
-        heads=text["num_attention_heads"],
-        kv_heads=text.get("num_key_value_heads") or text["num_attention_heads"],
-        head_width=text["hidden_size"] // text["num_attention_heads"],
-        mlp_width=text["intermediate_size"],
-        expert_width=text["moe_intermediate_size"],
-        experts=text["n_routed_experts"],
-        top_k=text["num_experts_per_tok"],
-        shared_experts=text["n_shared_experts"],
-        vocab=text["vocab_size"],
-    )
-
-
-def _pair(values: Sequence[int]) -> tuple[int, int]:
-    first, second = values
-    return first, second

@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from ocr_phases.analyse.architecture import Architecture, read_architecture, windowed_length
+from ocr_phases.analyse.architecture import Architecture, read_architecture
 from ocr_phases.analyse.work import (
     VisionCall,
     Work,
@@ -33,7 +33,7 @@ from ocr_phases.analyse.work import (
     sam_work,
     swiglu,
 )
-from ocr_phases.catalogue import get_preset
+from ocr_phases.catalogue import get_preset, windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.analyse.architecture import windowed_length
 from ocr_phases.analyse.check_texts import RULES
+from ocr_phases.catalogue import windowed_length
 from ocr_phases.measure.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
 from ocr_phases.measure.models.caches import cache_length
 from ocr_phases.measure.models.family import Family

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ocr_phases.config_schema import (
+from ocr_phases.config import (
     TokenizerLabels,
 )
 from ocr_phases.errors import OcrPhasesError

@@ -1,4 +1,4 @@
-"""DeepSeek-OCR in transformers' own class: config from the published file, module paths, inputs, steps.
+"""DeepSeek-OCR in transformers' own class: published sizes, module paths, inputs, steps.
 
 The class is Unlimited-OCR's, which has this layout and its own attention
 (`ocr_phases.measure.models.unlimited_ocr`); here every layer has full attention.
@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
-from ocr_phases.config_schema import (
-    FULL,
-    WINDOWED,
-    Layout,
-    PublishedText,
-    SavedClip,
-    SavedSam,
-    SavedText,
-    known,
-)
-from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
-from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views, published_sam
+from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES, FULL, WINDOWED
+from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The published DeepSeek-OCR architecture, in the keys of its own ``config.json``.
 PUBLISHED: dict[str, Any] = {
-    "model_type": PUBLISHED_TYPE,
+    "model_type": FAMILIES[DEEPSEEK_OCR].published_type,
     "language_config": {
         "bos_token_id": 0,
         "eos_token_id": 1,
@@ -64,61 +53,10 @@ PUBLISHED: dict[str, Any] = {
 }
 
 
-def _config(raw: dict[str, Any], layout: Layout) -> Any:
-    return class_config(raw, layout, FULL, raw.get("language_config", {}).get("max_position_embeddings"))
-
-
-def class_config(raw: dict[str, Any], layout: Layout, attention: str, window: int | None) -> Any:
-    """The class's config with that attention in every layer of a published one.
-
-    It needs a number for a window, and full attention reads none.
-    """
-    from transformers import UnlimitedOcrConfig
-
-    if layout.saved:
-        return UnlimitedOcrConfig(**_saved_parts(raw))
-    parts = _published_parts(raw)
-    text = parts["text_config"]
-    text |= {"layer_types": [attention] * text["num_hidden_layers"], "sliding_window": window}
-    return UnlimitedOcrConfig(**parts)
-
-
 def window_of(model: Any) -> int | None:
     """How many generated tokens a step of a model of this class sees, its own among them; None for all."""
     text = model.config.get_text_config()
     return text.sliding_window if set(text.layer_types) == {WINDOWED} else None
-
-
-def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of transformers' config for the layout that it saves."""
-    text, vision = known(raw["text_config"], SavedText), raw["vision_config"]
-    return {
-        **{name: raw[name] for name in ("image_token_id", "tie_word_embeddings") if name in raw},
-        "text_config": text,
-        "vision_config": {
-            "sam_config": known(vision["sam_config"], SavedSam),
-            "encoder_config": known(vision["encoder_config"], SavedClip),
-        },
-    }
-
-
-def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
-    """The same for the published layout."""
-    vision = raw["vision_config"]
-    clip, ratio = vision["width"]["clip-l-14-224"], vision.get("mlp_ratio", 4.0)
-    clip_config = {
-        "hidden_size": clip["width"],
-        "intermediate_size": int(clip["width"] * ratio),
-        "num_hidden_layers": clip["layers"],
-        "num_attention_heads": clip["heads"],
-        "image_size": clip["image_size"],
-        "patch_size": clip["patch_size"],
-    }
-    return {
-        "text_config": known(raw["language_config"], PublishedText),
-        "vision_config": {"sam_config": published_sam(vision), "encoder_config": clip_config},
-        "image_token_id": raw.get("image_token_id", PUBLISHED["image_token_id"]),
-    }
 
 
 def ready_mask(mask: Tensor | None) -> dict[str, Any]:
@@ -174,7 +112,6 @@ NATIVE = Family(
     prefill_arguments=prefill_arguments,
     step_arguments=_step,
     ready_mask=ready_mask,
-    config=_config,
     published=PUBLISHED,
     sizes=SIZES,
 )

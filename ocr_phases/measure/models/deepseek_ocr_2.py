@@ -1,4 +1,4 @@
-"""DeepSeek-OCR-2 in transformers' own class: config from the published file, module paths, inputs, steps.
+"""DeepSeek-OCR-2 in transformers' own class: published sizes, module paths, inputs, steps.
 
 SAM's features and learnable queries go through a body of Qwen2 (``encoder``) in place of CLIP.
 """
@@ -8,18 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import DEEPSEEK_OCR_2, FAMILIES
-from ocr_phases.config_schema import PUBLISHED as PUBLISHED_TYPE
-from ocr_phases.config_schema import (
-    QWEN2_SIZES,
-    Layout,
-    PublishedText,
-    SavedQwen2,
-    SavedSam,
-    SavedText,
-    known,
-)
 from ocr_phases.measure.models.deepseek_ocr import PUBLISHED as FIRST
-from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views, published_sam
+from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views
 
 if TYPE_CHECKING:
     from ocr_phases.measure.inputs.packing import DeviceInputs
@@ -27,7 +17,7 @@ if TYPE_CHECKING:
 #: The published DeepSeek-OCR-2 architecture, in the keys of its own ``config.json``; the language model is
 #: DeepSeek-OCR's.
 PUBLISHED: dict[str, Any] = {
-    "model_type": PUBLISHED_TYPE,
+    "model_type": FAMILIES[DEEPSEEK_OCR_2].published_type,
     "language_config": FIRST["language_config"],
     "vision_config": {
         "image_size": 1024,
@@ -45,56 +35,6 @@ PUBLISHED: dict[str, Any] = {
     },
     "image_token_id": 128815,
 }
-
-
-def _config(raw: dict[str, Any], layout: Layout) -> Any:
-    """transformers' config, every number set: the class does not read the published file.
-
-    Whatever it misses there it takes from a model of other sizes, without an error.
-    """
-    from transformers import DeepseekOcr2Config
-
-    return DeepseekOcr2Config(**(_saved_parts(raw) if layout.saved else _published_parts(raw)))
-
-
-def _saved_parts(raw: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of transformers' config for the layout that it saves."""
-    vision = raw["vision_config"]
-    return {
-        **{name: raw[name] for name in ("image_token_id", "tie_word_embeddings") if name in raw},
-        "text_config": known(raw["text_config"], SavedText),
-        "vision_config": {
-            "sam_config": known(vision["sam_config"], SavedSam),
-            "encoder_config": known(vision["encoder_config"], SavedQwen2),
-        },
-    }
-
-
-def _published_parts(raw: dict[str, Any]) -> dict[str, Any]:
-    """The same for the published layout, which says of the encoder only how wide it is."""
-    text = known(raw["language_config"], PublishedText)
-    layers, dense = text["num_hidden_layers"], text.pop("first_k_dense_replace", 1)
-    text["mlp_layer_types"] = ["dense" if number < dense else "sparse" for number in range(layers)]
-    text["rope_parameters"] = {"rope_type": "default", "rope_theta": text.pop("rope_theta", 10_000.0)}
-    encoder = {**QWEN2_SIZES, **raw["vision_config"]["width"]["qwen2-0-5b"]}
-    encoder_config = {
-        "hidden_size": encoder["dim"],
-        "intermediate_size": encoder["intermediate_size"],
-        "num_hidden_layers": encoder["layers"],
-        "num_attention_heads": encoder["heads"],
-        "num_key_value_heads": encoder["kv_heads"],
-        "rms_norm_eps": 1e-6,
-        # The class's own 10,000 gives other tokens.
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-    }
-    return {
-        "text_config": text,
-        "vision_config": {
-            "sam_config": published_sam(raw["vision_config"]),
-            "encoder_config": encoder_config,
-        },
-        "image_token_id": raw.get("image_token_id", PUBLISHED["image_token_id"]),
-    }
 
 
 def _prefill(inputs: DeviceInputs) -> dict[str, Any]:
@@ -143,7 +83,6 @@ NATIVE = Family(
     views=native_views,
     prefill_arguments=_prefill,
     step_arguments=_step,
-    config=_config,
     published=PUBLISHED,
     sizes={**DUMMY_SIZES, "encoder_layers": ("vision_config", "width", "qwen2-0-5b", "layers")},
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ocr_phases.config_schema import check_config
+from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models import deepseek_ocr, deepseek_ocr_2, unlimited_ocr
 from ocr_phases.measure.models.family import Family
@@ -30,11 +30,6 @@ def family_of(model: nn.Module) -> Family:
 
 
 def native_config(raw: dict[str, Any]) -> Any:
-    """transformers' config for a checkpoint's ``config.json``, as published or as transformers saves it.
-
-    Raises `OcrPhasesError` for another model's, by name, and for a damaged one, naming the entry.
-    """
-    layout = check_config(raw)
-    family = NATIVES[layout.family]
-    assert family.config is not None
-    return family.config(raw, layout)
+    """transformers' config for a checkpoint's ``config.json``; raises as `read_model_config` does."""
+    model = read_model_config(raw)
+    return NATIVES[model.family.name].model_class().config_class(**model.saved)

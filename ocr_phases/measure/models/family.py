@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 
 from ocr_phases.catalogue import FamilyFacts
-from ocr_phases.config_schema import Layout
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -40,9 +39,8 @@ class Family:
     ``facts`` is the family's row in `ocr_phases.catalogue`. ``parts`` are the modules that hold a stage's
     parameters where they are not those of the stage's own module. Where the language model is no module of
     its own, ``language_model_between`` are the first and the last module of the stage.
-    ``config`` makes transformers' config from a checked ``config.json`` and its layout, ``published`` is the
-    file as published, and ``sizes`` names the numbers of it that a dummy may have otherwise, each with the
-    keys that lead to it; a class that transformers does not have has none of the three.
+    ``published`` is ``config.json`` as published, and ``sizes`` names the numbers of it that a dummy may have
+    otherwise, each with the keys that lead to it; a class that transformers does not have has neither.
     ``drives`` says of a model of that class whether it is of this family, where two have one class.
     ``window`` gives how many generated tokens a step sees beside the whole prompt, its own among them: the
     cache holds no more of them; None for all.
@@ -73,7 +71,6 @@ class Family:
     language_model_between: tuple[str, str] | None = None
     keeps_logits: bool = True
     prints: bool = False
-    config: Callable[[dict[str, Any], Layout], Any] | None = None
     published: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -135,21 +132,6 @@ DUMMY_SIZES = {
     "vocab": ("language_config", "vocab_size"),
     "sam_layers": ("vision_config", "width", "sam_vit_b", "layers"),
 }
-
-
-def published_sam(vision: dict[str, Any]) -> dict[str, Any]:
-    """SAM's numbers in a published ``vision_config``, under the names of transformers' config."""
-    sam = vision["width"]["sam_vit_b"]
-    return {
-        "hidden_size": sam["width"],
-        "num_hidden_layers": sam["layers"],
-        "num_attention_heads": sam["heads"],
-        "global_attn_indexes": sam["global_attn_indexes"],
-        "downsample_channels": sam["downsample_channels"],
-        "output_channels": sam.get("output_channels", 256),
-        "image_size": vision.get("image_size", 1024),
-        "mlp_dim": int(sam["width"] * vision.get("mlp_ratio", 4.0)),
-    }
 
 
 def native_views(inputs: DeviceInputs) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.config_schema import AnyConfig, Generation, WeightsIndex
+from ocr_phases.config import AnyConfig, Generation, WeightsIndex
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
 from ocr_phases.plain_json import conform, parse_json

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from ocr_phases.assets import asset
 from ocr_phases.catalogue import DEEPSEEK_OCR
 from ocr_phases.catalogue import FAMILIES as FACTS
-from ocr_phases.config_schema import layout_of
+from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.checkpoint import Checkpoint, image_token, load_tokenizer
 from ocr_phases.measure.models.families import NATIVES, native_config
@@ -77,7 +77,7 @@ def _load_folder(
     default_preset: str | None = None,
 ) -> Checkpoint:
     raw = read_config(folder)
-    family = NATIVES[layout_of(raw).family]
+    family = NATIVES[read_model_config(raw).family.name]
     model_class, config = family.model_class(), native_config(raw)
     tokenizer = load_tokenizer(folder)
     image_token_id = image_token(raw, tokenizer)
@@ -147,7 +147,7 @@ def dummy_config(name: str) -> dict[str, Any]:
 def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Checkpoint:
     """The full-size architecture with seeded random weights, made where they are used."""
     raw = dummy_config(name)
-    model_class, config = NATIVES[layout_of(raw).family].model_class(), native_config(raw)
+    model_class, config = NATIVES[read_model_config(raw).family.name].model_class(), native_config(raw)
     with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
         torch.manual_seed(seed)  # vectors, which the generator below leaves as they are made
         model = model_class._from_config(config, dtype=dtype, attn_implementation="sdpa")

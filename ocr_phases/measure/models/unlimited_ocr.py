@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from ocr_phases.catalogue import FAMILIES, UNLIMITED_OCR
-from ocr_phases.config_schema import WINDOWED, Layout, published_window
 from ocr_phases.measure.models.deepseek_ocr import NATIVE as FIRST
 from ocr_phases.measure.models.deepseek_ocr import (
     UNPADDED,
-    class_config,
     prefill_arguments,
     ready_mask,
     window_of,
@@ -26,15 +24,10 @@ from ocr_phases.measure.models.family import Family, StepState, native_views
 #: The published Unlimited-OCR architecture: DeepSeek-OCR's sizes, more positions and a window.
 PUBLISHED: dict[str, Any] = {
     **FIRST.published,
-    "model_type": "unlimited-ocr",
+    "model_type": FAMILIES[UNLIMITED_OCR].published_type,
     "language_config": {**FIRST.published["language_config"], "max_position_embeddings": 32768},
     "sliding_window_size": 128,
 }
-
-
-def _config(raw: dict[str, Any], layout: Layout) -> Any:
-    """transformers' config with the window of the file in every layer."""
-    return class_config(raw, layout, WINDOWED, None if layout.saved else published_window(raw))
 
 
 def slot_mask(mask: Tensor, prompt_len: int, window: int) -> Tensor:
@@ -70,7 +63,6 @@ NATIVE = Family(
     prefill_arguments=prefill_arguments,
     step_arguments=_step,
     ready_mask=ready_mask,
-    config=_config,
     published=PUBLISHED,
     sizes={**FIRST.sizes, "window": ("sliding_window_size",)},
 )

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.analyse.architecture import windowed_length
+from ocr_phases.catalogue import windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.caches import (
