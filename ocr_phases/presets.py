@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from ocr_phases.errors import OcrPhasesError
 
-AUTO = "auto"
-"""In place of a preset's name: the one that fits the page's type (`ocr_phases.type_fit`)."""
-
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
 

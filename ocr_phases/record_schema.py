@@ -26,7 +26,6 @@ _Rate = Annotated[float, Meta(ge=1, le=1e21)]  # a second
 _Seconds = Annotated[float, Meta(ge=0, le=2**24)]
 _Share = Annotated[float, Meta(ge=0, le=1.5)]  # ticks of 10 ms may add up to a little more than the whole
 _Load = Annotated[float, Meta(ge=0, le=1e6)]
-_TypePx = Annotated[float, Meta(ge=0, le=1e6)]
 _Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
 _Cells = Annotated[int, Meta(ge=1, le=2**10)]
 _Logprob = Annotated[float, Meta(le=0)]
@@ -105,7 +104,6 @@ class _Model(TypedDict):
     implementation: NotRequired[str]
     attention: NotRequired[str | None]
     cuda_calls: NotRequired[str | None]
-    least_type_px: NotRequired[_TypePx | None]
     strategy: str
     strategy_setup: NotRequired[_Setup | None]
     vision_setup: NotRequired[_Setup | None]
@@ -137,7 +135,6 @@ class _Request(TypedDict):
     prompts: _Texts
     preset: str
     preset_choice: NotRequired[str]
-    type_px: NotRequired[list[_TypePx | None]]
     max_new_tokens: AtLeastOne
     repeats: AtLeastOne
     warmup: Count
@@ -345,8 +342,6 @@ def _agreements(record: dict[str, Any]) -> Any:
     for number, (row, result) in enumerate(zip(sure or [], results, strict=False)):
         same = {len(row["logprobs"]), len(row["margins"])} == {len(result["ids"])}
         yield f"probabilities[{number}]: the row has another number of ids", same
-    sized = len(record["request"].get("type_px", []))
-    yield "request.type_px: there is another number of pages", sized in (0, len(record["pages"]))
     for number, result in enumerate(results):
         equal = len(result["ids"]) == len(result["token_texts"])
         yield f"results[{number}]: ids and token_texts have different lengths", equal

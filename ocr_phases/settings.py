@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from ocr_phases.catalogue import PRESET_NAMES, check_preset, facts_of
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import AUTO, PROMPTS, resolve_prompt
+from ocr_phases.presets import PROMPTS, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
 
 FIRST_TOKENS = ("prefill", "redecode")
@@ -191,7 +191,7 @@ class RunSettings:
     """
 
     prompt: str | Sequence[str] = _setting("markdown", f"{', '.join(PROMPTS)}:words, or your own text")
-    preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)} or auto; default: the model's own")
+    preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)}; by default the model's own")
     max_new_tokens: int = _setting(512, "most tokens to generate, including the prefill's", least=1)
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
@@ -234,7 +234,7 @@ class RunSettings:
         for prompt in _as_list(self.prompt):
             check_text("prompt", prompt)
             resolve_prompt(prompt)
-        if self.preset is not None and self.preset != AUTO:
+        if self.preset is not None:
             check_text("preset", self.preset)
             check_preset(self.preset)
         resolve_infer(self.infer, self.autocast)

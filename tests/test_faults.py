@@ -121,11 +121,9 @@ def test_a_sound_run_passes(session: OCRSession) -> None:
     run = session.run_inference(RECEIPT, verify=True, **QUICK)
     found = verdicts(run)
     assert found["parity"] == "pass"
-    unknown = [] if session.checkpoint.least_type_px else ["type_size"]
     assert [name for name, verdict in found.items() if verdict == "n/a"] == [
         "repeat_spread",
         "decode_trend",
-        *unknown,
     ]
 
 
@@ -470,13 +468,13 @@ def test_profile_repeats_a_record(
     assert "inter_token_ms" in out
     now = PhaseRun.load("now.json")
     # The record names the preset that was chosen then.
-    assert {**now.request, "preset_choice": "auto"} == then.request
+    assert {**now.request, "preset_choice": "default"} == then.request
     assert [page["file"] for page in now.pages] == ["receipt.png"]
     assert now.page["sha256"] == then.page["sha256"]
     batch = tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)
     batch.save("then.json")
     assert main([*arguments, "--overwrite"]) == 0
-    assert {**PhaseRun.load("now.json").request, "preset_choice": "auto"} == batch.request
+    assert {**PhaseRun.load("now.json").request, "preset_choice": "default"} == batch.request
 
 
 def test_a_record_that_cannot_be_repeated_says_why(

@@ -15,8 +15,8 @@ ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phas
 
 
 def modules() -> list[str]:
-    measuring = ("measure.inputs.images", "measure.inputs.request", "measure.inputs.type_size")
-    both = ("presets", "record", "strategies", "type_fit", *measuring)
+    measuring = ("measure.inputs.images", "measure.inputs.request")
+    both = ("presets", "record", "strategies", *measuring)
     names = ["ocr_phases", *(f"ocr_phases.{name}" for name in both), *ROOMS]
     for room in ROOMS:
         paths = importlib.import_module(room).__path__

@@ -145,11 +145,6 @@ RULES: dict[str, CheckText] = {
         "This model repeats itself endlessly on some pages. The decode time is then not that of the page.",
         "Set no_repeat_ngram_size (the published code uses 20 to 35), another preset, or a lower limit.",
     ),
-    "type_size": CheckText(
-        "type in the preset's view is large enough for the model",
-        "The model invents words, dates and sums for smaller type. The times stay valid.",
-        'Use a preset with a larger view (preset="auto" does), a larger scan, or a part of the page.',
-    ),
 }
 
 EXPECTATIONS: dict[str, CheckText] = {

@@ -17,7 +17,6 @@ from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, C
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.noise import FINDINGS, is_noisy
-from ocr_phases.analyse.page_type import recorded_type, small_type_in
 from ocr_phases.analyse.steps import (
     Trend,
     cache_read_slope,
@@ -285,15 +284,6 @@ def _noise(name: str) -> Callable[[PhaseRun], Found]:
     return found
 
 
-def _type_size(run: PhaseRun) -> Found:
-    least, shown = run.model.get("least_type_px"), recorded_type(run)
-    if least is None:
-        return "n/a", "the smallest type that this model reads is unknown"
-    if shown is None:
-        return "n/a", "no type found on the page"
-    return ("note", small_type_in(run)) if shown < least else ("pass", f"about {shown:.0f} px")
-
-
 _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
     **{name: _noise(name) for name in FINDINGS},
     "vision_in_prefill_only": _vision_in_prefill_only,
@@ -303,7 +293,6 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
     "decode_trend": _decode_trend,
     "outlier_steps": _outlier_steps,
     "repetition_loop": _repetition_loop,
-    "type_size": _type_size,
 }
 
 

@@ -16,12 +16,10 @@ _NO_SETTING = (
     ("device", "ceilings"),
     ("device", "conditions"),
     ("model", "config"),
-    ("model", "least_type_px"),
     ("model", "strategy_setup"),
     ("model", "vision_setup"),
     ("request", "preset"),
     ("request", "preset_choice"),
-    ("request", "type_px"),
     ("request", "strategy"),
     ("request", "vision"),
 )

@@ -7,7 +7,6 @@ from typing import Any
 from ocr_phases.analyse.floors import floor_sentence
 from ocr_phases.analyse.kernels import kernel_sentence
 from ocr_phases.analyse.noise import noise_warning
-from ocr_phases.analyse.page_type import small_type_in
 from ocr_phases.analyse.probabilities import uncertain_sentence
 from ocr_phases.analyse.steps import decode_trend
 from ocr_phases.analyse.summary import OUTLIER_FACTOR, PHASES, repeat_table, step_table, vision_share
@@ -187,14 +186,8 @@ def _clock_sentences(run: PhaseRun) -> list[str]:
     return sentences
 
 
-def text_doubt(run: PhaseRun) -> str:
-    """A warning if the page's type is too small, so the text may be invented; else empty."""
-    reason = small_type_in(run)
-    return f"Do not rely on the text, which may be invented. {reason}" if reason else ""
-
-
 def _caveats(run: PhaseRun) -> list[str]:
-    caveats = list(filter(None, [text_doubt(run), uncertain_sentence(run)]))
+    caveats = list(filter(None, [uncertain_sentence(run)]))
     if run.request.get("ignore_eos"):
         caveats.append("The end token was ignored, so the run made the requested number of tokens.")
     elif run.result.get("finish_reason") == "length":

@@ -18,7 +18,6 @@ from ocr_phases.catalogue import PRESET_NAMES, check_preset
 from ocr_phases.cli.options import BATCH, add_out, add_settings, add_truth, name_list, settings_of
 from ocr_phases.cli.results import add_json
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import AUTO
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
@@ -236,8 +235,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.presets and "preset" in arguments.asked:
         raise OcrPhasesError("Give --preset or --presets, not both.")
     for preset in arguments.presets:
-        if preset != AUTO:
-            check_preset(preset)
+        check_preset(preset)
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     if arguments.truth is not None and not arguments.return_text:

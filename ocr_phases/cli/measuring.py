@@ -20,20 +20,17 @@ if TYPE_CHECKING:
 
 
 def look_at(page: str, arguments: argparse.Namespace) -> None:
-    """Raise `OcrPhasesError` for an unreadable page; warn on stderr if its type is too small.
+    """Raise `OcrPhasesError` for an unreadable page.
 
     ``page`` may name several of a file (`ocr_phases.files.each_page`).
     """
     from ocr_phases.files import each_page
     from ocr_phases.measure.inputs.images import load_page, unnamed_pages
-    from ocr_phases.measure.inputs.type_size import type_warning
 
     if others := unnamed_pages(page):
         print(others, file=sys.stderr)
     for each in each_page(page):
-        image, _, name = load_page(each)
-        if warning := type_warning(image, arguments.model, arguments.preset):
-            print(f"{name}: {warning}", file=sys.stderr)
+        load_page(each)
 
 
 def warn_of_remote_code(settings: ModelSettings) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ocr_phases.cli.options import settings_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page, free_path, split_page
-from ocr_phases.presets import AUTO
 from ocr_phases.settings import REQUEST_SETTINGS, resolve_infer
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def _differs_from_asked(there: PhaseRun, arguments: argparse.Namespace) -> str:
     infer, autocast = resolve_infer(asked.infer, asked.autocast, there.model.get("family"))
     # None means any value, except where it has the same meaning for every page.
     wanted = {**vars(asked), "infer": infer.described(), "autocast": autocast}
-    wanted["preset"] = None if asked.preset == AUTO else asked.preset
+    wanted["preset"] = asked.preset
     known = there.request
     return next((name for name in _SETTINGS if wanted[name] not in (None, known.get(name, wanted[name]))), "")
 

@@ -159,7 +159,6 @@ def _describe_model(session: LoadedModel, request: Request) -> dict[str, Any]:
         "revision": checkpoint.revision,
         "family": session.family.name,
         "implementation": session.family.implementation,
-        "least_type_px": checkpoint.least_type_px,
         "class": type(model).__name__,
         "dtype": str(session.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,

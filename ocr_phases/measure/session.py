@@ -400,7 +400,7 @@ class OCRSession:
     def _choose_preset(self, asked: str | None, rows: list[list[Page]]) -> dict[str, Any]:
         checkpoint, facts = self.checkpoint, self.family.facts
         default = checkpoint.default_preset or facts.default_preset
-        return choose_preset(asked, rows, default, checkpoint.least_type_px, facts)
+        return choose_preset(asked, rows, default, facts)
 
     def _pack(
         self, rows: list[list[Page]], preset_name: str, prompts: list[str], timeline: Timeline

@@ -17,7 +17,7 @@ from ocr_phases.analyse.check_texts import EXPECTATIONS
 from ocr_phases.analyse.checks import Check, checks_verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
-from ocr_phases.analyse.headline import account, headline, key_metrics, subject, text_doubt
+from ocr_phases.analyse.headline import account, headline, key_metrics, subject
 from ocr_phases.analyse.noise import conditions_table
 from ocr_phases.analyse.probabilities import uncertain_sentence
 from ocr_phases.analyse.summary import repeat_table, stage_table
@@ -250,12 +250,6 @@ def compression_html(run: PhaseRun) -> Html:
             f"a ratio of {figures['compression_ratio']:.2f}."
         )
     return note_html(sentence)
-
-
-def text_doubt_html(run: PhaseRun) -> Html:
-    """A warning beside a text that may be invented; else empty."""
-    doubt = text_doubt(run)
-    return status_line("note", doubt) if doubt else fragment()
 
 
 def uncertain_html(run: PhaseRun) -> Html:

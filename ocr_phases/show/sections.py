@@ -131,7 +131,7 @@ def region_types(run: PhaseRun, row: int) -> Section:
 
 def text_notes(run: PhaseRun) -> Section:
     """What speaks against relying on the text, and the compression ratio."""
-    return Section(html.text_doubt_html(run), html.uncertain_html(run), html.compression_html(run))
+    return Section(html.uncertain_html(run), html.compression_html(run))
 
 
 def text(run: PhaseRun) -> Section:

@@ -13,11 +13,7 @@ from PIL import Image
 from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES, FamilyFacts
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.files import each_page
-from ocr_phases.measure.inputs.images import load_page
-from ocr_phases.measure.inputs.type_size import type_height
-from ocr_phases.presets import AUTO
 from ocr_phases.settings import REQUEST_SETTINGS, RunSettings, SamplingSettings, check_text
-from ocr_phases.type_fit import fitting_preset
 from ocr_phases.words import count_text
 
 Page = str | Path | bytes | Image.Image
@@ -27,8 +23,7 @@ Page = str | Path | bytes | Image.Image
 class Request(RunSettings):
     """What `OCRSession.run_inference` was asked to do, with every default filled in.
 
-    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row, ``type_px`` the estimated
-    size of each page's type in its own pixels (none where nobody asked).
+    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row.
     """
 
     pages: list[list[Page]]
@@ -36,7 +31,6 @@ class Request(RunSettings):
     prompts: list[str]
     preset: str
     preset_choice: str
-    type_px: tuple[float | None, ...] = ()
     infer: SamplingSettings
     grounding: bool | None
     ignore_eos: bool
@@ -51,7 +45,6 @@ class Request(RunSettings):
             "infer": self.infer.described(),
             "prompts": self.prompts,
             "preset_choice": self.preset_choice,
-            "type_px": list(self.type_px),
         }
 
 
@@ -83,20 +76,14 @@ def make_rows(
 
 
 def choose_preset(
-    asked: str | None,
-    rows: Sequence[Sequence[Page]],
-    default: str,
-    least: float | None,
-    family: FamilyFacts,
-) -> dict[str, Any]:
-    """``preset``, how it was chosen (``preset_choice``: asked, default or auto), and each page's ``type_px``.
+    asked: str | None, rows: Sequence[Sequence[Page]], default: str, family: FamilyFacts
+) -> dict[str, str]:
+    """``preset``, and how it was chosen (``preset_choice``: asked or default).
 
-    ``asked`` is a preset's name, or None or "auto": then it is ``default``, the model's own, or where the
-    ``least`` type that it reads is known (pixels) the one that fits the pages' (`fitting_preset`). Elsewhere
-    no page is looked at. Raises `OcrPhasesError` for a preset that the ``family`` has not, and for crops of
-    several pages in one prompt.
+    Raises `OcrPhasesError` for a preset that the ``family`` has not, and for crops of several pages in one
+    prompt.
     """
-    named = None if asked in (None, AUTO) else family.preset(str(asked)).name
+    named = None if asked is None else family.preset(asked).name
     if any(len(row) > 1 for row in rows) and family.multipage_preset:
         default = family.multipage_preset
         if named and family.preset(named).crops:
@@ -105,19 +92,7 @@ def choose_preset(
                 f"{family.title} reads several pages in one prompt without crops: choose the preset "
                 f"{' or '.join(uncut)}."
             )
-    if least is None:
-        return {"preset": named or default, "preset_choice": "asked" if named else "default"}
-    pages = [page for row in rows for page in row]
-    # A batch often holds the same page many times.
-    seen: dict[int, tuple[tuple[int, int], float | None]] = {}
-    for page in pages:
-        if id(page) not in seen:
-            image = load_page(page)[0]
-            seen[id(page)] = image.size, type_height(image)
-    types = tuple(seen[id(page)][1] for page in pages)
-    fits = None if named else fitting_preset([seen[id(page)][0] for page in pages], types, least)
-    choice = "asked" if named else "auto" if fits else "default"
-    return {"preset": named or fits or default, "preset_choice": choice, "type_px": types}
+    return {"preset": named or default, "preset_choice": "asked" if named else "default"}
 
 
 def check_length(prompt_len: int, request: Request, limit: int) -> None:

@@ -29,7 +29,6 @@ class Checkpoint:
 
     ``default_preset`` suits the weights, None leaves it to the family; ``default_ignore_eos`` is True where
     the text is noise (dummy).
-    ``least_type_px`` is the smallest type that the model reads, where that is known (`LEAST_TYPE_PX`).
     ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
     ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`remote`).
     """
@@ -44,7 +43,6 @@ class Checkpoint:
     default_preset: str | None = None
     default_ignore_eos: bool = False
     cuda_calls: str | None = None
-    least_type_px: float | None = None
 
 
 class LoadedModel(Protocol):

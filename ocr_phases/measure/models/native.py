@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from ocr_phases.measure.models.folders import (
     read_config,
     transformers_version,
 )
-from ocr_phases.type_fit import LEAST_TYPE_PX
 
 NATIVE_NEEDS = (5, 20)
 
@@ -46,8 +44,7 @@ def load_native(
     """
     _require_transformers()
     if not local_only and name == "tiny":
-        checkpoint = _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
-        return replace(checkpoint, least_type_px=LEAST_TYPE_PX["tiny"])
+        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
     folder = local_folder(name, local_only=local_only)

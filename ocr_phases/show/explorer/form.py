@@ -19,7 +19,7 @@ from ocr_phases.presets import PROMPTS
 from ocr_phases.settings import Settings, help_text, kind
 from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.places import found
-from ocr_phases.show.html import image_html, note_html
+from ocr_phases.show.html import image_html
 from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
@@ -211,8 +211,6 @@ class Form(widgets.HBox):
         below: widgets.Widget,
     ) -> None:
         self.page = PageChooser(page, guarded)
-        self.warning = widgets.HTML()
-        self.warning.add_class("opx-type")
         self.fields: dict[str, Any] = {
             setting.name: _field(setting, model)
             for setting in fields(Settings)
@@ -230,26 +228,10 @@ class Form(widgets.HBox):
         for box in (grid, more):
             box.add_class("opx-fields")
         more.add_class("opx-more")
-        right = widgets.VBox([grid, Fold("More settings", more).button, more, self.warning, below])
+        right = widgets.VBox([grid, Fold("More settings", more).button, more, below])
         right.add_class("opx-settings")
         super().__init__([self.page, right])
         self.add_class("opx-form")
-        model_field = self.fields["model"]
-        for widget in (self.page.thumbnail, model_field.known, model_field.own, self.fields["preset"]):
-            widget.observe(self._look_at_type, "value")
-        self._look_at_type()
-
-    def _look_at_type(self, _: Any = None) -> None:
-        """Warn before a run if the page's type is too small for model and preset."""
-        from ocr_phases.measure.inputs.type_size import type_warning  # of the measuring half: only now
-
-        image = self.page.image
-        warning = (
-            ""
-            if image is None
-            else type_warning(image, self.fields["model"].value, self.fields["preset"].value or None)
-        )
-        self.warning.value = note_html(warning) if warning else ""
 
     def asked(self) -> Asked:
         """The first of `jobs`."""
