@@ -71,12 +71,6 @@ BATCH_COLUMNS = (
 )
 FAILURE_COLUMNS = ("preset", "part", "way", "reason")
 
-_SCHEMA_1 = {
-    "decoder": "language_model",
-    "floor_limit": "floor_bound_by",
-    "slots": "max_cache_len",
-    "capacity_bytes": "allocated_bytes",
-}
 _PAIRS = {
     "overhead": ("two-phase run over generate()", "two_phase_ms", "generate_ms"),
     "collectors": ("collectors on over off", "on_ms", "off_ms"),
@@ -94,25 +88,9 @@ def load_bench(path: str | Path) -> dict[str, Any]:
         raise OcrPhasesError(f"{path} is no benchmark: it is no JSON ({error}).") from error
     if not isinstance(bench, dict) or bench.get("kind") != KIND:
         raise OcrPhasesError(f"{path} is not what python -m benchmarks wrote.")
-    if bench.get("schema") == 1:
-        bench = {**_upgraded(bench), "schema": BENCH_SCHEMA}
     if bench.get("schema") != BENCH_SCHEMA:
-        raise OcrPhasesError(
-            f"{path} has schema {bench.get('schema')}, this version reads 1 and {BENCH_SCHEMA}."
-        )
+        raise OcrPhasesError(f"{path} has schema {bench.get('schema')}, this version reads {BENCH_SCHEMA}.")
     return bench
-
-
-def _upgraded(part: Any) -> Any:
-    """A benchmark of schema 1, or a part of it, with the names of schema 2."""
-    if isinstance(part, list):
-        return [_upgraded(item) for item in part]
-    if not isinstance(part, dict):
-        return part
-    renamed = {_SCHEMA_1.get(name, name): _upgraded(value) for name, value in part.items()}
-    if renamed.get("part") == "closure":
-        renamed["part"] = "stage_coverage"
-    return renamed
 
 
 def ratio_table(bench: Mapping[str, Any]) -> pd.DataFrame:

@@ -27,7 +27,6 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page, unpacked, write_atomic
 from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
-from ocr_phases.record_schema_1 import SCHEMA_1, upgrade
 from ocr_phases.truth import Truth
 
 if TYPE_CHECKING:
@@ -422,15 +421,13 @@ class PhaseRun:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
-        """The inverse of `to_dict`, also for schema 1; `OcrPhasesError` for other content."""
+        """The inverse of `to_dict`; `OcrPhasesError` for other content."""
         if not isinstance(record, dict) or "schema" not in record:
             raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
-        if record["schema"] == SCHEMA_1:
-            record = upgrade(record)
         if record["schema"] != SCHEMA:
             raise OcrPhasesError(
-                f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA_1} and "
-                f"{SCHEMA}: install the ocr_phases version that wrote it."
+                f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}: install "
+                "the ocr_phases version that wrote it."
             )
         names = [item.name for item in fields(cls) if item.name not in _OPTIONAL or item.name in record]
         try:

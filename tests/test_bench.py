@@ -243,7 +243,7 @@ def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
         load_bench(tmp_path / "none.json")
 
 
-def test_published_benchmarks_of_schema_1_are_read() -> None:
+def test_published_benchmarks_are_read() -> None:
     bench = load_bench(ROOT / "data" / "runs" / "cpu-bench.json")
     assert bench["schema"] == 2
     assert stage_coverage_table(bench)["stage_coverage"].between(0.9, 1.0).all()

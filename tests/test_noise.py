@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, GPU_RECORDS_OF_SCHEMA_1, PAGES, TINY_CONFIG
+from conftest import EARLY_GPU_RECORDS, GOLDEN, PAGES, TINY_CONFIG
 from elements import Elements
 from example_run import SHAPES, check_of, failed_cells, make_run, with_steps
 from wording import says
@@ -78,7 +78,7 @@ def test_a_quiet_machine_has_nothing_said_about_it(shape: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [*GPU_RECORDS_OF_SCHEMA_1, GOLDEN / "run.json"],
+    [*EARLY_GPU_RECORDS, GOLDEN / "run.json"],
     ids=lambda path: path.stem,
 )
 def test_records_from_before_have_sensible_checks(path: Path) -> None:

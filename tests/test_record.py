@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import GPU_RECORDS_OF_SCHEMA_1
 from example_run import make_run
 from PIL import Image
 
@@ -23,7 +22,7 @@ from ocr_phases.files import unpacked
 from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS, describe_page
 
 GOLDEN = Path(__file__).parent / "golden"
-EXAMPLE, EXAMPLE_OF_SCHEMA_1 = GOLDEN / "run.json", GOLDEN / "run-schema-1.json"
+EXAMPLE = GOLDEN / "run.json"
 
 
 @pytest.fixture(scope="module")
@@ -56,77 +55,6 @@ def test_packed_data_is_not_unpacked_beyond_the_limit():
     assert unpacked(packed, 10**6) == bytes(10**6)
     with pytest.raises(OcrPhasesError, match="more than 999,999 bytes"):
         unpacked(packed, 10**6 - 1)
-
-
-@pytest.mark.parametrize("path", [EXAMPLE_OF_SCHEMA_1, *GPU_RECORDS_OF_SCHEMA_1], ids=lambda path: path.stem)
-def test_records_of_schema_1_are_read_and_saved_as_schema_2(path, tmp_path):
-    old = json.loads(path.read_text())
-    run = PhaseRun.from_dict(old)
-    assert old == json.loads(path.read_text())  # the caller's values stay as they are
-    new = run.to_dict()
-    assert (old["schema"], new["schema"]) == (1, SCHEMA)
-    assert PhaseRun.load(run.save(tmp_path / "run.json")).to_dict() == new
-    stages = {"decoder": "language_model"}
-    assert new["spans"]["stage"] == [stages.get(stage, stage) for stage in old["spans"]["stage"]]
-    assert new["model"]["parameters"] == {stages.get(k, k): n for k, n in old["model"]["parameters"].items()}
-    assert run.result["finish_reason"] == old["results"][0]["finish"]
-    assert run.cache.get("max_cache_len") == old["cache"].get("capacity")
-    assert run.cache.get("allocated_bytes") == old["cache"].get("capacity_bytes")
-    assert run.live_checks[-1]["name"] in ("host_syncs", "parity")
-    if run.kernels is not None:
-        view = old["kernels"]
-        assert run.kernels["host_syncs"] == view["syncs"]
-        assert run.kernels["decode_steps"]["host_syncs"] == view["decode_steps"]["syncs"]
-        assert "decoder" in view["top"]["stage"] and "decoder" not in str(run.kernels)
-    assert run["stage_coverage"] > 0.9
-    assert run["prefill_language_model_ms"] > 0
-
-
-def test_the_example_is_the_one_of_schema_1(run):
-    old = PhaseRun.load(EXAMPLE_OF_SCHEMA_1)
-    assert old.to_dict() == run.to_dict()
-    assert old.summary() == run.summary()
-    pd.testing.assert_frame_equal(old.token_table, run.token_table, check_exact=True)
-    pd.testing.assert_frame_equal(old.spans, run.spans, check_exact=True)
-
-
-def test_what_early_records_lack_has_its_value():
-    content = json.loads(EXAMPLE_OF_SCHEMA_1.read_text())
-    for name in ("seed", "strategy", "vision"):
-        content["request"].pop(name, None)
-    content["model"]["strategy"] = None
-    content["request"] |= {"prompt": "markdown", "grounding": False}
-    run = PhaseRun.from_dict(content)
-    assert [run.request[name] for name in ("seed", "strategy", "vision")] == [0, "eager", "eager"]
-    assert run.model["strategy"] == "eager"
-    assert run.request["grounding"] is True
-    content["request"] |= {"prompt": "Read it."}
-    assert PhaseRun.from_dict(content).request["grounding"] is False
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda r: r.update(request=5), "request: expected object"),
-        (lambda r: r.update(model=[]), "model: expected object"),
-        (lambda r: r["request"].update(prompt=[]), "request.prompt: expected str"),
-        (lambda r: r["model"].update(strategy={}), "model.strategy: expected str"),
-        (lambda r: r.update(results=[5]), r"results\[0\]: expected object"),
-        (lambda r: r["results"][0].update(finish=5), r"results\[0\].finish_reason: expected str"),
-        (lambda r: r["cache"].update(capacity="x"), "cache.max_cache_len: expected int"),
-        (lambda r: r["spans"].update(stage=5), "spans.stage: expected array"),
-        (lambda r: r["spans"]["stage"].__setitem__(0, []), r"spans.stage\[0\]: expected str"),
-        (lambda r: r["checks"].append({"name": []}), "name: expected str"),
-        (lambda r: r.update(kernels={"syncs": 5}), "kernels.host_syncs: expected object"),
-        (lambda r: r.pop("spans"), "spans: it is missing"),
-    ],
-)
-def test_a_damaged_record_of_schema_1_is_one_sentence(change, message):
-    content = json.loads(EXAMPLE_OF_SCHEMA_1.read_text())
-    change(content)
-    with pytest.raises(OcrPhasesError, match=f"This record is damaged .*{message}") as caught:
-        PhaseRun.from_dict(content)
-    assert "\n" not in str(caught.value)
 
 
 def test_headline_figures_follow_from_the_spans(run):
