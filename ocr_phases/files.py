@@ -207,7 +207,7 @@ def _replaceable(path: str | Path, *, overwrite: bool) -> Path:
     target = _written_to(path)
     if not overwrite and target.exists() and not _is_own(target):
         raise CannotWrite(
-            f"{path} is neither a record nor a trace of this package: name another file, or give "
+            f"{path} is neither a record nor a trace of ocr_phases: name another file, or give "
             "overwrite=True."
         )
     return target
@@ -291,7 +291,8 @@ def write_into(
         output_folder(parent)
     there = {name: _digest(folder, name) for name in {*known, *files}}
     old = [name for name in known if name not in files and there[name] in known[name]]
-    listed = {name: [digest for digest in (there[name], new.get(name)) if digest] for name in (*old, *new)}
+    both = {name: {there[name], new.get(name)} for name in (*old, *new)}
+    listed = {name: [digest for digest in digests if digest] for name, digests in both.items()}
     write_atomic(folder / MANIFEST_NAME, json.dumps(listed, sort_keys=True).encode())
     written = [write_atomic(folder / name, data) for name, data in files.items()]
     for name in old:
@@ -306,7 +307,7 @@ def _check_own(folder: Path, name: str, digests: Sequence[str], *, overwrite: bo
         raise CannotWrite(f"{path} is or lies behind a link: remove the link, or choose another folder.")
     if not overwrite and path.exists() and _digest(folder, name) not in digests:
         raise CannotWrite(
-            f"{path} is not this package's, or was changed since: choose another folder, or give "
+            f"{path} was not written by ocr_phases, or was changed since: choose another folder, or give "
             "overwrite=True."
         )
 

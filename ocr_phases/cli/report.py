@@ -42,8 +42,9 @@ def run(arguments: argparse.Namespace) -> None:
 def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
+    from ocr_phases.files import check_names
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import results_folder
+    from ocr_phases.report.artifacts import RESULTS, results_folder
     from ocr_phases.report.handed import handing
     from ocr_phases.report.progress import watching
     from ocr_phases.report.render import page_report
@@ -62,7 +63,7 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     jobs = folders(arguments.pages, wanted) if arguments.pages else {None: wanted}
     others = [*arguments.pages, arguments.truth]
     for folder in jobs.values() if out else ():
-        results_folder(folder, arguments.record, others, overwrite=overwrite)
+        check_names(folder, RESULTS, overwrite=overwrite, arguments=others, record=arguments.record)
     for page, wanted in jobs.items():
         folder = wanted if out else results_folder(None, default=wanted)
         if page is None:

@@ -35,6 +35,8 @@ ARTIFACTS = (
     r"|images(/(page_\d+_)?\d+\.jpg)?|result_with_boxes(_\d+)?\.jpg|geo\.jpg"
 )
 """A regular expression of the names of `write_artifacts`."""
+RESULTS = rf"{RECORD_NAME}|report\.(ipynb|html)|{ARTIFACTS}"
+"""The same of all that a report writes into its folder."""
 
 EOS_TEXT = "<｜end▁of▁sentence｜>"
 
@@ -226,8 +228,7 @@ def results_folder(
 
     ``record`` is the file that the report shows, if any, ``others`` are further arguments.
     """
-    names = rf"{RECORD_NAME}|report\.(ipynb|html)|{ARTIFACTS}"
-    return folder_for(given, default, names, overwrite=overwrite, arguments=others, record=record)
+    return folder_for(given, default, RESULTS, overwrite=overwrite, arguments=others, record=record)
 
 
 def write_results(

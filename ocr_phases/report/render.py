@@ -18,7 +18,7 @@ from ocr_phases.files import (
 )
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.artifacts import ARTIFACTS, RECORD_NAME, results_folder, write_record
+from ocr_phases.report.artifacts import RECORD_NAME, RESULTS, results_folder, write_record
 from ocr_phases.report.handed import handing
 from ocr_phases.report.notebook_html import cells_html, contents
 from ocr_phases.report.notebooks import (
@@ -67,8 +67,8 @@ def page_report(
     with only_writer(folder):
         notebook, left = _executed("page_report", values, folder / "report.ipynb", watch, overwrite)
         render_html(notebook, folder / "report.html", show_code=show_code, title=title, overwrite=overwrite)
-    names = re.compile(rf"{RECORD_NAME}|{ARTIFACTS}|report\.(ipynb|html)")
-    return {path.name: path for path in sorted(folder.iterdir()) if names.fullmatch(path.name)}, left["run"]
+    written = [path for path in sorted(folder.iterdir()) if re.fullmatch(RESULTS, path.name)]
+    return {path.name: path for path in written}, left["run"]
 
 
 def report_record(run: PhaseRun, output_dir: str | Path, *, overwrite: bool = False) -> Path:
