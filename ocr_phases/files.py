@@ -17,6 +17,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -142,7 +143,7 @@ def output_file(file: str | Path, *, overwrite: bool = False, arguments: Iterabl
     None of the command's ``arguments`` is ever replaced.
     """
     target = _replaceable(file, overwrite=overwrite)
-    _check_no_argument(target, arguments)
+    _check_no_argument(Path(file), arguments)
     output_folder(target.parent)
     try:
         _create(target)
@@ -326,7 +327,7 @@ def _manifest(folder: Path) -> dict[str, list[str]]:
         if path.is_symlink():
             raise OcrPhasesError("it is a link")
         return msgspec.json.decode(read_regular(path), type=dict[str, list[str]])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, OcrPhasesError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CannotWrite(f"{path} cannot be read ({error}): choose another folder.") from error
@@ -435,20 +436,17 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
     Raises `CannotWrite` where that fails, and where ``path`` is there and no regular file.
     """
     target = _written_to(path)
-    scratch = None
+    # The name is short whatever the target's is: both have to fit the file system.
+    scratch = target.with_name(f".ocr-{uuid.uuid4().hex}.part")
     try:
-        # The name is short whatever the target's is: both have to fit the file system.
-        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=".ocr-", suffix=".part")
-        with os.fdopen(handle, "wb") as file:
+        with scratch.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(scratch, 0o666 & ~_umask())  # noqa: PTH101  (mkstemp makes private files)
-        os.replace(scratch, target)  # noqa: PTH105
+        scratch.replace(target)
     except OSError as error:
-        if scratch is not None:
-            with contextlib.suppress(OSError):
-                Path(scratch).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise _cannot_write(path, error) from error
     return Path(path)
 
@@ -568,9 +566,3 @@ def _locked_folder(folder: str | Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value

@@ -156,9 +156,10 @@ def read_listing(out: Path) -> Iterator[Entry]:
 
 def is_batch(out: Path) -> bool:
     """Whether a batch has been begun in this folder."""
-    if (out / _LISTING_PART).exists():
-        return True
-    return (out / LISTING).is_file() and any(entry["id"] for entry in read_listing(out))
+    with contextlib.suppress(OcrPhasesError):  # no list
+        if any(entry["id"] for entry in read_listing(out)):
+            return True
+    return os.path.lexists(out / _LISTING_PART)
 
 
 def read_status(folder: Path) -> Status | None:
