@@ -35,6 +35,7 @@ LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.json"
 REPORT_FOLDER = "ocr_phases_report"
+VERIFY_FOLDER = "ocr_phases_verify"
 
 TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}
 """The first entry of every trace that this package writes."""
@@ -226,25 +227,17 @@ def _is_own(path: Path) -> bool:
     return not head or _OWN_HEAD.match(head) is not None
 
 
-def folder_for(
-    given: str | Path | None,
-    default: str | Path,
-    names: str,
-    *,
-    overwrite: bool = False,
-    arguments: Iterable[Any] = (),
-    record: str | Path | None = None,
-) -> Path:
+def folder_for(given: str | Path | None, default: str | Path, names: str, **options: Any) -> Path:
     """An output's folder, created: ``given``, or the first free one of ``default``, ``default-2`` and so on.
 
     ``names`` is a regular expression of the files that the output may have. Those of an earlier output in
-    ``given`` are named on stderr, as they will be replaced. Raises `CannotWrite` as `check_names` does, and
-    where the folder cannot be written.
+    ``given`` are named on stderr, as they will be replaced. Raises `CannotWrite` where the folder cannot be
+    written, and as `check_names` does, which has the ``options``.
     """
     if given is None:
         return _reserve(Path(default), lambda path: path.mkdir(parents=True))
     folder = output_folder(given)
-    own = check_names(folder, names, overwrite=overwrite, arguments=arguments, record=record)
+    own = check_names(folder, names, **options)
     if own and folder.resolve() not in _HELD:
         more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
         _say(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.")

@@ -409,10 +409,6 @@ class PhaseRun:
         """The record as plain JSON values; spans become one list a column."""
         return self._without_spans() | {"spans": dict(self._span_columns())}
 
-    def equals(self, other: PhaseRun) -> bool:
-        """Whether two records hold the same."""
-        return self._without_spans() == other._without_spans() and self.spans.equals(other.spans)
-
     def _without_spans(self) -> dict[str, Any]:
         record = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spans"}
         optional = {name: record.pop(name) for name in _OPTIONAL}

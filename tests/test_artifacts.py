@@ -21,19 +21,19 @@ from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.assets import asset
 from ocr_phases.errors import CannotWrite, OcrPhasesError
-from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, write_given
+from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, folder_for, write_given
 from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import (
     EOS_TEXT,
     MAX_CROP_PAGES,
     MAX_CROPS,
+    RESULTS,
     Geometry,
     GeometryLine,
     crop_images,
     draw_geometry,
     parse_geometry,
     result_markdown,
-    results_folder,
     write_artifacts,
     write_results,
 )
@@ -275,22 +275,25 @@ def test_only_what_the_package_wrote_is_replaced_or_goes(
     write_artifacts(out, page, text)
     assert {path.name for path in (out / "images").iterdir()} == {"photo.jpg", "1.jpg"}
     with pytest.raises(CannotWrite, match=r"images/1.jpg .*overwrite=True"):
-        results_folder(out)
+        folder_for(out, "", RESULTS)
     with pytest.raises(CannotWrite, match=r"images/1.jpg .*overwrite=True"):
         write_artifacts(out, page, crops)
     (out / "images" / "1.jpg").unlink()
-    assert results_folder(out) == out
+    assert folder_for(out, "", RESULTS) == out
     assert says(capsys.readouterr().err, "Replacing", "result.mmd")
     with pytest.raises(CannotWrite, match="is an argument"):
-        results_folder(out, others=[out / "result.mmd"], overwrite=True)
+        folder_for(out, "", RESULTS, arguments=[out / "result.mmd"], overwrite=True)
     (out / "images").rename(tmp_path / "elsewhere")
     (out / "images").symlink_to(tmp_path / "elsewhere")
-    for write in (lambda: results_folder(out, overwrite=True), lambda: write_artifacts(out, page, crops)):
+    for write in (
+        lambda: folder_for(out, "", RESULTS, overwrite=True),
+        lambda: write_artifacts(out, page, crops),
+    ):
         with pytest.raises(CannotWrite, match="link"):
             write()
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["photo.jpg"]
     record = write_given(tmp_path / "run.json", run.to_json() + b"\n")
-    write_results(results_folder(tmp_path, record), run, record)
+    write_results(folder_for(tmp_path, "", RESULTS, record=record), run, record)
     assert record.read_bytes() == run.to_json() + b"\n"  # what is shown stays as it is
 
 

@@ -219,7 +219,8 @@ RACE = """
 import sys, threading
 from ocr_phases import PhaseRun
 from ocr_phases.cli.measuring import save
-from ocr_phases.report.artifacts import results_folder, write_record
+from ocr_phases.files import NOTHING, REPORT_FOLDER, folder_for
+from ocr_phases.report.artifacts import write_record
 from ocr_phases.show.explorer.kept_records import KeptRecords
 
 class arguments: save = None
@@ -228,7 +229,7 @@ run, kept, start = PhaseRun.load(sys.argv[1]), KeptRecords("kept", print), threa
 def race():
     start.wait()
     save(arguments, run)
-    write_record(results_folder(None), run)
+    write_record(folder_for(None, REPORT_FOLDER, NOTHING), run)
     kept.save(run)
     run.save("given.json")
 

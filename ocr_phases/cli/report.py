@@ -20,7 +20,7 @@ from ocr_phases.cli.options import (
     settings_of,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import REPORT_FOLDER, split_page
+from ocr_phases.files import NOTHING, REPORT_FOLDER, split_page
 from ocr_phases.garbage import seldom_collected
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> None:
 def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
-    from ocr_phases.files import check_names
+    from ocr_phases.files import check_names, folder_for
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import RESULTS, results_folder
+    from ocr_phases.report.artifacts import RESULTS
     from ocr_phases.report.handed import handing
     from ocr_phases.report.progress import watching
     from ocr_phases.report.render import page_report
@@ -65,7 +65,7 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     for folder in jobs.values() if out else ():
         check_names(folder, RESULTS, overwrite=overwrite, arguments=others, record=arguments.record)
     for page, wanted in jobs.items():
-        folder = wanted if out else results_folder(None, default=wanted)
+        folder = folder_for(out and wanted, wanted, NOTHING)
         if page is None:
             parameters = {"record": next(iter(read)), "truth": truths.get(None)}
         else:

@@ -20,14 +20,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise OcrPhasesError("Name either a page to measure or one --record to check.")
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.analyse.headline import headline
+    from ocr_phases.files import folder_for
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.render import verify_folder, verify_report
+    from ocr_phases.report.artifacts import VERIFICATION
+    from ocr_phases.report.render import verify_report
 
     recorded = PhaseRun.load(arguments.record) if arguments.record else None
     if arguments.save:
         measuring.check_target(arguments, arguments.record)
     if arguments.out:
-        verify_folder(arguments.out, arguments.record, arguments.page, overwrite=arguments.overwrite)
+        options = {"overwrite": arguments.overwrite, "record": arguments.record}
+        folder_for(arguments.out, "", VERIFICATION, arguments=[arguments.page], **options)
     session = None if recorded is not None else measuring.load_session(arguments)
     record = recorded if recorded is not None else measuring.measure(arguments, session, verify=True)
     # What was stopped keeps its finished repeats.
@@ -49,10 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Wrote {saved}")
     if arguments.out:
         references = None if session is None else session.references()
-        written = verify_report(
-            arguments.out, record, references, record=arguments.record, overwrite=arguments.overwrite
-        )
-        arguments.result["report"] = str(written)
+        arguments.result["report"] = str(verify_report(arguments.out, record, references, **options))
         print(f"Wrote {arguments.result['report']}")
     return 1 if failed(checks) else 0
 

@@ -13,10 +13,9 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -25,7 +24,7 @@ from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding
 from ocr_phases.catalogue import FAMILIES, facts_of
-from ocr_phases.files import REPORT_FOLDER, folder_for, same_file, save_or_rescue, write_into
+from ocr_phases.files import same_file, save_or_rescue, write_into
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable
 
@@ -37,6 +36,8 @@ ARTIFACTS = (
 """A regular expression of the names of `write_artifacts`."""
 RESULTS = rf"{RECORD_NAME}|report\.(ipynb|html)|{ARTIFACTS}"
 """The same of all that a report writes into its folder."""
+VERIFICATION = rf"{RECORD_NAME}|verify\.(ipynb|html)"
+"""The same of a verification."""
 
 EOS_TEXT = "<｜end▁of▁sentence｜>"
 
@@ -214,21 +215,6 @@ def write_artifacts(
         if geometry is not None:
             files["geo.jpg"] = _jpeg(draw_geometry(geometry))
     return write_into(folder, files, overwrite=overwrite, stale=ARTIFACTS)
-
-
-def results_folder(
-    given: str | Path | None,
-    record: str | Path | None = None,
-    others: Iterable[Any] = (),
-    *,
-    default: str | Path = REPORT_FOLDER,
-    overwrite: bool = False,
-) -> Path:
-    """The folder for a report, as `ocr_phases.files.folder_for` has it.
-
-    ``record`` is the file that the report shows, if any, ``others`` are further arguments.
-    """
-    return folder_for(given, default, RESULTS, overwrite=overwrite, arguments=others, record=record)
 
 
 def write_results(

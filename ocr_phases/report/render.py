@@ -18,7 +18,7 @@ from ocr_phases.files import (
 )
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.artifacts import RECORD_NAME, RESULTS, results_folder, write_record
+from ocr_phases.report.artifacts import RECORD_NAME, RESULTS, write_record
 from ocr_phases.report.handed import handing
 from ocr_phases.report.notebook_html import cells_html, contents
 from ocr_phases.report.notebooks import (
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ocr_phases.report.progress import Watch
-
-VERIFY_FOLDER = "ocr_phases_verify"
 
 
 def report_page(output_dir: str | Path, parameters: Mapping[str, Any], **options: Any) -> dict[str, Path]:
@@ -60,7 +58,10 @@ def page_report(
     ``report.ipynb`` then shows where.
     """
     others = [parameters.get(name) for name in ("page", "truth")]
-    folder = results_folder(output_dir, parameters.get("record"), others, overwrite=overwrite).resolve()
+    record = parameters.get("record")
+    folder = folder_for(
+        output_dir, "", RESULTS, overwrite=overwrite, arguments=others, record=record
+    ).resolve()
     values = {**parameters, "output_dir": str(folder), "overwrite": overwrite}
     page = values.get("page") or values.get("record") or "sample page"
     title = f"{Path(str(page)).name} – ocr_phases"
@@ -77,14 +78,6 @@ def report_record(run: PhaseRun, output_dir: str | Path, *, overwrite: bool = Fa
         record = str(run.save(Path(folder) / RECORD_NAME))
         with handing({record: run}):
             return report_page(output_dir, {"record": record}, overwrite=overwrite)["report.html"]
-
-
-def verify_folder(
-    given: str | Path | None, record: str | Path | None = None, page: Any = None, *, overwrite: bool = False
-) -> Path:
-    """The folder for a verification, as `ocr_phases.report.artifacts.results_folder` is that for a report."""
-    names = rf"{RECORD_NAME}|verify\.(ipynb|html)"
-    return folder_for(given, VERIFY_FOLDER, names, overwrite=overwrite, arguments=[page], record=record)
 
 
 def verify_report(
