@@ -1,19 +1,28 @@
-"""Regular files, read without waiting and written whole or not at all; temporary folders; pages of a file."""
+"""Regular files, read without waiting and written whole or not at all; temporary folders; pages of a file.
+
+The rule of writing: a default name that is taken gets the next free number (`reserved`, `folder_for`). A name
+that the user gave is replaced, but only where the file is proved to be this package's: in an output's folder
+by the hashes of a manifest (`write_into`), elsewhere by how a record or a trace begins (`write_given`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
+import hashlib
+import json
 import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
+import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ocr_phases.errors import CannotWrite, OcrPhasesError
 
@@ -24,6 +33,12 @@ except ImportError:  # Windows has no such locks
 
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
+MANIFEST_NAME = ".ocr_phases.json"
+REPORT_FOLDER = "ocr_phases_report"
+VERIFY_FOLDER = "ocr_phases_verify"
+
+TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}
+"""The first entry of every trace that this package writes."""
 
 PAGED_SUFFIXES = (".pdf", ".tif", ".tiff")
 """The suffixes of files that may have several pages, in small letters."""
@@ -41,6 +56,14 @@ _PAGE_OF_FILE = re.compile(
 )
 _RANGE = re.compile(r"#(?P<first>[0-9]{1,9})-(?P<last>[0-9]{1,9})")
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
+_OWN_HEAD = re.compile(
+    rb'\{"schema":\s*\d+,\s*"created":\s*"[^"]*",\s*"versions":\s*\{'
+    rb'|\{"otherData": \{"producer": "ocr_phases"\}'
+)
+_HELD: set[Path] = set()  # the folders of `only_writer`
+_MOST_NAMED = 5
+NOTHING = r"(?!)"
+"""A regular expression of no name."""
 
 
 def split_page(page: str) -> tuple[str, str]:
@@ -115,12 +138,16 @@ def output_folder(folder: str | Path) -> Path:
     return path
 
 
-def output_file(file: str | Path) -> Path:
-    """``file``, proved to be one that `write_atomic` can write later, its folder made; else `CannotWrite`."""
-    target = _written_to(file)
+def output_file(file: str | Path, *, overwrite: bool = False, arguments: Iterable[Any] = ()) -> Path:
+    """``file``, proved to be one that `write_given` can write later, its folder made; else `CannotWrite`.
+
+    None of the command's ``arguments`` is ever replaced.
+    """
+    target = _replaceable(file, overwrite=overwrite)
+    _check_no_argument(Path(file), arguments)
     output_folder(target.parent)
     try:
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        _create(target)
         target.unlink()
     except FileExistsError:
         pass
@@ -129,10 +156,200 @@ def output_file(file: str | Path) -> Path:
     return Path(file)
 
 
-def free_path(path: Path) -> Path:
-    """``path``, or where that is taken the first free one of ``run-2.json``, ``run-3.json`` and so on."""
-    names = itertools.chain([path.name], (f"{path.stem}-{n}{path.suffix}" for n in itertools.count(2)))
-    return next(found for name in names if not os.path.lexists(found := path.with_name(name)))
+@contextlib.contextmanager
+def reserved(path: Path) -> Iterator[Path]:
+    """The first free one of ``run.json``, ``run-2.json`` and so on, empty; it goes if nothing is written.
+
+    Raises `CannotWrite`.
+    """
+    output_folder(path.parent)
+    free = _reserve(path, _create)
+    try:
+        yield free
+    finally:
+        with contextlib.suppress(OSError):
+            if not free.stat().st_size:
+                free.unlink()
+
+
+def _create(path: Path) -> None:
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+
+
+def _reserve(path: Path, make: Callable[[Path], None]) -> Path:
+    number, free = 1, path
+    while True:
+        try:
+            make(free)
+        except FileExistsError:
+            number += 1
+            free = path.with_name(re.sub(r"(\.json(?:\.gz)?)?\Z", rf"-{number}\1", path.name, count=1))
+        except (OSError, ValueError) as error:
+            raise _cannot_write(free, error) from error
+        else:
+            if free != path:
+                _say(f"{path} exists, so this goes into {free}.")
+            return free
+
+
+def write_given(path: str | Path, data: bytes, *, overwrite: bool = False) -> Path:
+    """`write_atomic` of a file that the user named, which says so where it replaces one.
+
+    Raises `CannotWrite` too where that is neither a record nor a trace, unless ``overwrite``.
+    """
+    target = _replaceable(path, overwrite=overwrite)
+    replaces = target.exists() and target.stat().st_size
+    write_atomic(path, data)
+    if replaces:
+        _say(f"Replaced {path}.")
+    return Path(path)
+
+
+def _replaceable(path: str | Path, *, overwrite: bool) -> Path:
+    target = _written_to(path)
+    if not overwrite and target.exists() and not _is_own(target):
+        raise CannotWrite(
+            f"{path} is neither a record nor a trace of ocr_phases: name another file, or give "
+            "overwrite=True."
+        )
+    return target
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file begins as this package's records and traces do, or holds nothing."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+        if head.startswith(b"\x1f\x8b"):
+            head = zlib.decompressobj(wbits=31).decompress(head, 4096)
+    except (OSError, zlib.error):
+        return False
+    return not head or _OWN_HEAD.match(head) is not None
+
+
+def folder_for(given: str | Path | None, default: str | Path, names: str, **options: Any) -> Path:
+    """An output's folder, created: ``given``, or the first free one of ``default``, ``default-2`` and so on.
+
+    ``names`` is a regular expression of the files that the output may have. Those of an earlier output in
+    ``given`` are named on stderr, as they will be replaced. Raises `CannotWrite` where the folder cannot be
+    written, and as `check_names` does, which has the ``options``.
+    """
+    if given is None:
+        return _reserve(Path(default), lambda path: path.mkdir(parents=True))
+    folder = output_folder(given)
+    own = check_names(folder, names, **options)
+    if own and folder.resolve() not in _HELD:
+        more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
+        _say(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.")
+    return folder
+
+
+def check_names(
+    folder: Path,
+    names: str,
+    *,
+    overwrite: bool = False,
+    arguments: Iterable[Any] = (),
+    record: str | Path | None = None,
+) -> list[str]:
+    """The files below ``folder`` that ``names`` matches, all of them this package's; else `CannotWrite`.
+
+    With ``overwrite`` others may be among them, but no link and none of the ``arguments``. A ``record``
+    stays where it is, and is not among them.
+    """
+    known, own = _manifest(folder), []
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+        name = path.relative_to(folder).as_posix()
+        if not re.fullmatch(names, name) or same_file(path, record):
+            continue
+        _check_no_argument(path, arguments)
+        if path.is_symlink() or not path.is_dir():
+            _check_own(folder, name, known.get(name, ()), overwrite=overwrite)
+            own.append(name)
+    return own
+
+
+def write_into(
+    folder: Path, files: Mapping[str, bytes], *, overwrite: bool = False, stale: str = NOTHING
+) -> list[Path]:
+    """Write an output's ``files``, by their names in ``folder``; the paths.
+
+    The manifest beside them gets their hashes first, so that what a kill leaves is known too. Files of an
+    earlier output whose names match ``stale`` go. Raises `CannotWrite` where a file is in the way that is not
+    this package's, or was changed since, unless ``overwrite``; where a link is, also then.
+    """
+    known, new = _manifest(folder), {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    for name, digest in new.items():
+        _check_own(folder, name, (*known.get(name, ()), digest), overwrite=overwrite)
+    for parent in {(folder / name).parent for name in files}:
+        output_folder(parent)
+    there = {name: _digest(folder, name) for name in {*known, *files}}
+    old = [name for name in known if name not in files and there[name] in known[name]]
+    both = {name: {there[name], new.get(name)} for name in (*old, *new)}
+    listed = {name: [digest for digest in digests if digest] for name, digests in both.items()}
+    write_atomic(folder / MANIFEST_NAME, json.dumps(listed, sort_keys=True).encode())
+    written = [write_atomic(folder / name, data) for name, data in files.items()]
+    for name in old:
+        if re.fullmatch(stale, name):
+            (folder / name).unlink(missing_ok=True)
+    return written
+
+
+def _check_own(folder: Path, name: str, digests: Sequence[str], *, overwrite: bool) -> None:
+    path = folder / name
+    if _is_behind_link(folder, name):
+        raise CannotWrite(f"{path} is or lies behind a link: remove the link, or choose another folder.")
+    if not overwrite and path.exists() and _digest(folder, name) not in digests:
+        raise CannotWrite(
+            f"{path} was not written by ocr_phases, or was changed since: choose another folder, or give "
+            "overwrite=True."
+        )
+
+
+def _is_behind_link(folder: Path, name: str) -> bool:
+    parts = [Path(name), *Path(name).parents][:-1]
+    return any((folder / part).is_symlink() for part in parts)
+
+
+def _manifest(folder: Path) -> dict[str, list[str]]:
+    """The SHA-256 hashes that each file which this package wrote into ``folder`` may have."""
+    import msgspec
+
+    path = folder / MANIFEST_NAME
+    try:
+        if path.is_symlink():
+            raise OcrPhasesError("it is a link")
+        return msgspec.json.decode(read_regular(path), type=dict[str, list[str]])
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, OcrPhasesError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CannotWrite(f"{path} cannot be read ({error}): choose another folder.") from error
+
+
+def _digest(folder: Path, name: str) -> str | None:
+    """The SHA-256 of a file; None for one that cannot be read, or only through a link."""
+    if _is_behind_link(folder, name):
+        return None
+    try:
+        return hashlib.sha256(read_regular(folder / name)).hexdigest()
+    except (OSError, OcrPhasesError):
+        return None
+
+
+def _check_no_argument(path: Path, arguments: Iterable[Any]) -> None:
+    if any(same_file(path, argument) for argument in arguments):
+        raise CannotWrite(f"{path} is an argument of this command: choose another place for its output.")
+
+
+def same_file(path: Path, argument: Any) -> bool:
+    """Whether ``argument`` names the file ``path``, or a page of it."""
+    with contextlib.suppress(OSError, ValueError):
+        return argument is not None and path.samefile(split_page(str(argument))[0])
+    return False
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _written_to(path: str | Path) -> Path:
@@ -181,9 +398,11 @@ def only_writer(folder: Path) -> Iterator[None]:
         warnings.warn(
             f"{folder} is on a file system without locks: write there once at a time.", stacklevel=2
         )
+    _HELD.add(folder.resolve())
     try:
         yield
     finally:
+        _HELD.discard(folder.resolve())
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
@@ -210,36 +429,49 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
     Raises `CannotWrite` where that fails, and where ``path`` is there and no regular file.
     """
     target = _written_to(path)
-    scratch = None
+    # The name is short whatever the target's is: both have to fit the file system.
+    scratch = target.with_name(f".ocr-{uuid.uuid4().hex}.part")
     try:
-        # The name is short whatever the target's is: both have to fit the file system.
-        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=".ocr-", suffix=".part")
-        with os.fdopen(handle, "wb") as file:
+        with scratch.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(scratch, 0o666 & ~_umask())  # noqa: PTH101  (mkstemp makes private files)
-        os.replace(scratch, target)  # noqa: PTH105
+        scratch.replace(target)
     except OSError as error:
-        if scratch is not None:
-            with contextlib.suppress(OSError):
-                Path(scratch).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
         raise _cannot_write(path, error) from error
     return Path(path)
 
 
-def save_or_rescue(save: Callable[[str | Path], Path], path: str | Path) -> Path:
+def save_or_rescue(
+    save: Callable[[str | Path], Path],
+    path: str | Path,
+    rescue: Callable[[str | Path], Path] | None = None,
+) -> Path:
     """Call ``save(path)``; if that fails, save the result elsewhere and raise `CannotWrite`.
 
-    The message names the copy: a file below the temporary folder, or else in the user's home folder.
+    The message names the copy, which ``rescue(copy)`` writes, by default ``save``: a file below the temporary
+    folder, or else in the user's home folder.
     """
     try:
         return save(path)
     except CannotWrite as error:
-        copy = _saved_in(_rescue_folder, save) or _saved_in(Path.home, save)
+        rescue = rescue or save
+        copy = _saved_in(_rescue_folder, rescue) or _saved_in(Path.home, rescue)
         if copy is None:
             raise
         raise CannotWrite(f"The record is saved as {copy}: {error}") from error
+
+
+def save_new(save: Callable[[str | Path], Path], path: str | Path) -> Path:
+    """`save_or_rescue` under a name that is `reserved`, which is returned."""
+
+    def save_reserved(path: str | Path) -> Path:
+        with reserved(Path(path)) as free:
+            return save(free)
+
+    return save_or_rescue(save_reserved, path, save)
 
 
 def _rescue_folder() -> Path:
@@ -327,9 +559,3 @@ def _locked_folder(folder: str | Path, *, wait: bool) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value

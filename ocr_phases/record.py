@@ -24,7 +24,7 @@ import pandas as pd
 
 from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import read_regular, split_page, unpacked, write_atomic
+from ocr_phases.files import read_regular, split_page, unpacked, write_given
 from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 from ocr_phases.truth import Truth
@@ -371,20 +371,24 @@ class PhaseRun:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return _elsewhere("run_bundle")(self)
 
-    def report(self, folder: str | Path) -> Path:
+    def report(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write this record's report into ``folder`` and return the path of its HTML file.
 
-        Raises as `ocr_phases.report.render.report_page` does.
+        An earlier report there is replaced. Raises as `ocr_phases.report.render.report_page` does, so for
+        other files in its way, unless ``overwrite``.
         """
-        return _elsewhere("report_record")(self, folder)
+        return _elsewhere("report_record")(self, folder, overwrite=overwrite)
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.show.explorer.Explorer`."""
         return _elsewhere("Explorer")(runs=[self])
 
-    def chrome_trace(self, path: str | Path) -> Path:
-        """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.chrome_trace`."""
-        return _elsewhere("write_chrome_trace")(self, path)
+    def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.chrome_trace`.
+
+        Replaces as `save` does.
+        """
+        return _elsewhere("write_chrome_trace")(self, path, overwrite=overwrite)
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None if the record lacks it."""
@@ -403,10 +407,6 @@ class PhaseRun:
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values; spans become one list a column."""
         return self._without_spans() | {"spans": dict(self._span_columns())}
-
-    def equals(self, other: PhaseRun) -> bool:
-        """Whether two records hold the same."""
-        return self._without_spans() == other._without_spans() and self.spans.equals(other.spans)
 
     def _without_spans(self) -> dict[str, Any]:
         record = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spans"}
@@ -448,21 +448,26 @@ class PhaseRun:
             raise OcrPhasesError(f"This is not an ocr_phases record: {error}.") from error
         return cls.from_dict(record)
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the record as JSON, atomically; with a name that ends in ``.gz`` compressed by gzip.
 
-        Raises `OcrPhasesError` where the file cannot be written.
+        A record or trace of that name is replaced. Raises `OcrPhasesError` where the file cannot be written,
+        and where another one is there, unless ``overwrite``.
         """
+        data = self.to_json()
+        if str(path).endswith(".gz"):
+            data = gzip.compress(data, _GZIP_LEVEL, mtime=0)
+        return write_given(path, data, overwrite=overwrite)
+
+    def to_json(self) -> bytes:
+        """The record as a file's bytes, the inverse of `from_json`."""
         text = json.dumps(self._without_spans(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         if not np.isfinite(self.spans.filter(like="_ms").to_numpy()).all():
             raise ValueError("a span without a time cannot be saved")
         # One column after the other: all as lists would be several times as large as the file.
         spans = b",".join(msgspec.json.encode({name: column})[1:-1] for name, column in self._span_columns())
         # A file name need not be UTF-8, and what was measured is not lost for it.
-        data = text.encode("utf-8", "replace")[:-1] + b',"spans":{' + spans + b"}}\n"
-        return write_atomic(
-            path, gzip.compress(data, _GZIP_LEVEL, mtime=0) if str(path).endswith(".gz") else data
-        )
+        return text.encode("utf-8", "replace")[:-1] + b',"spans":{' + spans + b"}}\n"
 
     @classmethod
     def load(cls, path: str | Path) -> PhaseRun:

@@ -15,24 +15,27 @@ from grounding_texts import CASE, fuzzed, marked
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.assets import asset
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import CannotWrite, OcrPhasesError
+from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, folder_for, write_given
 from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import (
     EOS_TEXT,
     MAX_CROP_PAGES,
     MAX_CROPS,
+    RESULTS,
     Geometry,
     GeometryLine,
     crop_images,
     draw_geometry,
     parse_geometry,
     result_markdown,
-    results_folder,
     write_artifacts,
+    write_results,
 )
 
 LINK = re.compile(r"!\[\]\(images/(\d+)\.jpg\)")
@@ -81,7 +84,8 @@ def test_golden_files(tmp_path: Path) -> None:
     paths = write_artifacts(folder, golden_page(), CASE["model_text"])
     names = ["result.mmd", "images/0.jpg", "images/1.jpg", "images/2.jpg", "result_with_boxes.jpg"]
     assert paths == [folder / name for name in names]
-    assert sorted(path for path in folder.rglob("*") if path.is_file()) == sorted(paths)
+    found = {path for path in folder.rglob("*") if path.is_file()}
+    assert found == {*paths, folder / MANIFEST_NAME}
     assert paths[0].read_bytes().decode() == result_markdown(CASE["model_text"])
     for number, size in enumerate(CASE["crops"].values()):
         with Image.open(folder / "images" / f"{number}.jpg") as crop:
@@ -92,7 +96,7 @@ def test_golden_files(tmp_path: Path) -> None:
 
 def test_a_page_that_is_not_embedded_gives_the_text_only(tmp_path: Path) -> None:
     assert write_artifacts(tmp_path, None, CASE["model_text"]) == [tmp_path / "result.mmd"]
-    assert [path.name for path in tmp_path.iterdir()] == ["result.mmd"]
+    assert {path.name for path in tmp_path.iterdir()} == {MANIFEST_NAME, "result.mmd"}
 
 
 def test_writing_again_replaces(tmp_path: Path) -> None:
@@ -258,27 +262,52 @@ def test_any_text_can_be_written(tmp_path: Path, text: str, size: tuple[int, int
     assert len([path for path in paths if path.parent.name == "images"]) == len(links)
 
 
-def test_a_folder_keeps_its_record_and_the_next_one_gets_a_number(tmp_path: Path) -> None:
-    first, second = make_run(), make_run(seed=1)
-    wanted = tmp_path / "out"
-    assert results_folder(wanted) == wanted
-    first.save(wanted / "run.json")
-    assert results_folder(wanted, first) == wanted  # the same again loses nothing
-    assert results_folder(wanted, second) == results_folder(wanted) == tmp_path / "out-2"
-    assert results_folder(wanted, second, overwrite=True) == wanted
-    (tmp_path / "out-2" / "run.json").write_text("no record")
-    assert results_folder(wanted, second) == tmp_path / "out-3"
+def test_only_what_the_package_wrote_is_replaced_or_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crops = marked("image", "[[0, 0, 500, 500], [500, 500, 999, 999]]")
+    page, text, run = Image.new("RGB", (40, 40)), marked("text", "[[0, 0, 9, 9]]"), make_run()
+    out = tmp_path / "out"
+    (out / "images").mkdir(parents=True)
+    (out / "images" / "photo.jpg").write_text("mine")
+    write_artifacts(out, page, crops)
+    (out / "images" / "1.jpg").write_text("edited")
+    write_artifacts(out, page, text)
+    assert {path.name for path in (out / "images").iterdir()} == {"photo.jpg", "1.jpg"}
+    with pytest.raises(CannotWrite, match=r"images/1.jpg .*overwrite=True"):
+        folder_for(out, "", RESULTS)
+    with pytest.raises(CannotWrite, match=r"images/1.jpg .*overwrite=True"):
+        write_artifacts(out, page, crops)
+    (out / "images" / "1.jpg").unlink()
+    assert folder_for(out, "", RESULTS) == out
+    assert says(capsys.readouterr().err, "Replacing", "result.mmd")
+    with pytest.raises(CannotWrite, match="is an argument"):
+        folder_for(out, "", RESULTS, arguments=[out / "result.mmd"], overwrite=True)
+    (out / "images").rename(tmp_path / "elsewhere")
+    (out / "images").symlink_to(tmp_path / "elsewhere")
+    for write in (
+        lambda: folder_for(out, "", RESULTS, overwrite=True),
+        lambda: write_artifacts(out, page, crops),
+    ):
+        with pytest.raises(CannotWrite, match="link"):
+            write()
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["photo.jpg"]
+    record = write_given(tmp_path / "run.json", run.to_json() + b"\n")
+    write_results(folder_for(tmp_path, "", RESULTS, record=record), run, record)
+    assert record.read_bytes() == run.to_json() + b"\n"  # what is shown stays as it is
 
 
-def test_the_page_report_by_hand_never_replaces_a_record(tmp_path: Path) -> None:
+def test_the_page_report_by_hand_never_replaces_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     notebook = nbformat.read(asset("notebooks", "page_report.ipynb"), as_version=4)
     cells = {cell.id: cell.source for cell in notebook.cells}
     runs = [make_run(), make_run(seed=1)]
     paths = [run.save(tmp_path / f"{number}.json") for number, run in enumerate(runs)]
-    out = tmp_path / "out"
     for path in paths:
         names: dict = {}
         exec("\n".join(cells[name] for name in ("parameters", "setup")), names)
-        exec(cells["measure"], names | {"record": str(path), "output_dir": str(out)})
-    kept = [PhaseRun.load(folder / "run.json") for folder in (out, tmp_path / "out-2")]
+        exec(cells["measure"], names | {"record": str(path)})
+    kept = [PhaseRun.load(Path(folder, "run.json")) for folder in (REPORT_FOLDER, f"{REPORT_FOLDER}-2")]
     assert [run.to_dict() for run in kept] == [run.to_dict() for run in runs]

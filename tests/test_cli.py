@@ -19,6 +19,7 @@ from wording import says
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.cli.report import folders
+from ocr_phases.files import MANIFEST_NAME
 
 QUICK = ["--max-new-tokens", "6", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
 
@@ -33,33 +34,63 @@ def test_profile_prints_a_summary_and_saves_the_record(tmp_path, capsys):
     assert PhaseRun.load(target)["tokens"] == 6
 
 
-def test_a_record_never_takes_the_place_of_another_one(tiny_session, tmp_path, capsys, monkeypatch):
+def test_a_default_name_is_numbered_and_a_given_one_replaced(tmp_path, capsys, monkeypatch):
     run = PhaseRun.load(RECORD)
     monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **options: run)
     monkeypatch.chdir(tmp_path)
-    page = str(PAGES / "receipt.png")
-    settings = ["--preset", "tiny", "--device", "cpu"]
+    shutil.copy(PAGES / "receipt.png", "page.png")
     for name in ("run.json", "run-2.json", "run-3.json"):
-        assert main(["profile", page, *settings]) == 0
+        assert main(["profile", "page.png"]) == 0
         said = capsys.readouterr()
         assert said.out.splitlines()[-1] == f"Wrote {name}"
         assert (said.err == "") == (name == "run.json")
     assert says(said.err, "run.json", name)
-    assert main(["profile", page, *settings, "--save", "run.json"]) == 0  # the same again
+    assert main(["profile", "page.png", "--save", "run.json"]) == 0
+    assert capsys.readouterr().err == "Replaced run.json.\n"
     Path("notes").write_text("mine")
-    other = str(PAGES / "slide.png")
     for verb in ("profile", "verify"):
-        for arguments, why in {
-            (other, "run.json"): "another page",
-            (page, "run.json", "--max-new-tokens", "7"): "another max_new_tokens",
-            (page, "run.json", "--model", "dummy"): "another model",
-            (page, "notes"): "not a record",
-        }.items():
-            asked = [verb, arguments[0], "--save", *arguments[1:], *settings]
-            assert main(asked) == 2
-            assert why.replace("_", "-").replace("another max", "another --max") in capsys.readouterr().err
+        for name, why in {"notes": "--overwrite", "page.png": "is an argument"}.items():
+            again = ["--overwrite"] if name == "page.png" else []
+            assert main([verb, "page.png", "--save", name, *again]) == 2
+            assert says(capsys.readouterr().err, name, why)
     assert Path("notes").read_text() == "mine"
-    assert main(["profile", other, "--save", "notes", "--overwrite", *settings]) == 0
+    assert main(["profile", "page.png", "--save", "notes", "--overwrite"]) == 0
+    assert PhaseRun.load("notes").to_json() == run.to_json()
+
+
+def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record = shutil.copy(RECORD, "b.json")
+    commands = {
+        "compare": (["compare", record, record], "compare.html"),
+        "artifacts": (["artifacts", record], "result.mmd"),
+        "report": (["report", "--record", record], "report.html"),
+    }
+    for verb, (command, name) in commands.items():
+        for folder in (f"ocr_phases_{verb}", f"ocr_phases_{verb}-2"):
+            assert main(command) == 0
+            assert Path(folder, name).is_file()
+        given = [*command, "--out", folder]
+        capsys.readouterr()
+        assert main(given) == 0
+        assert says(capsys.readouterr().err, "Replacing", name)
+        Path(folder, name).write_text("edited")
+        assert main(given) == 2
+        assert says(capsys.readouterr().err, name, "--overwrite")
+        assert Path(folder, name).read_text() == "edited"
+        assert main([*given, "--overwrite"]) == 0
+        assert Path(folder, name).read_text() != "edited"
+
+
+def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ocr_phases.batch.manifest.find_pages", lambda *_: pytest.fail("it was read"))
+    for name, arguments in {"pages.csv": ["--overwrite"], "index.html": [], "jobs.jsonl": []}.items():
+        Path(name).write_text("page\na.png\n")
+        assert main(["batch", "pages.csv" if arguments else "a.png", "--out", ".", *arguments]) == 2
+        assert says(capsys.readouterr().err, name)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        Path(name).unlink()
 
 
 def test_json_is_one_object_and_nothing_else_on_stdout(tmp_path, capsys, monkeypatch):
@@ -97,7 +128,8 @@ def test_verify_leaves_a_report_where_it_is_told_to(tiny_session, tmp_path, caps
     assert "No check failed" in document
     assert "condition of vision" in document  # where the code does it, of the session that measured
     assert "A record does not keep this" not in document
-    assert sorted(path.name for path in folder.iterdir()) == ["run.json", "verify.html", "verify.ipynb"]
+    files = {path.name for path in folder.iterdir()}
+    assert files == {MANIFEST_NAME, "run.json", "verify.html", "verify.ipynb"}
 
 
 def test_artifacts_from_a_record(tmp_path, capsys):
@@ -243,22 +275,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, monkeypatch
 def test_cuda_where_there_is_none(capsys):
     assert main(["profile", str(PAGES / "slide.png"), "--device", "cuda"]) == 2
     assert "sees no CUDA" in capsys.readouterr().err
-
-
-def test_a_report_leaves_the_record_of_an_earlier_one(tmp_path, monkeypatch):
-    folders = []
-
-    def page_report(folder, parameters, **options):
-        folders.append(folder)
-        (folder / "run.json").write_bytes(RECORD.read_bytes())
-        return {"report.html": folder / "report.html"}, PhaseRun.load(RECORD)
-
-    monkeypatch.setattr("ocr_phases.report.render.page_report", page_report)
-    page, out = str(PAGES / "receipt.png"), tmp_path / "out"
-    for _ in range(2):
-        assert main(["report", page, "--out", str(out)]) == 0
-    assert main(["report", "--record", str(RECORD), "--out", str(out / "receipt")]) == 0
-    assert [folder.name for folder in folders] == ["receipt", "receipt-2", "receipt"]
 
 
 def test_folders_are_named_like_pages():

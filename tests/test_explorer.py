@@ -399,10 +399,11 @@ def test_records_are_loaded_saved_and_carried_away(explorer: Explorer, run: Phas
     pane.target.value = str(tmp_path / "kept.json")
     pane.save.click()
     assert f"Saved as {tmp_path / 'kept.json'}" in explorer.messages.value
-    before = (tmp_path / "kept.json").read_bytes()
+    (tmp_path / "notes").write_text("mine")
+    pane.target.value = str(tmp_path / "notes")
     pane.save.click()
-    assert "exists already" in explorer.messages.value
-    assert (tmp_path / "kept.json").read_bytes() == before
+    assert "neither a record" in explorer.messages.value
+    assert (tmp_path / "notes").read_text() == "mine"
     pane.path.value = str(tmp_path / "kept.json")
     pane.load.click()
     assert len(explorer.runs) == 2

@@ -726,10 +726,8 @@ def test_a_full_disk_is_one_sentence(
 def test_a_disk_that_fills_up_while_the_notebook_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tempfile
-
     def filled(_: Any) -> dict[str, Any]:
-        monkeypatch.setattr(tempfile, "mkstemp", full_disk)
+        monkeypatch.setattr(os, "fsync", full_disk)
         return {}
 
     monkeypatch.setattr("ocr_phases.report.render.run_cells", filled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -22,13 +23,16 @@ from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.errors import CannotWrite, OcrPhasesError
 from ocr_phases.files import (
+    MANIFEST_NAME,
     TemporaryFolder,
+    check_names,
     each_page,
     output_file,
     output_folder,
     read_regular,
     save_or_rescue,
     write_atomic,
+    write_into,
 )
 
 
@@ -130,7 +134,7 @@ def test_links_are_written_through(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(leads_to)
     (tmp_path / "real" / "run.json").write_bytes(b"old")
     for name in ("run.json", "again.json", "new.json"):
-        assert output_file(tmp_path / name) == tmp_path / name
+        assert output_file(tmp_path / name, overwrite=True) == tmp_path / name
         assert write_atomic(tmp_path / name, name.encode()) == tmp_path / name
     assert {name: str((tmp_path / name).readlink()) for name in links} == links
     found = {path.name: path.read_bytes() for path in (tmp_path / "real").iterdir()}
@@ -158,6 +162,98 @@ def test_a_name_that_the_file_system_refuses_is_told_before_anything_is_measured
         for make in (output_file, output_folder):
             with pytest.raises(CannotWrite, match="cannot be written"):
                 make(tmp_path / bad)
+
+
+# -- what is replaced ------------------------------------------------------------------------------
+
+
+def test_a_name_that_was_given_replaces_records_and_traces_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run()
+    for name, write in {
+        "a.json": run.save,
+        "a.json.gz": run.save,
+        "trace.json": run.chrome_trace,
+        "empty": run.save,
+    }.items():
+        path = tmp_path / name
+        path.touch()
+        write(path)
+        assert capsys.readouterr().err == ""
+        write(path)
+        assert capsys.readouterr().err == f"Replaced {path}.\n"
+        for other in (b"mine", b'{"traceEvents": []}', b"\x1f\x8bmine", b'{"schema": 1, "kind": "other"}'):
+            path.write_bytes(other)
+            with pytest.raises(CannotWrite, match="overwrite=True"):
+                write(path)
+            assert path.read_bytes() == other
+        write(path, overwrite=True)
+        assert capsys.readouterr().err == f"Replaced {path}.\n"
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_what_a_kill_leaves_of_an_output_is_known_as_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_into(tmp_path, {"a": b"1", "b": b"1", "c": b"1"})
+    replace, calls = os.replace, itertools.count()
+
+    def killed(*paths: Any) -> None:
+        if next(calls) == 2:  # after the manifest and one file
+            raise KeyboardInterrupt
+        replace(*paths)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", killed)
+        write_into(tmp_path, {"a": b"2", "b": b"2", "d": b"2"}, stale="c")
+    assert check_names(tmp_path, "[abcd]") == ["a", "b", "c"]
+    write_into(tmp_path, {"a": b"3", "b": b"3"}, stale="[abcd]")
+    assert check_names(tmp_path, "[abcd]") == ["a", "b"]
+    (tmp_path / MANIFEST_NAME).write_text("mine")
+    with pytest.raises(CannotWrite, match="cannot be read"):
+        write_into(tmp_path, {"a": b"4"})
+
+
+RACE = """
+import sys, threading
+from ocr_phases import PhaseRun
+from ocr_phases.cli.measuring import save
+from ocr_phases.files import NOTHING, REPORT_FOLDER, folder_for
+from ocr_phases.report.artifacts import write_record
+from ocr_phases.show.explorer.kept_records import KeptRecords
+
+class arguments: save = None
+run, kept, start = PhaseRun.load(sys.argv[1]), KeptRecords("kept", print), threading.Barrier(20)
+
+def race():
+    start.wait()
+    save(arguments, run)
+    write_record(folder_for(None, REPORT_FOLDER, NOTHING), run)
+    kept.save(run)
+    run.save("given.json")
+
+threads = [threading.Thread(target=race) for _ in range(20)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_forty_at_once_leave_forty_whole_files(tmp_path: Path) -> None:
+    run = make_run(repeats=1)
+    command = [sys.executable, "-c", RACE, str(run.save(tmp_path / "of.json"))]
+    (tmp_path / "here").mkdir()
+    options = {"cwd": tmp_path / "here", "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **options) for _ in range(2)]
+    said = [process.communicate(timeout=300)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "Traceback" not in "".join(said)
+    whole = run.to_json()
+    for names in ("run*.json", "ocr_phases_report*/run.json", "kept/*.json"):
+        found = [path.read_bytes() for path in (tmp_path / "here").glob(names)]
+        assert (len(found), set(found)) == (40, {whole}), names
+    assert (tmp_path / "here" / "given.json").read_bytes() == whole
+    assert not list((tmp_path / "here").rglob("*.part"))
 
 
 # -- saved after measuring -------------------------------------------------------------------------

@@ -38,6 +38,7 @@ SCHEMA = 1
 
 _AGAIN = "the batch's command measures the page again."
 _ATTEMPT = ".attempt-"
+_LISTING_PART = f".{LISTING}.part"
 
 
 class Entry(TypedDict):
@@ -105,7 +106,7 @@ class Listing:
 
     def __init__(self, out: Path) -> None:
         self.path = out / LISTING
-        self.scratch = out / f".{LISTING}.part"
+        self.scratch = out / _LISTING_PART
 
     def __enter__(self) -> Listing:
         try:
@@ -151,6 +152,14 @@ def read_listing(out: Path) -> Iterator[Entry]:
                     yield {"id": "", "page": f"{LISTING}, line {number}", "folder": ""}
     except OSError as error:
         raise OcrPhasesError(f"{out / LISTING} cannot be read ({error}): run the batch again.") from error
+
+
+def is_batch(out: Path) -> bool:
+    """Whether a batch has been begun in this folder."""
+    with contextlib.suppress(OcrPhasesError):  # no list
+        if any(entry["id"] for entry in read_listing(out)):
+            return True
+    return os.path.lexists(out / _LISTING_PART)
 
 
 def read_status(folder: Path) -> Status | None:

@@ -11,6 +11,7 @@ from ocr_phases.analyse.truth_files import page_truth
 from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.store import RECORD, finished, read_listing, record_hash, write_status
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import write_atomic
 from ocr_phases.record import PhaseRun
 
 
@@ -49,7 +50,7 @@ def add_truths(out: Path, path: Path) -> Truths:
         digest = hashlib.sha256(kept).hexdigest()
         if status.get("truth") != digest:
             run = PhaseRun.load(folder / RECORD).with_truth(truth)
-            run.save(folder / RECORD)
+            write_atomic(folder / RECORD, run.to_json())
             write_figures(folder, run)
             write_status(folder, {**status, "truth": digest, "record": record_hash(folder), "report": None})
     return truths

@@ -162,7 +162,7 @@ def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     ready()
     folder = Path(request["folder"])
     with _failing_as("report"):
-        report_page(folder, {"record": str(folder / RECORD)})
+        report_page(folder, {"record": str(folder / RECORD)}, overwrite=True)
     return Outcome()
 
 

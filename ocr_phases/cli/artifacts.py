@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from ocr_phases.cli.options import add_out
 from ocr_phases.errors import OcrPhasesError
 
 SUMMARY = "write text, crops and boxes from a record"
 USAGE = "[options] RUN.json"
+FOLDER = "ocr_phases_artifacts"
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its trace."""
-    from ocr_phases.files import output_folder
+    from ocr_phases.files import NOTHING, folder_for, only_writer, output_file
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import row_images, write_artifacts
+    from ocr_phases.report.artifacts import ARTIFACTS, row_images, write_artifacts
 
     record = PhaseRun.load(arguments.record)
-    if arguments.chrome_trace:
-        print(f"Wrote {record.chrome_trace(output_folder(arguments.out) / 'trace.json')}")
-        return
-    if record.text is None:
+    if record.text is None and not arguments.chrome_trace:
         raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
-    folder = output_folder(arguments.out)
-    for row, result in enumerate(record.results):
-        # A batch gets a folder a row.
-        target = folder if len(record.results) == 1 else folder / f"row-{row}"
-        family = record.model.get("family")
-        for path in write_artifacts(target, row_images(record, row), result["text"], family):
-            print(path.relative_to(folder))
+    folder = folder_for(arguments.out, FOLDER, NOTHING)
+    overwrite = arguments.overwrite
+    options: dict[str, Any] = {"overwrite": overwrite, "arguments": [arguments.record]}
+    if arguments.chrome_trace:
+        target = output_file(folder / "trace.json", **options)
+        print(f"Wrote {record.chrome_trace(target, overwrite=overwrite)}")
+        return
+    rows = range(len(record.results))
+    # A batch gets a folder a row.
+    targets = [
+        folder_for(folder / f"row-{row}" if len(rows) > 1 else folder, "", ARTIFACTS, **options)
+        for row in rows
+    ]
+    family = record.model.get("family")
+    with only_writer(folder):
+        for row, (target, result) in enumerate(zip(targets, record.results, strict=True)):
+            images = row_images(record, row)
+            for path in write_artifacts(target, images, result["text"], family, overwrite=overwrite):
+                print(path.relative_to(folder))
     print(f"Wrote {folder}")
 
 
@@ -41,4 +52,4 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write trace.json instead: all spans for ui.perfetto.dev or chrome://tracing",
     )
-    add_out(command)
+    add_out(command, FOLDER)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "measure many pages on several devices, with an index; resumes after a stop"
 USAGE = "[options] PAGES ..."
+FOLDER = "ocr_phases_batch"
 RENDER = ("after", "during", "none", "only")
 
 _SHOWN_FAILURES = 10
@@ -51,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.result = {"reports_failed": not_rendered, **_tell_failures(arguments.out)}
         any_failed = _any_failed(arguments.out)
         return 1 if not_rendered or any_failed or unread else 0
+    _check_folder(arguments)
     asked = vars(settings_of(arguments))
     settings = {name: asked[name] for name in BATCH}
     total = sum(1 for _ in _found(arguments, settings))
@@ -70,6 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
     result |= {"named_twice": counts.again, "reports_failed": unrendered, "truths_failed": unread}
     arguments.result = {**result, **_tell_failures(out)}
     return 1 if counts.failed or unrendered or unread else 0
+
+
+def _check_folder(arguments: argparse.Namespace) -> None:
+    """Refuse a folder whose files a batch would replace: arguments, or files that are not a batch's."""
+    from ocr_phases.batch.store import is_batch
+    from ocr_phases.files import check_names
+
+    own = arguments.overwrite or is_batch(arguments.out)
+    names = r"index\.html|jobs\.jsonl|pages\.csv|(spans|tokens)\.(parquet|csv)|tables\.sha256"
+    check_names(arguments.out, names, overwrite=own, arguments=[*arguments.pages, arguments.truth])
 
 
 def _add_truths(out: Path, path: Path | None) -> int:
@@ -349,7 +361,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "pages", nargs="*", metavar="PAGES", help="files, folders, globs, or a list (.csv, .jsonl) of pages"
     )
-    add_out(command, "ocr_phases_batch")
+    add_out(command, FOLDER, ", which goes on")
+    command.set_defaults(out=Path(FOLDER))
     command.add_argument(
         "--presets",
         type=name_list,

@@ -20,6 +20,7 @@ SUMMARY = "compare records; can fail a CI job"
 USAGE = "[options] A.json B.json ..."
 #: The exit code if an interval contains the --fail-above limit.
 UNDECIDED = 3
+FOLDER = "ocr_phases_compare"
 
 
 @seldom_collected()
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
     from ocr_phases.analyse.compare import Compared, against_limit, in_units
     from ocr_phases.analyse.environments import run_labels
-    from ocr_phases.files import output_folder
+    from ocr_phases.files import folder_for, only_writer
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.handed import handing
     from ocr_phases.report.render import execute_notebook, render_html
@@ -43,17 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
     judged = None
     if arguments.fail_above is not None:
         judged = against_limit(table, arguments.fail_above, arguments.metric)
-    folder = output_folder(arguments.out)
+    overwrite = arguments.overwrite
+    names = r"compare\.(ipynb|html)"
+    folder = folder_for(arguments.out, FOLDER, names, overwrite=overwrite, arguments=paths)
 
     print(in_units(table).to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     print(f"\n{compared.verdict}")
     for _, row in compared.differs.iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
     parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
-    with handing(dict(zip(parameters["records"], runs, strict=True))):
-        notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb")
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
-    written = render_html(notebook, folder / "compare.html", title=title)
+    with only_writer(folder), handing(dict(zip(parameters["records"], runs, strict=True))):
+        notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb", overwrite=overwrite)
+        written = render_html(notebook, folder / "compare.html", title=title, overwrite=overwrite)
     print(f"\nWrote {written}")
     arguments.result = {
         "headline": compared.verdict,
@@ -90,7 +93,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("base", metavar="A.json", help="the record to compare with")
     command.add_argument("records", nargs="+", metavar="B.json", help="records compared with it")
     add_json(command)
-    add_out(command)
+    add_out(command, FOLDER)
     command.add_argument(
         "--fail-above",
         type=float,

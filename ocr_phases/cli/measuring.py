@@ -6,17 +6,20 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.options import settings_of
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.garbage import seldom_collected
 from ocr_phases.settings import ModelSettings
 
 if TYPE_CHECKING:
     from ocr_phases.measure.session import OCRSession
     from ocr_phases.record import PhaseRun
+
+#: The record's default name.
+RECORD = "run.json"
 
 
 def look_at(page: str, arguments: argparse.Namespace) -> None:
@@ -68,9 +71,22 @@ def watched(arguments: argparse.Namespace, warmup: int, tokens_a_run: int) -> It
     arguments.stopped = watch.asked
 
 
-def check_overwriting(arguments: argparse.Namespace, target: Path, then: PhaseRun | None = None) -> None:
-    """Refuse to overwrite a file that is not an earlier record of the same measurement."""
-    from ocr_phases.cli.overwriting import what_is_lost
+def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:
+    """Where the record is to go, once it is proved that it can be written there.
 
-    if not arguments.overwrite and (lost := what_is_lost(arguments, target, then)):
-        raise OcrPhasesError(f"{target} {lost}: name another file (--save), or give --overwrite.")
+    ``others`` are arguments besides the page.
+    """
+    from ocr_phases.files import output_file, output_folder
+
+    if arguments.save is None:
+        return output_folder(".") / RECORD
+    return output_file(arguments.save, overwrite=arguments.overwrite, arguments=[arguments.page, *others])
+
+
+def save(arguments: argparse.Namespace, record: PhaseRun) -> Path:
+    """Save a record as the command's arguments say, or under the first free default name; its file."""
+    from ocr_phases.files import save_new, save_or_rescue
+
+    if arguments.save is None:
+        return save_new(record.save, RECORD)
+    return save_or_rescue(partial(record.save, overwrite=arguments.overwrite), arguments.save)

@@ -104,10 +104,20 @@ def add_page(command: argparse.ArgumentParser, **options: Any) -> None:
     command.add_argument(**{"dest": "page", "nargs": "?", "metavar": "PAGE", **options}, help=_PAGE)
 
 
-def add_out(command: argparse.ArgumentParser, default: str = "ocr_phases_out") -> None:
-    """``--out``."""
+def add_out(command: argparse.ArgumentParser, default: str, numbered: str = ", or with a number") -> None:
+    """``--out`` and ``--overwrite``."""
     command.add_argument(
-        "--out", type=Path, default=Path(default), metavar="DIR", help="output folder (default: %(default)s)"
+        "--out", type=Path, metavar="DIR", help=f"output folder (default: {default}{numbered})"
+    )
+    add_overwrite(command)
+
+
+def add_overwrite(command: argparse.ArgumentParser) -> None:
+    """``--overwrite``."""
+    command.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace files in the way that this package did not write too",
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, KERNELS, add_page, add_settings, add_trace
-from ocr_phases.cli.overwriting import add_overwrite, free_name
+from ocr_phases.cli.options import EVERY, KERNELS, add_overwrite, add_page, add_settings, add_trace
 from ocr_phases.cli.results import add_json, run_result
 from ocr_phases.errors import OcrPhasesError
 
@@ -28,16 +28,17 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.headline import key_metrics_text, subject, verdict
     from ocr_phases.analyse.kernels import has_kernels
     from ocr_phases.analyse.summary import stage_table
-    from ocr_phases.files import TRACE_NAME, output_file, save_or_rescue
+    from ocr_phases.files import TRACE_NAME, reserved
 
-    target = output_file(arguments.save or free_name("run.json"))
-    then = _recorded(arguments, target)
-    measuring.check_overwriting(arguments, target, then)
+    target = measuring.check_target(arguments, arguments.repeated)
+    then = _recorded(arguments)
     kernels: dict[str, Any] = {"kernels": arguments.kernels or arguments.trace}
-    if arguments.trace:
-        kernels["kernel_trace"] = target.with_name(TRACE_NAME)
-    record = measuring.measure(arguments, **kernels) if then is None else _repeat(arguments, then, **kernels)
-    save_or_rescue(record.save, target)
+    with contextlib.ExitStack() as held:
+        if arguments.trace:
+            kernels["kernel_trace"] = held.enter_context(reserved(target.with_name(TRACE_NAME)))
+        measured = measuring.measure if then is None else partial(_repeat, then=then)
+        record = measured(arguments, **kernels)
+    target = measuring.save(arguments, record)
     if then is not None:
         _print_then_and_now(then, record)
     print(stage_table(record).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{arguments.result['checks']['sentence']}\nWrote {target}")
 
 
-def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
+def _recorded(arguments: argparse.Namespace) -> PhaseRun | None:
     """The record to repeat, if any; `OcrPhasesError` for options that contradict it."""
     from ocr_phases.record import PhaseRun
 
@@ -61,8 +62,6 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
         raise OcrPhasesError(
             f"--from takes these settings from the record: drop {', '.join(own)}, or drop --from."
         )
-    if target.exists() and target.samefile(arguments.repeated):
-        raise OcrPhasesError(f"{target} is the record to repeat: name another file for the new one (--save).")
     return PhaseRun.load(arguments.repeated)
 
 

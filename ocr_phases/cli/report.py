@@ -20,7 +20,7 @@ from ocr_phases.cli.options import (
     settings_of,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import split_page
+from ocr_phases.files import NOTHING, REPORT_FOLDER, split_page
 from ocr_phases.garbage import seldom_collected
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ def run(arguments: argparse.Namespace) -> None:
 def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
+    from ocr_phases.files import check_names, folder_for
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import results_folder
+    from ocr_phases.report.artifacts import RESULTS
     from ocr_phases.report.handed import handing
     from ocr_phases.report.progress import watching
     from ocr_phases.report.render import page_report
@@ -57,9 +58,14 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     shown = PhaseRun.load(arguments.record) if arguments.record else None
     read = {} if shown is None else {str(Path(arguments.record).resolve()): shown}
     truths = _truths(arguments, shown)
-    jobs = folders(arguments.pages, arguments.out) if arguments.pages else {None: arguments.out}
+    out, overwrite = arguments.out, arguments.overwrite
+    wanted = out or Path(REPORT_FOLDER)
+    jobs = folders(arguments.pages, wanted) if arguments.pages else {None: wanted}
+    others = [*arguments.pages, arguments.truth]
+    for folder in jobs.values() if out else ():
+        check_names(folder, RESULTS, overwrite=overwrite, arguments=others, record=arguments.record)
     for page, wanted in jobs.items():
-        folder = results_folder(wanted, shown)
+        folder = folder_for(out and wanted, wanted, NOTHING)
         if page is None:
             parameters = {"record": next(iter(read)), "truth": truths.get(None)}
         else:
@@ -67,7 +73,8 @@ def _write_reports(arguments: argparse.Namespace) -> None:
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
             parameters["truth"] = truths.get(page)
         with handing(read), watching(arguments.warmup, arguments.max_new_tokens) as watch:
-            written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
+            options = {"show_code": arguments.show_code, "watch": watch, "overwrite": overwrite}
+            written, record = page_report(folder, parameters, **options)
         print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
         arguments.stopped = watch.asked
         if arguments.stopped:
@@ -109,7 +116,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_page(command, dest="pages", nargs="*")
     command.add_argument("--record", help="show this run.json instead of measuring")
     add_truth(command)
-    add_out(command)
+    add_out(command, REPORT_FOLDER)
     command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
     add_trace(command)
     add_settings(command, [*EVERY, *KERNELS])

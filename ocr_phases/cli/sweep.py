@@ -21,6 +21,7 @@ SUMMARY = "measure one page over presets, strategies, batch sizes and lengths"
 USAGE = "[options] PAGE | --records DIR"
 #: A further number of a ``dummy``.
 _CHANGE = re.compile(r"[a-z]+=\d+")
+FOLDER = "ocr_phases_sweep"
 #: Settings that all cells share; the lists give the others.
 SHARED = (
     "model",
@@ -47,17 +48,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise OcrPhasesError("Name either a page to measure or a folder of --records to show.")
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.sweep import Sweep
-    from ocr_phases.files import output_folder
+    from ocr_phases.files import only_writer
     from ocr_phases.report.render import execute_notebook, render_html
 
-    source = Path(arguments.records or arguments.out)
     if arguments.page:
-        found = _measure(arguments)
+        found, folder = _measure(arguments)
     else:
-        found = Sweep.load(source)
+        found = Sweep.load(arguments.records)
         if arguments.truth:
             found = found.with_truth(arguments.truth)
-    folder = output_folder(arguments.out)
+        folder = _folder(arguments)
+    source, overwrite = Path(arguments.records or folder), arguments.overwrite
     truth = arguments.truth and str(arguments.truth.resolve())
     table = found.table
     columns = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
@@ -67,10 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(table[columns].to_string(index=False, float_format="{:,.3f}".format, na_rep=""))
     for _, row in found.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
-    notebook = execute_notebook(
-        "sweep_report", {"records": str(source.resolve()), "truth": truth}, folder / "sweep.ipynb"
-    )
-    written = render_html(notebook, folder / "sweep.html", title="Sweep – ocr_phases")
+    parameters = {"records": str(source.resolve()), "truth": truth}
+    with only_writer(folder):
+        notebook = execute_notebook("sweep_report", parameters, folder / "sweep.ipynb", overwrite=overwrite)
+        title = "Sweep – ocr_phases"
+        written = render_html(notebook, folder / "sweep.html", title=title, overwrite=overwrite)
     headline = found.verdict
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in found.runs.items()}
     doubtful = ", ".join(f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass")
@@ -85,7 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if table.empty else 0
 
 
-def _measure(arguments: argparse.Namespace) -> Sweep:
+def _folder(arguments: argparse.Namespace) -> Path:
+    from ocr_phases.files import folder_for
+
+    # A sweep goes on where it stopped, also in its default folder.
+    given = arguments.out or (None if arguments.records else FOLDER)
+    others = [arguments.page, arguments.truth]
+    names = r"sweep\.(ipynb|html)"
+    return folder_for(given, FOLDER, names, overwrite=arguments.overwrite, arguments=others)
+
+
+def _measure(arguments: argparse.Namespace) -> tuple[Sweep, Path]:
     from tqdm import tqdm
 
     from ocr_phases.analyse.truth_files import load_truth
@@ -105,6 +117,7 @@ def _measure(arguments: argparse.Namespace) -> Sweep:
     from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells
     from ocr_phases.measure.sweep_models import sweep
 
+    folder = _folder(arguments)
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     axes = {
         "presets": arguments.presets,
@@ -125,12 +138,13 @@ def _measure(arguments: argparse.Namespace) -> Sweep:
 
         options = {name: getattr(arguments, name) for name in ("prompt", "repeats", "warmup", "seed")}
         options |= {"ignore_eos": arguments.ignore_eos, "truth": arguments.truth}
-        options |= {**axes, "folder": arguments.out, "retry_failed": arguments.retry_failed}
+        options |= {**axes, "folder": folder, "retry_failed": arguments.retry_failed}
         options |= {"progress": done, "on_run": on_run}
         load = settings.of_model()
         models = arguments.models or [load["model"]]
         del load["model"]
-        return sweep(arguments.page, models, load=load, loading=bar.set_description_str, **options)
+        found = sweep(arguments.page, models, load=load, loading=bar.set_description_str, **options)
+    return found, folder
 
 
 def model_list(text: str) -> list[str]:
@@ -160,7 +174,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--records", metavar="DIR", help="show the records of this folder instead of measuring"
     )
-    add_out(command, "ocr_phases_sweep")
+    add_out(command, FOLDER, ", which goes on")
     command.add_argument(
         "--models",
         type=model_list,

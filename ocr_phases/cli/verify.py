@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, add_page, add_settings
-from ocr_phases.cli.overwriting import add_overwrite, free_name
+from ocr_phases.cli.options import EVERY, add_overwrite, add_page, add_settings
 from ocr_phases.cli.results import add_json, run_result
 from ocr_phases.errors import OcrPhasesError
 
@@ -21,22 +20,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise OcrPhasesError("Name either a page to measure or one --record to check.")
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.analyse.headline import headline
-    from ocr_phases.files import output_file, output_folder, save_or_rescue
+    from ocr_phases.files import folder_for
     from ocr_phases.record import PhaseRun
+    from ocr_phases.report.artifacts import VERIFICATION
     from ocr_phases.report.render import verify_report
 
     recorded = PhaseRun.load(arguments.record) if arguments.record else None
     if arguments.save:
-        measuring.check_overwriting(arguments, output_file(arguments.save), recorded)
+        measuring.check_target(arguments, arguments.record)
     if arguments.out:
-        output_folder(arguments.out)
+        options = {"overwrite": arguments.overwrite, "record": arguments.record}
+        folder_for(arguments.out, "", VERIFICATION, arguments=[arguments.page], **options)
     session = None if recorded is not None else measuring.load_session(arguments)
     record = recorded if recorded is not None else measuring.measure(arguments, session, verify=True)
-    saved = arguments.save
-    if arguments.stopped and not saved:  # keep the finished repeats
-        saved = str(free_name("run.json"))
-    if saved:
-        save_or_rescue(record.save, saved)
+    # What was stopped keeps its finished repeats.
+    saved = str(measuring.save(arguments, record)) if arguments.save or arguments.stopped else None
     checks = run_checks(record)
     for check in checks:
         print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
@@ -54,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Wrote {saved}")
     if arguments.out:
         references = None if session is None else session.references()
-        arguments.result["report"] = str(verify_report(arguments.out, record, references))
+        arguments.result["report"] = str(verify_report(arguments.out, record, references, **options))
         print(f"Wrote {arguments.result['report']}")
     return 1 if failed(checks) else 0
 

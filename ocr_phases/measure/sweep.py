@@ -21,7 +21,7 @@ import torch
 from ocr_phases.analyse.truth_files import load_truth
 from ocr_phases.catalogue import FamilyFacts, check_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import free_path, only_writer, output_folder, write_atomic
+from ocr_phases.files import only_writer, output_folder, reserved, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
@@ -197,7 +197,8 @@ def _measure(
     else:
         target = runs / f"{cell.name}.json"
         if target.exists():  # measured with other settings or versions
-            target.rename(free_path(output_folder(runs / EARLIER) / target.name))
+            with reserved(runs / EARLIER / target.name) as earlier:
+                target.replace(earlier)
         run.save(target)
         failed.unlink(missing_ok=True)
         return CellOutcome(cell, "measured")
@@ -212,7 +213,7 @@ def _keep_truth(path: Path, said: Truth) -> None:
     """Add what the page says to a record, unless it has it."""
     run = PhaseRun.load(path)
     if run.truth_of() != said:
-        run.with_truth(said).save(path)
+        write_atomic(path, run.with_truth(said).to_json())
 
 
 def one_sentence(error: Exception) -> str:

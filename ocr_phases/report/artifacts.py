@@ -23,13 +23,22 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding
-from ocr_phases.catalogue import facts_of
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_folder, save_or_rescue, write_atomic
+from ocr_phases.catalogue import FAMILIES, facts_of
+from ocr_phases.files import same_file, save_or_rescue, write_into
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable
 
 RECORD_NAME = "run.json"
+ARTIFACTS = (
+    rf"{'|'.join(re.escape(facts.result_name) for facts in FAMILIES.values())}"
+    r"|images(/(page_\d+_)?\d+\.jpg)?|result_with_boxes(_\d+)?\.jpg|geo\.jpg"
+)
+"""A regular expression of the names of `write_artifacts`."""
+RESULTS = rf"{RECORD_NAME}|report\.(ipynb|html)|{ARTIFACTS}"
+"""The same of all that a report writes into its folder."""
+VERIFICATION = rf"{RECORD_NAME}|verify\.(ipynb|html)"
+"""The same of a verification."""
+
 EOS_TEXT = "<｜end▁of▁sentence｜>"
 
 MAX_CROPS = 500
@@ -183,12 +192,14 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
-def write_artifacts(folder: Path, page: Pages, text: str, family: str | None = None) -> list[Path]:
+def write_artifacts(
+    folder: Path, page: Pages, text: str, family: str | None = None, *, overwrite: bool = False
+) -> list[Path]:
     """Write the files of one output into `folder` and return their paths, result.mmd (or .md) first.
 
     `page` is the upright page the model saw, or a list of those in one prompt; without one (a record that
-    does not embed its page) only the text is written. A file is never seen half written; crops and a figure
-    left there by an earlier output go. Raises OcrPhasesError when the folder cannot be written.
+    does not embed its page) only the text is written. A file is never seen half written; what an earlier
+    output left there goes. Raises as `ocr_phases.files.write_into` does.
     """
     pages = list(page) if isinstance(page, Sequence) else [page]
     name, count = facts_of(family).result_name, len(pages)
@@ -203,46 +214,33 @@ def write_artifacts(folder: Path, page: Pages, text: str, family: str | None = N
         geometry = parse_geometry(text)
         if geometry is not None:
             files["geo.jpg"] = _jpeg(draw_geometry(geometry))
-    output_folder(folder)
-    for stale in [*folder.glob("images/*.jpg"), *folder.glob("result_with_boxes_*.jpg"), folder / "geo.jpg"]:
-        if stale.relative_to(folder).as_posix() not in files:
-            stale.unlink(missing_ok=True)
-    if any(name.startswith("images/") for name in files):
-        output_folder(folder / "images")
-    return [write_atomic(folder / name, content) for name, content in files.items()]
+    return write_into(folder, files, overwrite=overwrite, stale=ARTIFACTS)
 
 
-def results_folder(folder: str | Path, run: PhaseRun | None = None, *, overwrite: bool = False) -> Path:
-    """``folder`` for the results of one page, created; numbered where it holds another record.
-
-    ``run`` is the record to be written if it exists already: writing that again loses nothing. Raises
-    `CannotWrite` where the folder cannot be written.
-    """
-    taken, number, place = Path(folder), 1, Path(folder)
-    while not overwrite and _holds_another(place, run):
-        number += 1
-        place = taken.with_name(f"{taken.name}-{number}")
-    return output_folder(place)
-
-
-def _holds_another(folder: Path, run: PhaseRun | None) -> bool:
-    path = folder / RECORD_NAME
-    if not path.exists():
-        return False
-    try:
-        return run is None or not PhaseRun.load(path).equals(run)
-    except OcrPhasesError:  # what it holds is not ours
-        return True
-
-
-def write_results(folder: Path, run: PhaseRun) -> None:
-    """Write a record as run.json into `folder`, with its first row's text and pictures if it has them.
-
-    Raises as `write_artifacts` does; the record is then saved elsewhere (`files.save_or_rescue`).
-    """
-    save_or_rescue(run.save, folder / RECORD_NAME)
+def write_results(
+    folder: Path, run: PhaseRun, record: str | Path | None = None, *, overwrite: bool = False
+) -> None:
+    """`write_record`, then the first row's text and pictures if it has them; raises as both do."""
+    write_record(folder, run, record, overwrite=overwrite)
     if run.text is not None:
-        write_artifacts(folder, row_images(run, 0), run.text, run.model.get("family"))
+        family = run.model.get("family")
+        write_artifacts(folder, row_images(run, 0), run.text, family, overwrite=overwrite)
+
+
+def write_record(
+    folder: Path, run: PhaseRun, record: str | Path | None = None, *, overwrite: bool = False
+) -> None:
+    """Write a record as run.json into ``folder``, unless that is ``record``, the file that it is from.
+
+    Raises as `ocr_phases.files.write_into` does; the record is then saved elsewhere (`save_or_rescue`).
+    """
+    path = folder / RECORD_NAME
+
+    def save(_: str | Path) -> Path:
+        return write_into(folder, {RECORD_NAME: run.to_json()}, overwrite=overwrite)[0]
+
+    if not same_file(path, record):
+        save_or_rescue(save, path, run.save)
 
 
 def row_images(run: PhaseRun, row: int) -> list[Image.Image | None]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.files import write_atomic
+from ocr_phases.files import TRACE_OWNER, write_given
 from ocr_phases.record import PhaseRun
 
 _CLOCKS = ("host", "device")
@@ -24,12 +24,13 @@ def chrome_trace(run: PhaseRun) -> dict[str, Any]:
     """
     clocks = _CLOCKS if run.device.get("kind") == "cuda" else _CLOCKS[:1]
     events = [*_names(run, clocks), *_spans(run, clocks)]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return {**TRACE_OWNER, "traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def write_chrome_trace(run: PhaseRun, path: str | Path) -> Path:
-    """`chrome_trace` as a JSON file, written atomically; `OcrPhasesError` where it cannot be written."""
-    return write_atomic(path, json.dumps(chrome_trace(run), allow_nan=False).encode() + b"\n")
+def write_chrome_trace(run: PhaseRun, path: str | Path, *, overwrite: bool = False) -> Path:
+    """`chrome_trace` as a JSON file; raises as `PhaseRun.save` does."""
+    data = json.dumps(chrome_trace(run), allow_nan=False).encode() + b"\n"
+    return write_given(path, data, overwrite=overwrite)
 
 
 def _names(run: PhaseRun, clocks: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.assets import asset
-from ocr_phases.catalogue import FAMILIES
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.files import (
     TemporaryFolder,
+    folder_for,
     only_writer,
-    output_file,
-    output_folder,
-    save_or_rescue,
-    write_atomic,
+    write_into,
 )
 from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.artifacts import results_folder
+from ocr_phases.report.artifacts import RECORD_NAME, RESULTS, write_record
 from ocr_phases.report.handed import handing
 from ocr_phases.report.notebook_html import cells_html, contents
 from ocr_phases.report.notebooks import (
@@ -39,15 +37,9 @@ if TYPE_CHECKING:
     from ocr_phases.report.progress import Watch
 
 
-def report_page(
-    output_dir: str | Path,
-    parameters: Mapping[str, Any],
-    *,
-    show_code: bool = False,
-    watch: Watch | None = None,
-) -> dict[str, Path]:
+def report_page(output_dir: str | Path, parameters: Mapping[str, Any], **options: Any) -> dict[str, Path]:
     """`page_report`, of which only the files are of interest."""
-    return page_report(output_dir, parameters, show_code=show_code, watch=watch)[0]
+    return page_report(output_dir, parameters, **options)[0]
 
 
 def page_report(
@@ -56,82 +48,91 @@ def page_report(
     *,
     show_code: bool = False,
     watch: Watch | None = None,
+    overwrite: bool = False,
 ) -> tuple[dict[str, Path], PhaseRun]:
     """Run ``page_report`` into ``output_dir``: what it wrote there, by file name, and the record it shows.
 
-    ``parameters`` are the notebook's; ``output_dir`` among them is set here. ``watch`` shows how far its
-    measurement is. Raises `OcrPhasesError` where the folder cannot be written, another report is being
-    written into it, or the notebook fails; ``report.ipynb`` then shows where.
+    ``parameters`` are the notebook's; ``output_dir`` and ``overwrite`` among them are set here. ``watch``
+    shows how far its measurement is. Raises `OcrPhasesError` where the folder cannot be written, has files in
+    the way (`ocr_phases.files.folder_for`), another report is being written into it, or the notebook fails;
+    ``report.ipynb`` then shows where.
     """
-    folder = output_folder(output_dir).resolve()
-    values = {**parameters, "output_dir": str(folder), "overwrite": True}
+    others = [parameters.get(name) for name in ("page", "truth")]
+    record = parameters.get("record")
+    folder = folder_for(
+        output_dir, "", RESULTS, overwrite=overwrite, arguments=others, record=record
+    ).resolve()
+    values = {**parameters, "output_dir": str(folder), "overwrite": overwrite}
     page = values.get("page") or values.get("record") or "sample page"
     title = f"{Path(str(page)).name} – ocr_phases"
     with only_writer(folder):
-        notebook, left = _executed("page_report", values, folder / "report.ipynb", watch)
-        render_html(notebook, folder / "report.html", show_code=show_code, title=title)
-    names = (
-        "run.json",
-        *dict.fromkeys(facts.result_name for facts in FAMILIES.values()),
-        "images",
-        "result_with_boxes.jpg",
-        *sorted(path.name for path in folder.glob("result_with_boxes_*.jpg")),
-        "geo.jpg",
-        "report.ipynb",
-        "report.html",
-    )
-    return {name: folder / name for name in names if (folder / name).exists()}, left["run"]
+        notebook, left = _executed("page_report", values, folder / "report.ipynb", watch, overwrite)
+        render_html(notebook, folder / "report.html", show_code=show_code, title=title, overwrite=overwrite)
+    written = [path for path in sorted(folder.iterdir()) if re.fullmatch(RESULTS, path.name)]
+    return {path.name: path for path in written}, left["run"]
 
 
-def report_record(run: PhaseRun, output_dir: str | Path) -> Path:
-    """`report_page` of a record in memory; the path of its ``report.html``.
-
-    A folder with another record stays as it is: a number is added to the name.
-    """
+def report_record(run: PhaseRun, output_dir: str | Path, *, overwrite: bool = False) -> Path:
+    """`report_page` of a record in memory; the path of its ``report.html``."""
     with TemporaryFolder() as folder:
-        record = str(run.save(Path(folder) / "run.json"))
+        record = str(run.save(Path(folder) / RECORD_NAME))
         with handing({record: run}):
-            return report_page(results_folder(output_dir, run), {"record": record})["report.html"]
+            return report_page(output_dir, {"record": record}, overwrite=overwrite)["report.html"]
 
 
-def verify_report(output_dir: str | Path, run: PhaseRun, references: pd.DataFrame | None = None) -> Path:
+def verify_report(
+    output_dir: str | Path,
+    run: PhaseRun,
+    references: pd.DataFrame | None = None,
+    *,
+    record: str | None = None,
+    overwrite: bool = False,
+) -> Path:
     """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and notebook.
 
-    ``references`` is what `OCRSession.references` says of the model that was measured. Raises as
-    `report_page` does.
+    ``references`` is what `OCRSession.references` says of the model that was measured, ``record`` the file
+    that ``run`` is from, if any. Raises as `report_page` does.
     """
-    folder = results_folder(output_dir, run).resolve()
+    folder = Path(output_dir).resolve()
     with only_writer(folder):
-        record = str(save_or_rescue(run.save, folder / "run.json"))
-        parameters: dict[str, Any] = {"record": record, "output_dir": str(folder)}
+        write_record(folder, run, record, overwrite=overwrite)
+        kept = str(folder / RECORD_NAME)
+        parameters: dict[str, Any] = {"record": kept, "output_dir": str(folder), "overwrite": overwrite}
         if references is not None:
             parameters["references"] = json.loads(references.to_json(orient="records"))
-        with handing({record: run}):
-            notebook = execute_notebook("verify", parameters, folder / "verify.ipynb")
+        with handing({kept: run}):
+            notebook = execute_notebook("verify", parameters, folder / "verify.ipynb", overwrite=overwrite)
         title = f"Verification: {run.page['file']} – ocr_phases"
-        return render_html(notebook, folder / "verify.html", title=title)
+        return render_html(notebook, folder / "verify.html", title=title, overwrite=overwrite)
 
 
 def execute_notebook(
-    name: str, parameters: Mapping[str, Any], output_path: str | Path, *, watch: Watch | None = None
+    name: str,
+    parameters: Mapping[str, Any],
+    output_path: str | Path,
+    *,
+    watch: Watch | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Run the shipped notebook ``name`` with ``parameters`` and keep it, executed, at ``output_path``.
 
     Its cells run in this process and working directory, in a namespace of their own. ``watch`` shows how far
-    a measurement is, and ends it. Raises `OcrPhasesError` for an unknown notebook or parameter, and
-    `NotebookFailed` where a cell fails: the notebook is then kept up to its error, which the message names.
+    a measurement is, and ends it. Raises `OcrPhasesError` for an unknown notebook or parameter, and for a
+    file in the way that is not this package's unless ``overwrite``; `NotebookFailed` where a cell fails: the
+    notebook is then kept up to its error, which the message names.
     """
-    return _executed(name, parameters, output_path, watch)[0]
+    return _executed(name, parameters, output_path, watch, overwrite)[0]
 
 
 def _executed(
-    name: str, parameters: Mapping[str, Any], output_path: str | Path, watch: Watch | None
+    name: str, parameters: Mapping[str, Any], output_path: str | Path, watch: Watch | None, overwrite: bool
 ) -> tuple[Path, dict[str, Any]]:
     """`execute_notebook`, and the names that the notebook has set."""
     source = _notebook(name)
     notebook = read_notebook(source)
     _check_parameters(name, parameter_names(notebook), parameters)
-    target = output_file(Path(output_path).resolve())
+    target = Path(output_path).absolute()
+    folder_for(target.parent, "", re.escape(target.name), overwrite=overwrite)
     executed = with_parameters(notebook, parameters)
     failure, left = None, {}
     try:
@@ -139,7 +140,8 @@ def _executed(
             left = run_cells(executed)
     except CellFailed as failed:
         failure = failed
-    write_atomic(target, json.dumps(executed, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
+    data = json.dumps(executed, ensure_ascii=False, indent=1).encode("utf-8", "replace")
+    write_into(target.parent, {target.name: data}, overwrite=overwrite)
     if failure is not None:
         ename, evalue = type(failure.error).__name__, str(failure.error)
         why = f"Cell {failure.number} of {name} failed ({ename}: {_one_line(evalue)}): see {target}."
@@ -148,16 +150,23 @@ def _executed(
 
 
 def render_html(
-    notebook: str | Path, html_path: str | Path, *, show_code: bool = False, title: str = "ocr_phases report"
+    notebook: str | Path,
+    html_path: str | Path,
+    *,
+    show_code: bool = False,
+    title: str = "ocr_phases report",
+    overwrite: bool = False,
 ) -> Path:
     """Render an executed notebook as one HTML file that makes no request; stderr and widgets are left out.
 
     Headings of the second level become the contents. ``show_code`` adds the code. Raises `OcrPhasesError`
-    where the notebook cannot be read or the file cannot be written.
+    where the notebook cannot be read or the file cannot be written, and for a file in its way that is not
+    this package's unless ``overwrite``.
     """
-    content = read_notebook(notebook)
+    content, path = read_notebook(notebook), Path(html_path)
     body = cells_html(content, show_code=show_code)
-    return write_atomic(html_path, plain(document_html(title, contents(content), body)).encode())
+    document = plain(document_html(title, contents(content), body)).encode()
+    return write_into(path.parent, {path.name: document}, overwrite=overwrite)[0]
 
 
 def _notebook(name: str) -> Path:

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import Cache
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import TemporaryFolder, output_file, write_atomic
+from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.collectors.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.measure.inputs.request import Request
@@ -58,7 +58,8 @@ def kernel_view(run_once: Callable[[Request], Run], request: Request, device: st
                 "its counters."
             )
         if request.kernel_trace is not None:
-            write_atomic(request.kernel_trace, gzip.compress(json.dumps(chrome).encode(), compresslevel=6))
+            text = json.dumps({**TRACE_OWNER, **chrome})
+            write_given(request.kernel_trace, gzip.compress(text.encode(), compresslevel=6))
     except (OcrPhasesError, RuntimeError) as error:  # RuntimeError: the profiler's, or out of memory
         return {**tool, "error": str(error).splitlines()[0]}
     return {**tool, **tables}

@@ -12,7 +12,7 @@ from pathlib import Path
 import ipywidgets as widgets
 
 from ocr_phases.assets import asset
-from ocr_phases.files import free_path, output_folder, save_or_rescue
+from ocr_phases.files import save_new
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.places import placed
@@ -102,13 +102,11 @@ class KeptRecords(widgets.Box):
     def save(self, run: PhaseRun) -> Path | None:
         """Save a record under a name of its own and return its file, None if records are not kept.
 
-        Raises `CannotWrite` as `save_or_rescue` does.
+        Raises `CannotWrite` as `save_new` does.
         """
         if not self.on.value:
             return None
-        target = free_path(output_folder(self.path) / f"{file_stem(run)}.json")
-        save_or_rescue(run.save, target)
-        return target
+        return save_new(run.save, self.path / f"{file_stem(run)}.json")
 
     def tell(self) -> None:
         """Say how much the folder holds; the folder as an absolute path is the field's tooltip."""

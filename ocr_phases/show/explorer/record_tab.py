@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import NOTHING, REPORT_FOLDER, folder_for, save_new
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, data_address, element, fragment
 from ocr_phases.show.explorer.kept_records import file_stem
@@ -45,7 +46,7 @@ class RecordPane(Pane):
         self.target.add_class("opx-save-path")
         self.save = widgets.Button(description="Save", tooltip="Write the record shown to this file")
         self.save.add_class("opx-save")
-        self.folder = widgets.Text(value="ocr_phases_out", description="Report folder")
+        self.folder = widgets.Text(value=REPORT_FOLDER, description="Report folder")
         self.report = widgets.Button(
             description="Make report", tooltip="Write report.html into a folder of its own"
         )
@@ -99,14 +100,14 @@ class RecordPane(Pane):
         if not self.target.value.strip():
             raise OcrPhasesError("The file has no name yet: type one.")
         path = placed(self.target.value)
-        if path.exists():
-            raise OcrPhasesError(f"{path} exists already: choose another name for this record.")
-        self._run.save(path)
+        own = path.name == f"{file_stem(self._run)}.json"
+        path = save_new(self._run.save, path) if own else self._run.save(path)
         self._messages.say(f"Saved as {path}.")
 
     def _make_report(self, _: Any) -> None:
         assert self._run is not None
-        run, folder = self._run, placed(self.folder.value) / file_stem(self._run)
+        run = self._run
+        folder = folder_for(None, placed(self.folder.value) / file_stem(run), NOTHING)
         self._messages.say(f"Writing the report into {shown_path(folder)} …")
         self._in_background(lambda: run.report(folder), self._made)
 
