@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def count_text(number: int, noun: str) -> str:
@@ -10,6 +12,7 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+_LONGEST_NAME = 100  # comparing is quadratic in the length
 _STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_head": "LM head"}
 
 
@@ -63,3 +66,10 @@ def digits_text(value: float) -> str:
     text = f"{value:.{min(decimals, 3)}f}"
     # 9.996 rounds up to 10.00: one digit too many.
     return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?`` with the name of ``known`` that is most like ``name``, in any case; else empty."""
+    lowered = {each.lower(): each for each in known}
+    found = get_close_matches(name[:_LONGEST_NAME].lower(), lowered, n=1)
+    return f" Did you mean {lowered[found[0]]}?" if found else ""
