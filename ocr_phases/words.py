@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 
 
 def count_text(number: int, noun: str) -> str:
     """``"1 page"``, ``"2,000 pages"``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?``, of the ``known`` name spelled most like ``name``; empty where none is like it."""
+    found = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {found[0]}?" if found else ""
 
 
 _STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_head": "LM head"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ocr_phases.cli.options import add_out
 from ocr_phases.errors import OcrPhasesError
@@ -19,17 +20,22 @@ def run(arguments: argparse.Namespace) -> None:
 
     record = PhaseRun.load(arguments.record)
     if arguments.chrome_trace:
-        print(f"Wrote {record.chrome_trace(output_folder(arguments.out) / 'trace.json')}")
+        path = record.chrome_trace(output_folder(arguments.out) / "trace.json")
+        arguments.result = {"files": [str(path)]}
+        print(f"Wrote {path}")
         return
     if record.text is None:
         raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
     folder = output_folder(arguments.out)
+    written: list[Path] = []
     for row, result in enumerate(record.results):
         # A batch gets a folder a row.
         target = folder if len(record.results) == 1 else folder / f"row-{row}"
         family = record.model.get("family")
-        for path in write_artifacts(target, row_images(record, row), result["text"], family):
-            print(path.relative_to(folder))
+        written += write_artifacts(target, row_images(record, row), result["text"], family)
+    for path in written:
+        print(path.relative_to(folder))
+    arguments.result = {"files": [str(path) for path in written]}
     print(f"Wrote {folder}")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, KERNELS, add_page, add_settings, add_trace
+from ocr_phases.cli.options import EVERY, KERNELS, add_page, add_settings, add_trace, asks_kernels, refuse
 from ocr_phases.cli.overwriting import add_overwrite, free_name
-from ocr_phases.cli.results import add_json, run_result
+from ocr_phases.cli.results import run_result
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ USAGE = "[options] PAGE | --from RUN.json"
 #: Settings that every repetition of a record takes from the command.
 _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings")
 #: Settings that --from does not take from the record.
-_ANEW = ("model", *_EACH, "kernels", "kernel_steps")
+_ANEW = ("model", *_EACH)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
     target = output_file(arguments.save or free_name("run.json"))
     then = _recorded(arguments, target)
     measuring.check_overwriting(arguments, target, then)
-    kernels: dict[str, Any] = {"kernels": arguments.kernels or arguments.trace}
+    kernels: dict[str, Any] = {"kernels": asks_kernels(arguments)}
     if arguments.trace:
         kernels["kernel_trace"] = target.with_name(TRACE_NAME)
     record = measuring.measure(arguments, **kernels) if then is None else _repeat(arguments, then, **kernels)
@@ -56,11 +56,7 @@ def _recorded(arguments: argparse.Namespace, target: Path) -> PhaseRun | None:
         if arguments.page is None:
             raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
         return None
-    own = [f"--{name.replace('_', '-')}" for name in arguments.asked if name not in _ANEW]
-    if own:
-        raise OcrPhasesError(
-            f"--from takes these settings from the record: drop {', '.join(own)}, or drop --from."
-        )
+    refuse(arguments, set(EVERY) - {*_ANEW}, "--from takes these settings from the record")
     if target.exists() and target.samefile(arguments.repeated):
         raise OcrPhasesError(f"{target} is the record to repeat: name another file for the new one (--save).")
     return PhaseRun.load(arguments.repeated)
@@ -71,7 +67,7 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 
     recorded_pages(then, arguments.page)
     options |= {name: getattr(arguments, name) for name in _EACH}
-    if "model" in arguments.asked:
+    if "--model" in arguments.given:
         options["model"] = arguments.model
     if options["kernels"]:
         options["kernel_steps"] = arguments.kernel_steps
@@ -120,7 +116,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_page(command)
     command.add_argument("--save", help="file for the record (default: run.json, or run-2.json and so on)")
     add_overwrite(command)
-    add_json(command)
     command.add_argument(
         "--from", dest="repeated", metavar="RUN.json", help="repeat this record's measurement and compare"
     )

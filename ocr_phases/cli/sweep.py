@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import PRESET_NAMES
-from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings, add_truth, name_list
-from ocr_phases.cli.results import add_json, rows
+from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings, add_truth, name_list, refuse
+from ocr_phases.cli.results import rows
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
 
@@ -34,6 +34,8 @@ SHARED = (
     "warmup",
     "seed",
 )
+#: What else only a measurement asks for.
+_MEASURED = ("models", "presets", "strategies", "visions", "batch", "max_new_tokens", "retry_failed")
 #: Output lengths where the end token is ignored, and where it ends a text.
 _LENGTHS, _LIMIT = [32, 128], [1024]
 
@@ -45,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if bool(arguments.records) == bool(arguments.page):
         raise OcrPhasesError("Name either a page to measure or a folder of --records to show.")
+    if arguments.records:
+        refuse(arguments, (*SHARED, *_MEASURED), "--records shows what was measured")
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.sweep import Sweep
     from ocr_phases.files import output_folder
@@ -93,8 +97,8 @@ def _measure(arguments: argparse.Namespace) -> Sweep:
 
     # A wrong page, setting or list is refused before anything slow starts.
     settings = Settings.among({name: getattr(arguments, name) for name in SHARED})
-    if arguments.models and "model" in arguments.asked:
-        raise OcrPhasesError("Give --model or --models, not both.")
+    if arguments.models:
+        refuse(arguments, ("model",), "--models names them")
     name = load_page(arguments.page)[2]
     if arguments.truth and arguments.ignore_eos:
         raise OcrPhasesError("A truth needs texts that end at the end token: drop --ignore-eos, or --truth.")
@@ -186,6 +190,5 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--no-ignore-eos (default: 1024)",
     )
     add_truth(command)
-    add_json(command)
     command.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
     add_settings(command, SHARED)

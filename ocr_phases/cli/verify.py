@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, add_page, add_settings
+from ocr_phases.cli.options import EVERY, add_page, add_settings, refuse
 from ocr_phases.cli.overwriting import add_overwrite, free_name
-from ocr_phases.cli.results import add_json, run_result
+from ocr_phases.cli.results import run_result
 from ocr_phases.errors import OcrPhasesError
 
 SUMMARY = "check that the measurement is sound"
@@ -19,6 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run all checks on a page (or an existing record). Exit code 1: a check failed."""
     if bool(arguments.record) == bool(arguments.page):
         raise OcrPhasesError("Name either a page to measure or one --record to check.")
+    if arguments.record:
+        refuse(arguments, EVERY, "--record checks what was measured")
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.analyse.headline import headline
     from ocr_phases.files import output_file, output_folder, save_or_rescue
@@ -65,6 +67,5 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--record", help="check this run.json instead of measuring")
     command.add_argument("--save", help="file for the record (default: none)")
     add_overwrite(command)
-    add_json(command)
     command.add_argument("--out", type=Path, help="folder for verify.html (default: none)")
     add_settings(command, [name for name in EVERY if name not in ("generate", "verify")])
