@@ -21,7 +21,7 @@ def plain(text: str) -> str:
 
 
 @contextlib.contextmanager
-def plain_streams() -> Iterator[PlainStream]:
+def plain_streams() -> Iterator[_PlainStream]:
     """Make everything printed to the standard streams `plain`, except a progress bar on stderr.
 
     What a stream cannot hold is escaped; one that is closed or full is given up, so that no work ends for it.
@@ -33,13 +33,13 @@ def plain_streams() -> Iterator[PlainStream]:
         except OSError:  # closed: the next file would take its place, and what libraries print there
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
     with Path(os.devnull).open("w") as nowhere:
-        out = PlainStream(sys.stdout or nowhere)
-        err = PlainStream(sys.stderr or nowhere, progress=True)
+        out = _PlainStream(sys.stdout or nowhere)
+        err = _PlainStream(sys.stderr or nowhere, progress=True)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             yield out
 
 
-class PlainStream:
+class _PlainStream:
     """A text stream whose writes are plain. One that shows progress may begin a write with a bar's codes.
 
     A bar begins with them, and what comes from outside always follows words of this package. ``failed`` is

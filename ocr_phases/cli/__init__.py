@@ -71,8 +71,12 @@ def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]
     except KeyboardInterrupt as stop:
         code, reason = 128 + (stop.args or (signal.SIGINT,))[0], "stopped."
     except Exception as error:  # noqa: BLE001  (told with its traceback)
-        traceback.print_exc()
-        code, reason = _BUG, f"this is a bug of ocr_phases, please report it: {type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.filename:  # such as a name of 300 characters
+            code, reason = 2, f"{error.filename} cannot be used ({error.strerror}): name another one."
+        else:
+            traceback.print_exc()
+            name = type(error).__name__
+            code, reason = _BUG, f"this is a bug of ocr_phases, please report it: {name}: {error}"
     if reason:
         print(f"ocr-phases: {reason}", file=sys.stderr)
     return code, reason

@@ -37,9 +37,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
+        """Raise the message with the usage of this verb."""
         raise OcrPhasesError(f"{message} ({' '.join(self.format_usage().split())})")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, of which an option that is not known is told here, where its verb is known."""
         known, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             name = word.partition("=")[0]

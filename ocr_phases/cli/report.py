@@ -74,7 +74,7 @@ def _write_reports(arguments: argparse.Namespace) -> None:
             parameters["truth"] = truths.get(page)
         with handing(read), watching(arguments.warmup, arguments.max_new_tokens) as watch:
             written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
-        files = {"record": str(written["run.json"]), "report": str(written["report.html"])}
+        files = {"record": str(folder / "run.json"), "report": str(written["report.html"])}
         told = run_result(record) | files
         arguments.result["reports"].append(told)
         print(f"{told['headline']}\n{told['checks']['sentence']}\nWrote {told['report']}")
