@@ -32,7 +32,7 @@ from ocr_phases.presets import resolve_prompt
 # -- calls in a notebook cell ---------------------------------------------------------------------------------
 
 
-# -- command lines --------------------------------------------------------------------------------------------
+# -- command lines -------------------------------------------------------------------------------------------
 
 PAGE, RUN, LONG = str(PAGES / "slide.png"), str(RECORD), "x" * 300
 WRONG_COMMANDS = {
@@ -62,6 +62,7 @@ WRONG_COMMANDS = {
     "report PAGE --device cpu --strategy cuda_graph": "CUDA",
     "report PAGE --device cpu --preset crop": "crop",
     "report PAGE --device cpu --max-new-tokens 9999": "positions",
+    "report PAGE --revision main": "drop --revision",
     "report PAGE --kernel-steps 5": "drop --kernel-steps",
     "report PAGE --trust-remote-code": "drop --trust-remote-code",
     "report PAGE --generate --verify": "drop it, or --verify",
@@ -131,7 +132,7 @@ def test_a_word_may_be_a_prompt(tiny_session):
         tiny_session.run_inference(PAGE, "markdwon")
 
 
-# -- the environment: streams, backends, the current folder ---------------------------------------------------
+# -- the environment: streams, backends, the current folder --------------------------------------------------
 
 HERE = Path(__file__).parents[1]
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}

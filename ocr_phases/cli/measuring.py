@@ -47,6 +47,8 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
     for page in pages or [arguments.page]:
         look_at(page)
     warn_of_remote_code(arguments, settings)
+    if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
+        refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
         from ocr_phases.measure.kept_session import kept_session
 

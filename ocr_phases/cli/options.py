@@ -63,6 +63,21 @@ def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -
         raise OcrPhasesError(f"{why}: drop {', '.join(dict.fromkeys(idle))}.")
 
 
+def shows_saved(
+    arguments: argparse.Namespace, option: str, pages: object, only_measuring: Collection[str]
+) -> bool:
+    """Whether what ``option`` names is shown in place of measuring ``pages``.
+
+    Raises `OcrPhasesError` for both or neither, and for options that would do nothing then.
+    """
+    saved = vars(arguments)[option]
+    if bool(saved) == bool(pages):
+        raise OcrPhasesError(f"Name either what to measure (PAGE) or what was measured (--{option}).")
+    if saved:
+        refuse(arguments, only_measuring, f"--{option} shows what was measured")
+    return bool(saved)
+
+
 def add_settings(command: argparse.ArgumentParser, wanted: Sequence[str], **defaults: Any) -> None:
     """An option for each of the settings ``wanted``; ``defaults`` are this verb's own."""
     for title, group in (("model", ModelSettings), ("measurement", RunSettings)):

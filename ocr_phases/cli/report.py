@@ -18,8 +18,8 @@ from ocr_phases.cli.options import (
     add_trace,
     add_truth,
     asks_kernels,
-    refuse,
     settings_of,
+    shows_saved,
 )
 from ocr_phases.cli.results import run_result
 from ocr_phases.errors import OcrPhasesError
@@ -35,12 +35,9 @@ USAGE = "[options] PAGE ... | --record RUN.json"
 
 def run(arguments: argparse.Namespace) -> None:
     """Write one HTML report per page (or of an existing record), with record, notebook and artifacts."""
-    if bool(arguments.record) == bool(arguments.pages):
-        raise OcrPhasesError("Name either pages to measure or one --record to show.")
-    if arguments.record:
-        refuse(arguments, (*EVERY, *KERNELS, "trace"), "--record shows what was measured")
+    saved = shows_saved(arguments, "record", arguments.pages, (*EVERY, *KERNELS, "trace"))
     # What measures is not changed: a notebook measures the same.
-    with seldom_collected() if arguments.record else contextlib.nullcontext():
+    with seldom_collected() if saved else contextlib.nullcontext():
         _write_reports(arguments)
 
 

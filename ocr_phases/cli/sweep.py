@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import PRESET_NAMES
-from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings, add_truth, name_list, refuse
+from ocr_phases.cli.options import (
+    VENDOR,
+    add_out,
+    add_page,
+    add_settings,
+    add_truth,
+    name_list,
+    refuse,
+    shows_saved,
+)
 from ocr_phases.cli.results import rows
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
@@ -45,22 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     Exit code 1: no cell could be measured.
     """
-    if bool(arguments.records) == bool(arguments.page):
-        raise OcrPhasesError("Name either a page to measure or a folder of --records to show.")
-    if arguments.records:
-        refuse(arguments, (*SHARED, *_MEASURED), "--records shows what was measured")
+    saved = shows_saved(arguments, "records", arguments.page, (*SHARED, *_MEASURED))
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.sweep import Sweep
     from ocr_phases.files import output_folder
     from ocr_phases.report.render import execute_notebook, render_html
 
     source = Path(arguments.records or arguments.out)
-    if arguments.page:
-        found = _measure(arguments)
-    else:
-        found = Sweep.load(source)
-        if arguments.truth:
-            found = found.with_truth(arguments.truth)
+    found = Sweep.load(source) if saved else _measure(arguments)
+    if saved and arguments.truth:
+        found = found.with_truth(arguments.truth)
     folder = output_folder(arguments.out)
     truth = arguments.truth and str(arguments.truth.resolve())
     table = found.table

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, add_page, add_settings, refuse
+from ocr_phases.cli.options import EVERY, add_page, add_settings, shows_saved
 from ocr_phases.cli.overwriting import add_overwrite, free_name
 from ocr_phases.cli.results import run_result
-from ocr_phases.errors import OcrPhasesError
 
 SUMMARY = "check that the measurement is sound"
 USAGE = "[options] PAGE | --record RUN.json"
@@ -17,17 +16,14 @@ USAGE = "[options] PAGE | --record RUN.json"
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks on a page (or an existing record). Exit code 1: a check failed."""
-    if bool(arguments.record) == bool(arguments.page):
-        raise OcrPhasesError("Name either a page to measure or one --record to check.")
-    if arguments.record:
-        refuse(arguments, EVERY, "--record checks what was measured")
+    saved_run = shows_saved(arguments, "record", arguments.page, EVERY)
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.analyse.headline import headline
     from ocr_phases.files import output_file, output_folder, save_or_rescue
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import verify_report
 
-    recorded = PhaseRun.load(arguments.record) if arguments.record else None
+    recorded = PhaseRun.load(arguments.record) if saved_run else None
     if arguments.save:
         measuring.check_overwriting(arguments, output_file(arguments.save), recorded)
     if arguments.out:
