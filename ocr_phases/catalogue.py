@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.presets import IMAGE_TAG, LEADS, PRESETS, PROMPTS, Preset, resolve_prompt
+from ocr_phases.words import nearest
 
 FULL, WINDOWED = "full_attention", "reference_sliding_attention"
 DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR = "deepseek-ocr", "deepseek-ocr-2", "unlimited-ocr"
@@ -70,6 +71,7 @@ class FamilyFacts:
         if found is None:
             raise OcrPhasesError(
                 f"There is no preset {name!r} of {self.title}: choose one of {', '.join(self.presets)}."
+                f"{nearest(name, self.presets)}"
             )
         return found
 
@@ -183,7 +185,9 @@ def facts_of(family: str | None) -> FamilyFacts:
     """A family's row; DeepSeek-OCR's for None, as of old records. OcrPhasesError for an unknown name."""
     name = DEEPSEEK_OCR if family is None else family
     if name not in FAMILIES:
-        raise OcrPhasesError(f"There is no family {name!r} here: it knows {', '.join(FAMILIES)}.")
+        raise OcrPhasesError(
+            f"There is no family {name!r} here: it knows {', '.join(FAMILIES)}.{nearest(name, FAMILIES)}"
+        )
     return FAMILIES[name]
 
 
@@ -200,4 +204,5 @@ def preset_job(name: str) -> str:
 def check_preset(name: str) -> None:
     """Raise OcrPhasesError for a name that is no preset of any family."""
     if name not in PRESET_NAMES:
-        raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(PRESET_NAMES)}.")
+        hint = nearest(name, PRESET_NAMES)
+        raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(PRESET_NAMES)}.{hint}")

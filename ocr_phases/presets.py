@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.words import nearest
 
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
@@ -109,8 +110,9 @@ def resolve_prompt(
     ``<image>`` and a line break, then ``<|grounding|>`` unless `grounding` is False, if it carries no
     ``<image>`` itself; a text that does, and a preset, stay as they are.
 
-    Raises OcrPhasesError for an empty prompt, for ``locate`` without words, and for a preset that asks for
-    boxes where `grounding` is False.
+    Raises OcrPhasesError for an empty prompt, for ``locate`` without words, for a preset that asks for boxes
+    where `grounding` is False, and for one word that is nearly a preset's name: write ``<image>`` and that
+    word where it is meant.
     """
     prompt = prompt.strip()
     name, _, words = prompt.partition(":")
@@ -129,4 +131,12 @@ def resolve_prompt(
         raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
     if IMAGE_TAG in prompt:
         return prompt
+    name = name.rstrip()
+    # One word, or what may be a misspelled "locate:some words".
+    hint = "" if " " in name else nearest(name.lower(), prompts if name == prompt else ["locate"])
+    if hint:
+        raise OcrPhasesError(
+            f"There is no prompt preset {name!r}: choose one of {', '.join(prompts)}, or write more than one "
+            f'word, or "{IMAGE_TAG} {name}" for this one.{hint}'
+        )
     return f"{leads[0]}{'' if grounding is False else leads[1]}{prompt}"

@@ -18,6 +18,7 @@ from ocr_phases.catalogue import PRESET_NAMES, check_preset, facts_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.presets import PROMPTS, resolve_prompt
 from ocr_phases.strategies import STRATEGIES, VISIONS
+from ocr_phases.words import nearest
 
 FIRST_TOKENS = ("prefill", "redecode")
 
@@ -77,7 +78,10 @@ class SamplingSettings:
         known = [item.name for item in fields(cls)]
         unknown = sorted(map(str, set(infer) - set(known)))
         if unknown:
-            raise OcrPhasesError(f"infer does not know {', '.join(unknown)}; it knows {', '.join(known)}.")
+            hint = nearest(unknown[0], known)
+            raise OcrPhasesError(
+                f"infer does not know {', '.join(unknown)}; it knows {', '.join(known)}.{hint}"
+            )
         if infer.get("do_sample") and infer.get("temperature") == 0:
             raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
         if infer.get("temperature") == 0:
@@ -129,7 +133,10 @@ def resolve_infer(
     facts = facts_of(family)
     if infer not in facts.published:
         known = " or ".join(facts.published)
-        raise OcrPhasesError(f"There is no infer {infer!r}: use {known}, or values such as temperature=0.7.")
+        raise OcrPhasesError(
+            f"There is no infer {infer!r}: use {known}, or values such as temperature=0.7."
+            f"{nearest(infer, facts.published)}"
+        )
     if autocast is False:
         raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
     values = dict(facts.published[infer])
@@ -154,7 +161,10 @@ def _infer_mapping(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which model is measured, and where: the keywords of `OCRSession.load`."""
+    """Which model is measured, and where: the keywords of `OCRSession.load`.
+
+    ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `OcrPhasesError` for an unknown choice.
+    """
 
     model: str = _setting(
         "tiny",
@@ -181,6 +191,12 @@ class ModelSettings:
         "vendor on a CPU: refuse or ignore the code's .cuda() calls",
         choices=("refuse", "ignore"),
     )
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+        for setting in fields(ModelSettings):
+            _check(setting, getattr(self, setting.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +258,8 @@ class RunSettings:
             _check(setting, getattr(self, setting.name))
         if self.generate and self.first_token == "redecode":
             raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
+        if self.generate and self.verify:
+            raise OcrPhasesError("generate=True has no other tokens to compare: drop it, or verify=True.")
         if self.generate and self.strategy != "eager":
             raise OcrPhasesError(
                 f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}."
@@ -254,6 +272,10 @@ class Settings(RunSettings, ModelSettings):
 
     Use as ``OCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())``.
     """
+
+    def __post_init__(self) -> None:
+        ModelSettings.__post_init__(self)
+        RunSettings.__post_init__(self)
 
     @classmethod
     def among(cls, values: Mapping[str, Any]) -> Settings:
@@ -361,7 +383,8 @@ def _check(setting: Field[Any], value: Any) -> None:
     if kind(setting) == "bool" and not isinstance(value, bool):
         raise OcrPhasesError(f"{name} is {value!r}: it must be True or False.")
     if choices is not None and value not in choices:
-        raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(choices)}.")
+        hint = nearest(str(value), choices)
+        raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(choices)}.{hint}")
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 def count_text(number: int, noun: str) -> str:
@@ -71,5 +71,5 @@ def digits_text(value: float) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` Did you mean X?`` with the name of ``known`` that is most like ``name``, in any case; else empty."""
     lowered = {each.lower(): each for each in known}
-    found = get_close_matches(name[:_LONGEST_NAME].lower(), lowered, n=1)
+    found = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), lowered, n=1)
     return f" Did you mean {lowered[found[0]]}?" if found else ""

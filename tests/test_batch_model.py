@@ -47,7 +47,7 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
         "none",
         "--retries",
         "0",
-        "--no-embed",
+        "--no-embed-page",
     ]
     assert main(command) == 1
     assert says(capsys.readouterr().out, "4 pages", "2 measured", "0 kept", "2 failed")

@@ -19,6 +19,7 @@ from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.models.families import NATIVE, native_config
 from ocr_phases.measure.models.folders import hub_commit
 from ocr_phases.measure.models.native import dummy_config
+from ocr_phases.settings import ModelSettings
 
 
 @pytest.fixture
@@ -228,7 +229,8 @@ def test_devices_and_dtypes(monkeypatch):
     assert checkpoint.resolve_dtype(None, "cuda") is torch.bfloat16
     assert checkpoint.resolve_dtype("float16", "cpu") is torch.float16
     with pytest.raises(OcrPhasesError, match="Unknown dtype 'int8'"):
-        checkpoint.resolve_dtype("int8", "cpu")
+        ModelSettings(dtype=torch.int8)
+    assert ModelSettings(dtype=torch.float16).dtype == "float16"
 
 
 def test_a_hub_that_never_answers_is_given_up(monkeypatch, tmp_path, capsys):

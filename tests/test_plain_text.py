@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -147,13 +146,6 @@ def test_notebooks_run_in_folders_of_any_name(tmp_path: Path, monkeypatch: pytes
         assert list(folder.iterdir()) == [target]
         said = nbformat.read(target, as_version=4).cells[-1].outputs[0].text
         assert said.split() == [*ascii(page).split(), "../../../escaped"]
-
-
-def test_a_name_that_is_no_unicode_is_told_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = Path(shutil.copy(RECORD, tmp_path / os.fsdecode(b"caf\xe9.json")))
-    assert main(["report", "--record", str(record), "--out", str(tmp_path / "out")]) == 2
-    (sentence,) = capsys.readouterr().err.splitlines()
-    assert r"caf\udce9.json" in sentence and "rename" in sentence
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import count_text, percent_text, stage_name
+from ocr_phases.words import count_text, nearest, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     "run",
@@ -150,11 +150,11 @@ def against_limit(table: pd.DataFrame, percent: float, metrics: Sequence[str] = 
     Raises `OcrPhasesError` where a name is unknown, a record lacks a named
     one, or a single repeat leaves nothing to judge by.
     """
-    known = set(table["metric"])
-    known |= set(MEASURES)
+    known = dict.fromkeys([*table["metric"], *MEASURES])
     unknown = [name for name in metrics if name not in known]
     if unknown:
-        raise OcrPhasesError(f"There is no metric {', '.join(unknown)}: use {', '.join(_names(table))}.")
+        hint = nearest(unknown[0], known)
+        raise OcrPhasesError(f"There is no metric {', '.join(unknown)}: use {', '.join(known)}.{hint}")
     judged = table[table["metric"].isin(metrics or JUDGED)]
     for name in metrics:
         lacks = set(table["run"]) - set(judged.loc[judged["metric"] == name, "run"])
@@ -361,10 +361,6 @@ def _verdict(metric: Metric, low: float, high: float, margin: float) -> str:
     if metric.unit == "bytes":
         return "more" if low > 1.0 else "less"
     return "slower" if (low > 1.0) != (metric.name in _HIGHER_IS_BETTER) else "faster"
-
-
-def _names(table: pd.DataFrame) -> list[str]:
-    return list(dict.fromkeys(table["metric"]))
 
 
 def _said(row: pd.Series) -> str:

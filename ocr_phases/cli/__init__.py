@@ -1,6 +1,11 @@
 """The command line: a module a verb, each with ``SUMMARY``, ``USAGE``, ``run`` and ``add_options``.
 
 Heavy imports wait until a verb runs, so that ``--help`` is immediate.
+
+Exit codes: 0 done; 1 a check of ``verify`` failed, a limit of ``compare`` is exceeded, a page or report of
+``batch`` failed, or ``sweep`` measured no cell; 2 an error, told in one sentence; 3 a limit of ``compare`` is
+undecided; 70 a bug, its traceback on stderr; 128 + N stopped by signal N (130 Ctrl-C, 143 SIGTERM); 141 done,
+but what was printed is lost: its reader closed it, or its disk is full.
 """
 
 from __future__ import annotations
@@ -14,60 +19,66 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 
 from ocr_phases.cli import artifacts, batch, compare, profile, report, sweep, verify
+from ocr_phases.cli.options import Parser
 from ocr_phases.cli.results import as_json
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.plain_text import plain_streams
 from ocr_phases.version import __version__
 
-_CUT_OFF = 141  # as a shell names SIGPIPE's end
+_OUTPUT_FAILED = 141  # as a shell names SIGPIPE's end
+_BUG = 70  # EX_SOFTWARE of sysexits.h
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit code: 0 for success, 2 for an error (one sentence on stderr).
-
-    1 means that a check of ``verify`` failed or a limit of ``compare`` is exceeded, 141 that the reader
-    closed the output. A signal gives 128 plus its number: 130 for Ctrl-C.
-    """
+    """Run one verb and return its exit code, one of the table above."""
     atexit.register(gc.freeze)  # a process that ends need not look through all its objects for garbage
-    with plain_streams(), _signals_stop():
-        return _run(argv)
+    os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
+    words = sys.argv[1:] if argv is None else list(argv)
+    with plain_streams() as out, _signals_stop():
+        code = _run(words)
+        out.flush()
+    return code or (_OUTPUT_FAILED if out.failed else 0)
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    try:
-        arguments = _parser(sys.argv[1:] if argv is None else argv).parse_args(argv)
-        arguments.stopped, arguments.result = 0, {}
-        if not getattr(arguments, "json", False):
-            code, _ = _outcome(arguments)
-        else:
-            with contextlib.redirect_stdout(sys.stderr):
-                code, reason = _outcome(arguments)
-            print(as_json(arguments, code, reason))
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _CUT_OFF
+def _run(words: list[str]) -> int:
+    verb = next((word for word in words if not word.startswith("-")), None)
+    arguments = argparse.Namespace(verb=verb, stopped=0, result={})
+    if "--json" not in words:
+        return _outcome(words, arguments)[0]
+    with contextlib.redirect_stdout(sys.stderr):
+        code, reason = _outcome(words, arguments)
+    print(as_json(arguments, code, reason))
+    return code
 
 
-def _outcome(arguments: argparse.Namespace) -> tuple[int, str]:
+def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]:
     """The verb's exit code, and the reason for an early end, printed on stderr too."""
     try:
+        _parser(words).parse_args(words, arguments)
         code, reason = arguments.run(arguments) or 0, ""
         if arguments.stopped:
             code, reason = 128 + arguments.stopped, "stopped: the result has the finished repeats only."
+    except SystemExit:  # --help or --version has been printed
+        code, reason = 0, ""
     except OcrPhasesError as error:
         code, reason = 2, _with_options(str(error), arguments)
     except ModuleNotFoundError as error:
         code, reason = 2, f"this needs {error.name}: pip install {error.name}"
     except KeyboardInterrupt as stop:
         code, reason = 128 + (stop.args or (signal.SIGINT,))[0], "stopped."
+    except Exception as error:  # noqa: BLE001  (told with its traceback)
+        if isinstance(error, OSError) and error.filename:  # such as a name of 300 characters
+            code, reason = 2, f"{error.filename} cannot be used ({error.strerror}): name another one."
+        else:
+            traceback.print_exc()
+            name = type(error).__name__
+            code, reason = _BUG, f"this is a bug of ocr_phases, please report it: {name}: {error}"
     if reason:
-        with contextlib.suppress(OSError):  # after a hangup stderr is gone
-            print(f"ocr-phases: {reason}", file=sys.stderr)
+        print(f"ocr-phases: {reason}", file=sys.stderr)
     return code, reason
 
 
@@ -106,8 +117,8 @@ def _as_option(found: re.Match[str]) -> str:
     return f"--no-{name}" if switch == "False" else f"--{name} {value}" if value else f"--{name}"
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(words: Sequence[str]) -> Parser:
+    parser = Parser(
         prog="ocr-phases",
         description="Measure where DeepSeek-OCR spends its time on a page: prefill, vision stages, decode.",
     )
@@ -119,6 +130,9 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             name, help=verb.SUMMARY, description=verb.run.__doc__, usage=f"ocr-phases {name} {verb.USAGE}"
         )
         command.set_defaults(verb=name, run=verb.run)
-        if name in argv:  # building the options of every verb would slow --help down
+        command.add_argument(
+            "--json", action="store_true", help="print one JSON object on stdout, everything else on stderr"
+        )
+        if name in words:  # building the options of every verb would slow --help down
             verb.add_options(command)
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ocr_phases.cli.options import add_out
@@ -26,8 +27,9 @@ def run(arguments: argparse.Namespace) -> None:
     overwrite = arguments.overwrite
     options: dict[str, Any] = {"overwrite": overwrite, "arguments": [arguments.record]}
     if arguments.chrome_trace:
-        target = output_file(folder / "trace.json", **options)
-        print(f"Wrote {record.chrome_trace(target, overwrite=overwrite)}")
+        target = record.chrome_trace(output_file(folder / "trace.json", **options), overwrite=overwrite)
+        arguments.result = {"files": [str(target)]}
+        print(f"Wrote {target}")
         return
     rows = range(len(record.results))
     # A batch gets a folder a row.
@@ -36,11 +38,14 @@ def run(arguments: argparse.Namespace) -> None:
         for row in rows
     ]
     family = record.model.get("family")
+    written: list[Path] = []
     with only_writer(folder):
         for row, (target, result) in enumerate(zip(targets, record.results, strict=True)):
             images = row_images(record, row)
-            for path in write_artifacts(target, images, result["text"], family, overwrite=overwrite):
-                print(path.relative_to(folder))
+            written += write_artifacts(target, images, result["text"], family, overwrite=overwrite)
+    for path in written:
+        print(path.relative_to(folder))
+    arguments.result = {"files": [str(path) for path in written]}
     print(f"Wrote {folder}")
 
 

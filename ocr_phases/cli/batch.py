@@ -7,7 +7,6 @@ import contextlib
 import functools
 import math
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,8 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import PRESET_NAMES, check_preset
-from ocr_phases.cli.options import BATCH, add_out, add_settings, add_truth, name_list, settings_of
-from ocr_phases.cli.results import add_json
+from ocr_phases.cli.options import (
+    BATCH,
+    add_out,
+    add_settings,
+    add_truth,
+    name_list,
+    number,
+    refuse,
+    settings_of,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.words import count_text
 
@@ -28,6 +35,10 @@ SUMMARY = "measure many pages on several devices, with an index; resumes after a
 USAGE = "[options] PAGES ..."
 FOLDER = "ocr_phases_batch"
 RENDER = ("after", "during", "none", "only")
+
+#: Options for dask's workers, and for all that measure.
+_SCHEDULED = ("wait_workers", "tls_ca", "tls_cert", "tls_key")
+_MEASURED = ("presets", "workers", "scheduler", *_SCHEDULED)
 
 _SHOWN_FAILURES = 10
 _LINE_SECONDS = 0.5  # between two states of the line on a terminal
@@ -244,28 +255,28 @@ class Progress:
 def _check(arguments: argparse.Namespace) -> None:
     from ocr_phases.batch.pool import check_workers
 
-    if arguments.presets and "preset" in arguments.asked:
-        raise OcrPhasesError("Give --preset or --presets, not both.")
+    if arguments.presets:
+        refuse(arguments, ("preset",), "--presets names them")
     for preset in arguments.presets:
         check_preset(preset)
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     if arguments.truth is not None and not arguments.return_text:
         raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
-    if arguments.retries < 0:
-        raise OcrPhasesError(f"retries is {arguments.retries}: it must be 0 or more.")
-    if not 0 < arguments.timeout <= threading.TIMEOUT_MAX:
-        raise OcrPhasesError(f"timeout is {arguments.timeout:g}: give seconds above 0, or 1e9 for no limit.")
-    if arguments.wait_workers is not None and not arguments.wait_workers > 0:
-        raise OcrPhasesError(f"wait-workers is {arguments.wait_workers:g}: give seconds above 0.")
     check_workers("render-workers", arguments.render_workers)
     if not arguments.pages and arguments.render != "only":
         raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
     if arguments.pages and arguments.render == "only":
         raise OcrPhasesError("--render only renders the pages in --out: drop the page arguments.")
+    if arguments.render == "only":
+        refuse(arguments, (*BATCH, *_MEASURED), "--render only measures nothing")
+    if arguments.render == "none":
+        refuse(arguments, ("render_workers",), "--render none renders nothing")
+    if not arguments.scheduler:
+        refuse(arguments, _SCHEDULED, "Without --scheduler the workers are processes of this machine")
     files = [arguments.tls_ca, arguments.tls_cert, arguments.tls_key]
-    if any(files) and not (all(files) and arguments.scheduler):
-        raise OcrPhasesError("Give --tls-ca, --tls-cert and --tls-key together, with --scheduler.")
+    if any(files) and not all(files):
+        raise OcrPhasesError("Give --tls-ca, --tls-cert and --tls-key together.")
     if any(files) and "://" in arguments.scheduler and not arguments.scheduler.startswith("tls://"):
         raise OcrPhasesError(f"{arguments.scheduler} does not use TLS: give tls://HOST:PORT.")
     if arguments.scheduler and arguments.workers:
@@ -378,9 +389,15 @@ def add_options(command: argparse.ArgumentParser) -> None:
         help="make reports after the measurement, without a GPU (default); during it, in the kernel that "
         "holds the model; none; or only the missing reports of a measured batch",
     )
-    command.add_argument("--retries", type=int, default=1, metavar="N", help="retries per page (default: 1)")
     command.add_argument(
-        "--timeout", type=float, default=1800.0, metavar="S", help="seconds per page, at most (default: 1800)"
+        "--retries", type=number(int, 0), default=1, metavar="N", help="retries per page (default: 1)"
+    )
+    command.add_argument(
+        "--timeout",
+        type=number(float, 0.001),
+        default=1800.0,
+        metavar="S",
+        help="seconds per page, at most (default: 1800)",
     )
     command.add_argument(
         "--workers",
@@ -395,12 +412,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
         command.add_argument(f"--tls-{name}", metavar="FILE", help=f"{what}, for a scheduler with TLS (PEM)")
     command.add_argument(
         "--wait-workers",
-        type=float,
+        type=number(float, 0.001),
         metavar="S",
         help="stop after this many seconds without a worker (default: wait)",
     )
     command.add_argument(
         "--render-workers", type=int, default=1, metavar="N", help="rendering processes (default: 1)"
     )
-    add_json(command)
     add_settings(command, BATCH, token_probabilities=False)  # another prefill for every page

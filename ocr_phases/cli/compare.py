@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ocr_phases.cli.options import add_out
-from ocr_phases.cli.results import add_json, rows
+from ocr_phases.cli.options import add_out, number
+from ocr_phases.cli.results import rows
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.garbage import seldom_collected
 from ocr_phases.words import percent_text
@@ -35,8 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.metric and arguments.fail_above is None:
         raise OcrPhasesError("--metric selects what --fail-above judges: give both.")
-    if arguments.fail_above is not None and math.isnan(arguments.fail_above):
-        raise OcrPhasesError("--fail-above is not a number: give per cent, such as 5.")
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
     compared = Compared(runs, run_labels(runs, paths), margin=arguments.margin)
@@ -92,18 +89,17 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """The options of ``compare``."""
     command.add_argument("base", metavar="A.json", help="the record to compare with")
     command.add_argument("records", nargs="+", metavar="B.json", help="records compared with it")
-    add_json(command)
     add_out(command, FOLDER)
     command.add_argument(
         "--fail-above",
-        type=float,
+        type=number(float, 0),
         metavar="PCT",
         help="exit code 1 if the whole 95 %% interval of a slowdown is above this limit, 3 if the interval "
         "contains it; of a measure of the text, points",
     )
     command.add_argument(
         "--margin",
-        type=float,
+        type=number(float, 0),
         default=2.0,
         metavar="PCT",
         help="equivalent: the whole interval is within this many per cent (default: %(default)s)",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.cli.options import settings_of
+from ocr_phases.cli.options import refuse, settings_of
 from ocr_phases.garbage import seldom_collected
 from ocr_phases.settings import ModelSettings
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 RECORD = "run.json"
 
 
-def look_at(page: str, arguments: argparse.Namespace) -> None:
+def look_at(page: str) -> None:
     """Raise `OcrPhasesError` for an unreadable page.
 
     ``page`` may name several of a file (`ocr_phases.files.each_page`).
@@ -36,21 +36,26 @@ def look_at(page: str, arguments: argparse.Namespace) -> None:
         load_page(each)
 
 
-def warn_of_remote_code(settings: ModelSettings) -> None:
-    """Warn on stderr that the checkpoint's own code will run."""
+def warn_of_remote_code(arguments: argparse.Namespace, settings: ModelSettings) -> None:
+    """Warn on stderr that the checkpoint's own code will run; `OcrPhasesError` where none is asked for."""
+    if settings.implementation == "native":
+        refuse(arguments, ("trust_remote_code",), "The native implementation runs no remote code")
     if settings.trust_remote_code:
         print(f"Warning: this runs the Python files of {settings.model} on this machine.", file=sys.stderr)
 
 
-def load_session(arguments: argparse.Namespace) -> OCRSession:
+def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession:
     """Load the requested model; a wrong page or setting is refused before anything slow starts."""
     settings = settings_of(arguments)
-    look_at(arguments.page, arguments)
-    warn_of_remote_code(settings)
+    for page in pages or [arguments.page]:
+        look_at(page)
+    warn_of_remote_code(arguments, settings)
+    if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
+        refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
-        from ocr_phases.measure.session import OCRSession
+        from ocr_phases.measure.kept_session import kept_session
 
-    return OCRSession.load(**settings.of_model())
+    return kept_session(**settings.of_model())
 
 
 def measure(arguments: argparse.Namespace, session: OCRSession | None = None, **changes: Any) -> PhaseRun:

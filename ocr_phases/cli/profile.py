@@ -8,8 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, KERNELS, add_overwrite, add_page, add_settings, add_trace
-from ocr_phases.cli.results import add_json, run_result
+from ocr_phases.cli.options import (
+    EVERY,
+    KERNELS,
+    add_overwrite,
+    add_page,
+    add_settings,
+    add_trace,
+    asks_kernels,
+    refuse,
+)
+from ocr_phases.cli.results import run_result
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -20,7 +29,7 @@ USAGE = "[options] PAGE | --from RUN.json"
 #: Settings that every repetition of a record takes from the command.
 _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings")
 #: Settings that --from does not take from the record.
-_ANEW = ("model", *_EACH, "kernels", "kernel_steps")
+_ANEW = ("model", *_EACH)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -32,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     target = measuring.check_target(arguments, arguments.repeated)
     then = _recorded(arguments)
-    kernels: dict[str, Any] = {"kernels": arguments.kernels or arguments.trace}
+    kernels: dict[str, Any] = {"kernels": asks_kernels(arguments)}
     with contextlib.ExitStack() as held:
         if arguments.trace:
             kernels["kernel_trace"] = held.enter_context(reserved(target.with_name(TRACE_NAME)))
@@ -57,11 +66,7 @@ def _recorded(arguments: argparse.Namespace) -> PhaseRun | None:
         if arguments.page is None:
             raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
         return None
-    own = [f"--{name.replace('_', '-')}" for name in arguments.asked if name not in _ANEW]
-    if own:
-        raise OcrPhasesError(
-            f"--from takes these settings from the record: drop {', '.join(own)}, or drop --from."
-        )
+    refuse(arguments, set(EVERY) - {*_ANEW}, "--from takes these settings from the record")
     return PhaseRun.load(arguments.repeated)
 
 
@@ -70,7 +75,7 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 
     recorded_pages(then, arguments.page)
     options |= {name: getattr(arguments, name) for name in _EACH}
-    if "model" in arguments.asked:
+    if "--model" in arguments.given:
         options["model"] = arguments.model
     if options["kernels"]:
         options["kernel_steps"] = arguments.kernel_steps
@@ -119,7 +124,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add_page(command)
     command.add_argument("--save", help="file for the record (default: run.json, or run-2.json and so on)")
     add_overwrite(command)
-    add_json(command)
     command.add_argument(
         "--from", dest="repeated", metavar="RUN.json", help="repeat this record's measurement and compare"
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ocr_phases.cli.measuring import look_at, warn_of_remote_code
+from ocr_phases.cli.measuring import load_session
 from ocr_phases.cli.options import (
     EVERY,
     KERNELS,
@@ -17,8 +17,11 @@ from ocr_phases.cli.options import (
     add_settings,
     add_trace,
     add_truth,
+    asks_kernels,
     settings_of,
+    shows_saved,
 )
+from ocr_phases.cli.results import run_result
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import NOTHING, REPORT_FOLDER, split_page
 from ocr_phases.garbage import seldom_collected
@@ -32,16 +35,13 @@ USAGE = "[options] PAGE ... | --record RUN.json"
 
 def run(arguments: argparse.Namespace) -> None:
     """Write one HTML report per page (or of an existing record), with record, notebook and artifacts."""
-    if bool(arguments.record) == bool(arguments.pages):
-        raise OcrPhasesError("Name either pages to measure or one --record to show.")
+    saved = shows_saved(arguments, "record", arguments.pages, (*EVERY, *KERNELS, "trace"))
     # What measures is not changed: a notebook measures the same.
-    with seldom_collected() if arguments.record else contextlib.nullcontext():
+    with seldom_collected() if saved else contextlib.nullcontext():
         _write_reports(arguments)
 
 
 def _write_reports(arguments: argparse.Namespace) -> None:
-    from ocr_phases.analyse.checks import checks_verdict, run_checks
-    from ocr_phases.analyse.headline import headline
     from ocr_phases.files import check_names, folder_for
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import RESULTS
@@ -50,11 +50,8 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.report.render import page_report
 
     # A wrong page, setting or record is refused before anything slow starts.
-    asked = settings_of(arguments)
+    asked, kernels = settings_of(arguments), asks_kernels(arguments)
     settings = {name: getattr(asked, name) for name in (*EVERY, *KERNELS)}
-    for page in arguments.pages:
-        look_at(page, arguments)
-    warn_of_remote_code(asked)
     shown = PhaseRun.load(arguments.record) if arguments.record else None
     read = {} if shown is None else {str(Path(arguments.record).resolve()): shown}
     truths = _truths(arguments, shown)
@@ -64,6 +61,11 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     others = [*arguments.pages, arguments.truth]
     for folder in jobs.values() if out else ():
         check_names(folder, RESULTS, overwrite=overwrite, arguments=others, record=arguments.record)
+    if arguments.pages:
+        session = load_session(arguments, arguments.pages)  # the notebook takes the same one
+        for page in arguments.pages:
+            session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
+    arguments.result = {"reports": []}
     for page, wanted in jobs.items():
         folder = folder_for(out and wanted, wanted, NOTHING)
         if page is None:
@@ -75,7 +77,10 @@ def _write_reports(arguments: argparse.Namespace) -> None:
         with handing(read), watching(arguments.warmup, arguments.max_new_tokens) as watch:
             options = {"show_code": arguments.show_code, "watch": watch, "overwrite": overwrite}
             written, record = page_report(folder, parameters, **options)
-        print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
+        files = {"record": str(folder / "run.json"), "report": str(written["report.html"])}
+        told = run_result(record) | files
+        arguments.result["reports"].append(told)
+        print(f"{told['headline']}\n{told['checks']['sentence']}\nWrote {told['report']}")
         arguments.stopped = watch.asked
         if arguments.stopped:
             return

@@ -20,15 +20,8 @@ _REASONS = {
 }
 
 
-def add_json(command: argparse.ArgumentParser) -> None:
-    """``--json``: docs/troubleshooting.md has its keys."""
-    command.add_argument(
-        "--json", action="store_true", help="print one JSON object on stdout, everything else on stderr"
-    )
-
-
 def as_json(arguments: argparse.Namespace, code: int, reason: str) -> str:
-    """The verb's result with its exit code and the reason of it."""
+    """The verb's result with its exit code and the reason of it; docs/troubleshooting.md has the keys."""
     verb = arguments.verb
     reason = reason or _REASONS.get((verb, code), "done")
     return json.dumps({"verb": verb, "exit_code": code, "exit_reason": reason, **arguments.result})

@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.catalogue import PRESET_NAMES
-from ocr_phases.cli.options import VENDOR, add_out, add_page, add_settings, add_truth, name_list
-from ocr_phases.cli.results import add_json, rows
+from ocr_phases.cli.options import (
+    VENDOR,
+    add_out,
+    add_page,
+    add_settings,
+    add_truth,
+    name_list,
+    refuse,
+    shows_saved,
+)
+from ocr_phases.cli.results import rows
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
 
@@ -35,6 +44,8 @@ SHARED = (
     "warmup",
     "seed",
 )
+#: What else only a measurement asks for.
+_MEASURED = ("models", "presets", "strategies", "visions", "batch", "max_new_tokens", "retry_failed")
 #: Output lengths where the end token is ignored, and where it ends a text.
 _LENGTHS, _LIMIT = [32, 128], [1024]
 
@@ -44,20 +55,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     Exit code 1: no cell could be measured.
     """
-    if bool(arguments.records) == bool(arguments.page):
-        raise OcrPhasesError("Name either a page to measure or a folder of --records to show.")
+    saved = shows_saved(arguments, "records", arguments.page, (*SHARED, *_MEASURED))
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.sweep import Sweep
     from ocr_phases.files import only_writer
     from ocr_phases.report.render import execute_notebook, render_html
 
-    if arguments.page:
-        found, folder = _measure(arguments)
-    else:
+    if saved:
         found = Sweep.load(arguments.records)
         if arguments.truth:
             found = found.with_truth(arguments.truth)
         folder = _folder(arguments)
+    else:
+        found, folder = _measure(arguments)
     source, overwrite = Path(arguments.records or folder), arguments.overwrite
     truth = arguments.truth and str(arguments.truth.resolve())
     table = found.table
@@ -105,8 +115,8 @@ def _measure(arguments: argparse.Namespace) -> tuple[Sweep, Path]:
 
     # A wrong page, setting or list is refused before anything slow starts.
     settings = Settings.among({name: getattr(arguments, name) for name in SHARED})
-    if arguments.models and "model" in arguments.asked:
-        raise OcrPhasesError("Give --model or --models, not both.")
+    if arguments.models:
+        refuse(arguments, ("model",), "--models names them")
     name = load_page(arguments.page)[2]
     if arguments.truth and arguments.ignore_eos:
         raise OcrPhasesError("A truth needs texts that end at the end token: drop --ignore-eos, or --truth.")
@@ -200,6 +210,5 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--no-ignore-eos (default: 1024)",
     )
     add_truth(command)
-    add_json(command)
     command.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
     add_settings(command, SHARED)

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, add_overwrite, add_page, add_settings
-from ocr_phases.cli.results import add_json, run_result
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.cli.options import EVERY, add_overwrite, add_page, add_settings, shows_saved
+from ocr_phases.cli.results import run_result
 
 SUMMARY = "check that the measurement is sound"
 USAGE = "[options] PAGE | --record RUN.json"
@@ -16,8 +15,7 @@ USAGE = "[options] PAGE | --record RUN.json"
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks on a page (or an existing record). Exit code 1: a check failed."""
-    if bool(arguments.record) == bool(arguments.page):
-        raise OcrPhasesError("Name either a page to measure or one --record to check.")
+    saved_run = shows_saved(arguments, "record", arguments.page, EVERY)
     from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
     from ocr_phases.analyse.headline import headline
     from ocr_phases.files import folder_for
@@ -25,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.report.artifacts import VERIFICATION
     from ocr_phases.report.render import verify_report
 
-    recorded = PhaseRun.load(arguments.record) if arguments.record else None
+    recorded = PhaseRun.load(arguments.record) if saved_run else None
     if arguments.save:
         measuring.check_target(arguments, arguments.record)
     if arguments.out:
@@ -63,6 +61,5 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--record", help="check this run.json instead of measuring")
     command.add_argument("--save", help="file for the record (default: none)")
     add_overwrite(command)
-    add_json(command)
     command.add_argument("--out", type=Path, help="folder for verify.html (default: none)")
     add_settings(command, [name for name in EVERY if name not in ("generate", "verify")])

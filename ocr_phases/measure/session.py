@@ -193,11 +193,7 @@ class OCRSession:
         """
         asked = RunSettings(prompt=prompt, **settings)
         request = self._request(page, asked)
-        strategy, vision, generate = request.strategy, request.vision, request.generate
-        warmup, repeats, autocast = request.warmup, request.repeats, request.autocast
-        if request.kernels:
-            check_kernels(self.device, generate=generate, trace=request.kernel_trace)
-        check_strategy(strategy, vision, family=self.family, device=self.device, autocast=autocast)
+        generate, warmup, repeats = request.generate, request.warmup, request.repeats
         runs: list[Run] = []
         parity = view = sureness = None
         explained = memory_errors_explained(self.device, request, self.family.facts)
@@ -237,8 +233,15 @@ class OCRSession:
         record = make_record(self, request, runs, memory.source, parity, setup.described(), view, sureness)
         record.device["conditions"] = conditions.described()
         if request.ceilings:
-            record.device["ceilings"] = self.hardware_ceilings(autocast=autocast)
+            record.device["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
         return record
+
+    @keywords_of(RunSettings)
+    def check_request(self, page: Page | Sequence[Page], **settings: Any) -> None:
+        """Raise the `OcrPhasesError` that `run_inference` would raise before its first run."""
+        request = self._request(page, RunSettings(**settings))
+        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
+        self._check_length(packed, request)
 
     def sweep(
         self,
@@ -267,7 +270,7 @@ class OCRSession:
             return SweepResult.load(kept)
 
     def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> Request:
-        """What was asked for with every default filled in."""
+        """What was asked for with every default filled in; `OcrPhasesError` for what cannot run here."""
         facts = self.family.facts
         rows, prompts = make_rows(page, asked.prompt, asked.grounding, facts)
         several = any(len(row) > 1 for row in rows)
@@ -285,7 +288,17 @@ class OCRSession:
             "eos_check_every": eos_interval(asked.strategy) if every is None else every,
             **self._choose_preset(asked.preset, rows),
         }
-        return Request(pages=rows, prompts=prompts, **resolved)
+        request = Request(pages=rows, prompts=prompts, **resolved)
+        if request.kernels:
+            check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
+        check_strategy(
+            request.strategy,
+            request.vision,
+            family=self.family,
+            device=self.device,
+            autocast=request.autocast,
+        )
+        return request
 
     def _set_up(self, request: Request) -> Setup:
         """What the request's strategies need, made before anything is measured."""

@@ -28,6 +28,7 @@ from ocr_phases.measure.models.checkpoint import LoadedModel
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.truth import Truth
+from ocr_phases.words import nearest
 
 RUNS = "runs"
 FAILED = ".failed.json"
@@ -89,7 +90,8 @@ def make_cells(
     for what, names, known in (("strategy", strategies, STRATEGIES), ("vision", visions, VISIONS)):
         for name in names:
             if name not in known:
-                raise OcrPhasesError(f"Unknown {what} {name!r}: use {' or '.join(known)}.")
+                hint = nearest(name, known)
+                raise OcrPhasesError(f"Unknown {what} {name!r}: use {' or '.join(known)}.{hint}")
     for name, values in (("batch size", batches), ("number of new tokens", lengths)):
         for value in values:
             if value < 1:

@@ -183,13 +183,6 @@ def _check_parameters(name: str, known: Sequence[str], parameters: Mapping[str, 
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise OcrPhasesError(f"{name} has no parameter {', '.join(unknown)}: it takes {', '.join(known)}.")
-    try:
-        json.dumps(dict(parameters), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        text = error.object[max(0, error.start - 40) : error.end + 40]
-        raise OcrPhasesError(
-            f"A notebook holds Unicode text alone, and {text!r} is none: rename the file or folder."
-        ) from error
 
 
 def _one_line(text: object) -> str:

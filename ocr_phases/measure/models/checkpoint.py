@@ -17,7 +17,7 @@ from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.models.folders import (
     read_json,
 )
-from ocr_phases.words import count_text
+from ocr_phases.words import count_text, nearest
 
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"
@@ -75,7 +75,8 @@ def resolve_device(device: str) -> str:
         return device
     found = re.fullmatch(r"cuda(?::(\d+))?", device)
     if found is None:
-        raise OcrPhasesError(f"Unknown device {device!r}: use auto, cpu, cuda or cuda:N.")
+        hint = nearest(device, ("auto", "cpu", "cuda"))
+        raise OcrPhasesError(f"Unknown device {device!r}: use auto, cpu, cuda or cuda:N.{hint}")
     if not torch.cuda.is_available():
         raise OcrPhasesError(f"Device {device} was asked for, but torch sees no CUDA here: use device cpu.")
     if int(found[1] or 0) >= torch.cuda.device_count():
@@ -85,16 +86,9 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def resolve_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
-    """A dtype by name; None is bfloat16 on CUDA and float32 on the CPU."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype is None:
-        return torch.float32 if device == "cpu" else torch.bfloat16
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype not in known:
-        raise OcrPhasesError(f"Unknown dtype {dtype!r}: use {', '.join(known)}.")
-    return known[dtype]
+def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
+    """The dtype that a `ModelSettings` names; None is bfloat16 on CUDA and float32 on the CPU."""
+    return getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
 
 
 def load_tokenizer(folder: Path) -> Any:

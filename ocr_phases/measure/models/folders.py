@@ -15,6 +15,7 @@ from ocr_phases.config import AnyConfig, Generation, WeightsIndex
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
 from ocr_phases.plain_json import conform, parse_json
+from ocr_phases.words import nearest
 
 _MOST_JSON = 64 << 20
 _MOST_HEADER = 100_000_000  # the format's own limit
@@ -30,6 +31,7 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise OcrPhasesError(
             f"There is no model {name!r}: use tiny, dummy, a checkpoint folder or a hub id (ORG/NAME)."
+            f"{nearest(name, ('tiny', 'dummy'))}"
         )
     return None
 

@@ -38,8 +38,6 @@ def load_checkpoint(
             attention=attention,
             cuda_calls=cuda_calls,
         )
-    if implementation != "native":
-        raise OcrPhasesError(f"Unknown implementation {implementation!r}: use native or vendor.")
     if attention not in (None, "sdpa") or cuda_calls != "refuse":
         raise OcrPhasesError(
             'attention and cuda_calls are for implementation="vendor": native always runs with SDPA, and '

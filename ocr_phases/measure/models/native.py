@@ -31,6 +31,7 @@ from ocr_phases.measure.models.folders import (
     read_config,
     transformers_version,
 )
+from ocr_phases.words import nearest
 
 NATIVE_NEEDS = (5, 20)
 
@@ -122,7 +123,7 @@ def dummy_config(name: str) -> dict[str, Any]:
         if key not in family.sizes or not re.fullmatch(r"[1-9]\d*", value):
             raise OcrPhasesError(
                 f"{part!r} is no size of dummy: write dummy:KEY=NUMBER,... with {', '.join(family.sizes)}, "
-                f"or in front of them a family ({', '.join(FACTS)})."
+                f"or in front of them a family ({', '.join(FACTS)}).{nearest(key, (*family.sizes, *FACTS))}"
             )
         *above, field = family.sizes[key]
         reduce(dict.__getitem__, above, raw)[field] = int(value)

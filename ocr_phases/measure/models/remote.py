@@ -36,11 +36,11 @@ from ocr_phases.measure.models.folders import (
     read_config,
     transformers_version,
 )
+from ocr_phases.words import nearest
 
 PINNED = "transformers==4.46.3 tokenizers==0.20.3"
 CONSTRAINED = "pip install -c constraints-4.46.txt"
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
-CUDA_CALLS = ("refuse", "ignore")
 
 
 def load_vendor(
@@ -70,12 +70,9 @@ def load_vendor(
         )
     if name == "tiny" or name.split(":")[0] == "dummy":
         raise OcrPhasesError(f"{name} has no vendor class: name a checkpoint folder or a hub id (ORG/NAME).")
-    for what, value, known in (
-        ("attention", attention, (None, *ATTENTIONS)),
-        ("cuda_calls", cuda_calls, CUDA_CALLS),
-    ):
-        if value not in known:
-            raise OcrPhasesError(f"Unknown {what} {value!r}: use {' or '.join(filter(None, known))}.")
+    if attention not in (None, *ATTENTIONS):
+        hint = nearest(attention, ATTENTIONS)
+        raise OcrPhasesError(f"Unknown attention {attention!r}: use {' or '.join(ATTENTIONS)}.{hint}")
     options: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
