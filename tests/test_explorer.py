@@ -411,7 +411,7 @@ def test_records_are_loaded_saved_and_carried_away(explorer: Explorer, run: Phas
     assert explorer.run.result == run.result
     link = re.search(r'href="data:application/json;base64,([^"]+)"', everything(pane))
     assert read_record(base64.b64decode(link.group(1)), "it").to_dict() == explorer.run.to_dict()
-    pane.upload.value = upload("up.json", before)
+    pane.upload.value = upload("up.json", (tmp_path / "kept.json").read_bytes())
     assert len(explorer.runs) == 3
 
 
