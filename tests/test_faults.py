@@ -496,7 +496,7 @@ def test_a_record_that_cannot_be_repeated_says_why(
         "at sha256:0000000000000…, here it is at": ["--from", "other.json"],
         "drop --max-new-tokens": ["--from", "whole.json", "--max-new-tokens", "5"],
         "drop --repeats, --prompt": ["--from", "whole.json", "--repeats", "3", "--prompt", "markdown"],
-        "is the record to repeat": ["--from", "whole.json", "--save", "whole.json"],
+        "is an argument": ["--from", "whole.json", "--save", "whole.json"],
         "or a record to repeat": [],
     }
     for message, arguments in cases.items():
