@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ocr_phases.errors import CannotWrite, OcrPhasesError
+from ocr_phases.interrupts import uninterrupted
 
 try:
     import fcntl
@@ -231,15 +232,17 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
 def save_or_rescue(save: Callable[[str | Path], Path], path: str | Path) -> Path:
     """Call ``save(path)``; if that fails, save the result elsewhere and raise `CannotWrite`.
 
+    A signal to stop waits until the result is saved.
     The message names the copy: a file below the temporary folder, or else in the user's home folder.
     """
-    try:
-        return save(path)
-    except CannotWrite as error:
-        copy = _saved_in(_rescue_folder, save) or _saved_in(Path.home, save)
-        if copy is None:
-            raise
-        raise CannotWrite(f"The record is saved as {copy}: {error}") from error
+    with uninterrupted():
+        try:
+            return save(path)
+        except CannotWrite as error:
+            copy = _saved_in(_rescue_folder, save) or _saved_in(Path.home, save)
+            if copy is None:
+                raise
+            raise CannotWrite(f"The record is saved as {copy}: {error}") from error
 
 
 def _rescue_folder() -> Path:

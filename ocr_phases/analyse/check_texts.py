@@ -147,6 +147,15 @@ RULES: dict[str, CheckText] = {
     ),
 }
 
+#: Of records that only a stopped measurement left.
+STOPPED: dict[str, CheckText] = {
+    "interrupted": CheckText(
+        "every repeat, and all that was asked for after them",
+        "Fewer repeats say less about the spread.",
+        "Measure again without stopping it.",
+    ),
+}
+
 EXPECTATIONS: dict[str, CheckText] = {
     "expected_prefill": CheckText(
         "50 to 200 ms", _SEEDS, "Look at the stages: vision and the prompt's length."

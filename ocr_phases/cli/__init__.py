@@ -13,12 +13,12 @@ import os
 import re
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ocr_phases.cli import artifacts, batch, compare, profile, report, sweep, verify
 from ocr_phases.cli.results import as_json
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.interrupts import signals_to
 from ocr_phases.plain_text import plain_streams
 from ocr_phases.version import __version__
 
@@ -32,8 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     closed the output. A signal gives 128 plus its number: 130 for Ctrl-C.
     """
     atexit.register(gc.freeze)  # a process that ends need not look through all its objects for garbage
-    with plain_streams(), _signals_stop():
-        return _run(argv)
+    try:
+        with plain_streams(), signals_to(_stop):
+            return _run(argv)
+    except KeyboardInterrupt as stop:  # a second signal, or one before a verb runs
+        return 128 + (stop.args or (signal.SIGINT,))[0]
+
+
+def _stop(number: int, _: object) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -69,25 +76,6 @@ def _outcome(arguments: argparse.Namespace) -> tuple[int, str]:
         with contextlib.suppress(OSError):  # after a hangup stderr is gone
             print(f"ocr-phases: {reason}", file=sys.stderr)
     return code, reason
-
-
-@contextlib.contextmanager
-def _signals_stop() -> Iterator[None]:
-    """SIGTERM and SIGHUP stop a verb as Ctrl-C does; one that is ignored (nohup) or handled stays so."""
-
-    def stop(number: int, _: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    found = [number for number in signal.Signals if number.name in ("SIGTERM", "SIGHUP")]
-    main_thread = threading.current_thread() is threading.main_thread()
-    taken = [number for number in found if main_thread and signal.getsignal(number) == signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _with_options(message: str, arguments: argparse.Namespace) -> str:

@@ -19,8 +19,8 @@ from ocr_phases.cli.options import (
     add_truth,
     settings_of,
 )
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import split_page
+from ocr_phases.errors import Interrupted, OcrPhasesError
+from ocr_phases.files import save_or_rescue, split_page
 from ocr_phases.garbage import seldom_collected
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.checks import checks_verdict, run_checks
     from ocr_phases.analyse.headline import headline
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import results_folder
+    from ocr_phases.report.artifacts import RECORD_NAME, results_folder
     from ocr_phases.report.handed import handing
     from ocr_phases.report.progress import watching
     from ocr_phases.report.render import page_report
@@ -67,7 +67,12 @@ def _write_reports(arguments: argparse.Namespace) -> None:
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
             parameters["truth"] = truths.get(page)
         with handing(read), watching(arguments.warmup, arguments.max_new_tokens) as watch:
-            written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
+            try:
+                written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
+            except Interrupted as stop:
+                if stop.run is not None:
+                    print(f"Wrote {save_or_rescue(stop.run.save, folder / RECORD_NAME)}")
+                raise
         print(f"{headline(record)}\n{checks_verdict(run_checks(record))}\nWrote {written['report.html']}")
         arguments.stopped = watch.asked
         if arguments.stopped:

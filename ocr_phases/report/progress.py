@@ -6,15 +6,14 @@ A notebook that a command runs finds the command's `Watch` by `notebook_callback
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from ocr_phases.errors import Stopped
+from ocr_phases.interrupts import signals_to
 
 Callbacks = dict[str, Callable[..., None]]
 _CALLBACKS: ContextVar[Callbacks | None] = ContextVar("callbacks", default=None)
@@ -85,19 +84,13 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
-    """A `Watch` that Ctrl-C and SIGTERM ask to stop, for the length of a ``with`` block."""
+    """A `Watch` that Ctrl-C, SIGTERM and SIGHUP ask to stop, for the length of a ``with`` block."""
     watch = Watch(warmup, tokens_a_run)
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # nohup, or not Python's
-                before[number] = signal.signal(number, watch.ask)
-    try:
-        yield watch
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        watch.close()
+    with signals_to(watch.ask):
+        try:
+            yield watch
+        finally:
+            watch.close()
 
 
 @contextlib.contextmanager

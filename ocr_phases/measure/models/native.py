@@ -44,7 +44,8 @@ def load_native(
     """
     _require_transformers()
     if not local_only and name == "tiny":
-        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        tiny = asset("data", "tiny")
+        return _load_folder(tiny, "tiny", device, dtype, source="built-in", default_preset="small")
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
     folder = local_folder(name, local_only=local_only)
@@ -70,6 +71,7 @@ def _load_folder(
     device: str,
     dtype: torch.dtype,
     *,
+    source: str | None = None,
     revision: str | None = None,
     default_preset: str | None = None,
 ) -> Checkpoint:
@@ -99,7 +101,7 @@ def _load_folder(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        source=str(folder) if name not in ("tiny",) else "built-in",
+        source=source or str(folder),
         revision=revision or f"sha256:{folder_hash(folder)}",
         config=raw,
         image_token_id=image_token_id,

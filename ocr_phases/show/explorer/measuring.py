@@ -40,8 +40,9 @@ class Measurer:
             live.progress(done, total)
 
         live.doing(set_up_text(asked.settings))
-        # Every token is shown, and Stop heard, as it is written.
-        options = {**asked.settings.of_run(), "eos_check_every": 1}
+        # Every token is shown, and Stop heard, as it is written, unless another interval is asked for.
+        options = asked.settings.of_run()
+        options["eos_check_every"] = options["eos_check_every"] or 1
         with told_of_preparing(live.doing):
             run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=progress)
         if asked.page_name is None:
