@@ -13,7 +13,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 def git_state() -> str | None:
     """Commit of the source tree the package runs from, with ``-dirty`` behind it.
 
-    As it was when first asked for, which costs a process. None when the package is installed, or git cannot say.
+    As it was when first asked for: it costs a process. None when the package is installed, or git cannot say.
     """
     if not (_ROOT / ".git").exists():
         return None

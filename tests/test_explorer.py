@@ -672,7 +672,7 @@ def test_pages_and_presets_run_one_after_another(quick: Explorer, tmp_path: Path
 def test_stop_ends_the_queue(quick: Explorer):
     quick.form.presets.value = ["small", "tiny"]
     quick.form.fields["preset"].value = "small"
-    quick.live.on_tokens = lambda *_: quick.stop_button.click() or quick.live._stop_if_asked()
+    quick.live.on_tokens = lambda *_: quick.stop_button.click() or quick.live.stop_if_asked()
     asyncio.run(quick.measure())
     assert [job.state for job in quick.queue.jobs] == ["stopped", "not run"]
     assert quick.runs == []

@@ -126,7 +126,7 @@ RULES: dict[str, CheckText] = {
         "Look for work between the stages: masks, copies, host syncs. On a busy machine, measure again.",
     ),
     "host_syncs": CheckText(
-        "one host sync per EOS check",
+        "one wait of the host a read of the end token",
         "Each further host sync delays the launches of the next step.",
         "Read tokens only at EOS checks; raise eos_check_every for fewer syncs.",
     ),

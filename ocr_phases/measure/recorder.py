@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ocr_phases import record
 from ocr_phases.analyse.check_texts import RULES, STOPPED
 from ocr_phases.measure.collectors import environment
-from ocr_phases.measure.collectors.live_checks import merged
+from ocr_phases.measure.collectors.live_checks import host_syncs_check, merged
 from ocr_phases.measure.collectors.probabilities import Sureness
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.packing import valid_image_tokens
@@ -34,17 +34,22 @@ def make_record(
     memory_source: str | None,
     setup: dict[str, Any],
     conditions: dict[str, Any],
+    waits: tuple[int, int] | None,
     after: dict[str, Any],
 ) -> PhaseRun:
     """One record of all measured ``runs`` of a request, which may be fewer than it asks for.
 
     ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`);
+    ``waits`` are the host's in the steps of a warm-up run, and these steps, where they were counted.
     ``after`` has what was measured after the runs, as far as it came, by its setting: the ``parity`` check
     under ``verify``.
     """
     first = runs[0]
     sureness: Sequence[Sureness] | None = after.get("token_probabilities")
-    checks = [*_checks(runs, request), after.get("verify"), _interrupted(runs, request, after)]
+    checks = [*_checks(runs), after.get("verify"), _interrupted(runs, request, after)]
+    if not request.generate:
+        syncs = host_syncs_check(waits, after.get("kernels"), request.eos_check_every, session.device)
+        checks.insert(-2, syncs)
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
     return PhaseRun(
@@ -122,7 +127,7 @@ class TokenReader:
         return now[len(before) :]
 
     def _whole(self) -> bool:
-        """Whether the U+FFFD at the end is the text's own, and not what an incomplete character decodes to."""
+        """Whether the U+FFFD at the end is the text's own, not what an incomplete character decodes to."""
         return "".join(self._tokenizer.convert_ids_to_tokens(self._waiting)).endswith(_REPLACEMENT)
 
 
@@ -190,10 +195,10 @@ def _describe_model(session: LoadedModel, request: Request) -> dict[str, Any]:
     }
 
 
-def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
+def _checks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What the repeats agree on, and what was seen of the live model."""
     same = all(run.ids == runs[0].ids for run in runs)
-    checks = [
+    return [
         {
             "name": "repeats_agree",
             "verdict": "pass" if same else "fail",
@@ -202,17 +207,6 @@ def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
         },
         *merged([run.verdicts for run in runs]),
     ]
-    if not request.generate:
-        steps, every = len(runs[0].lengths) - 1, request.eos_check_every
-        checks.append(
-            {
-                "name": "host_syncs",
-                "verdict": "pass" if runs[0].host_syncs <= -(-steps // every) else "fail",
-                "expected": f"one read every {count_text(every, 'step')}",
-                "measured": f"{runs[0].host_syncs} in {steps} steps",
-            }
-        )
-    return checks
 
 
 def _interrupted(runs: Sequence[Run], request: Request, after: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import check_kernels, kernel_view
-from ocr_phases.measure.collectors.live_checks import ForwardHooks, input_verdicts
+from ocr_phases.measure.collectors.live_checks import ForwardHooks, input_verdicts, syncs_counted
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
 from ocr_phases.measure.collectors.probabilities import sureness_or_none
 from ocr_phases.measure.collectors.run import Run
@@ -208,6 +208,7 @@ class OCRSession:
             autocast=request.autocast,
         )
         runs: list[Run] = []
+        waits: tuple[int, int] | None = None
         after: dict[str, Any] = {}
         interrupt: KeyboardInterrupt | None = None
         self.last_run = None
@@ -224,6 +225,8 @@ class OCRSession:
                         run = self._run_once(request, setup, number, memory, notify)
                     if number >= 0:
                         runs.append(run)
+                    elif run.waits is not None:
+                        waits = run.waits, len(run.lengths) - 1
                     if progress is not None:
                         progress(number + warmup + 1, warmup + repeats)
                 self._measure_after(request, setup, runs[0], after)
@@ -237,7 +240,14 @@ class OCRSession:
         try:
             with uninterrupted():
                 record = self.last_run = make_record(
-                    self, request, runs, memory.source, setup.described(), conditions.described(), after
+                    self,
+                    request,
+                    runs,
+                    memory.source,
+                    setup.described(),
+                    conditions.described(),
+                    waits,
+                    after,
                 )
         except KeyboardInterrupt as signalled:
             interrupt = signalled
@@ -356,7 +366,9 @@ class OCRSession:
         self._check_length(packed, request)
         lengths: list[int] = []
         entries: list[int] = []
-        bytes_per_token = host_syncs = 0
+        bytes_per_token = 0
+        waits: list[str] = []
+        counted = number < 0 and torch.device(self.device).type == "cuda"  # takes time: in no timed run
         seen: dict[str, Any] = {}
         hooks = ForwardHooks(self.family)
         step = setup.step
@@ -393,10 +405,9 @@ class OCRSession:
                         eos_check_every=request.eos_check_every,
                         on_tokens=on_tokens,
                         step=step,
+                        around=syncs_counted(waits) if counted else nullcontext(),
                     )
-                # The prefill's own read, of the first token, is none of decode's.
-                ids, lengths, host_syncs = state.ids, state.lengths, state.reads - 1
-                entries = state.entries
+                ids, lengths, entries = state.ids, state.lengths, state.entries
                 seen = hooks.verdicts(packed, state)
         spans = timeline.rows(number)
         verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
@@ -411,7 +422,7 @@ class OCRSession:
             entries,
             self.family.window(self.model),
             bytes_per_token,
-            host_syncs,
+            len(waits) if counted else None,
             max_cache_len,
             verdicts,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,10 +58,7 @@ def one_shot(
         )
     if not hasattr(model, "generate"):
         raise OcrPhasesError(f"{type(model).__name__} has no generate() here: measure without generate=True.")
-    device = inputs.input_ids.device
-    own_seed = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with torch.no_grad(), family.silenced(), own_seed:
-        torch.manual_seed(request.seed)
+    with torch.no_grad(), family.silenced(), _seeded(request, inputs.input_ids.device):
         tokens = model.generate(
             **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
@@ -71,3 +69,15 @@ def one_shot(
             **request.infer.as_generate(),
         )
     return tokens[:, inputs.input_ids.shape[1] :].tolist()
+
+
+@contextlib.contextmanager
+def _seeded(request: Request, device: torch.device) -> Iterator[None]:
+    """torch's own generator of ``device``, which is what generate() samples with, at the request's seed."""
+    if not request.infer.do_sample:
+        yield
+        return
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if cuda else []):
+        (torch.cuda.manual_seed if cuda else torch.default_generator.manual_seed)(request.seed)
+        yield
