@@ -44,8 +44,8 @@ def uninterrupted() -> Iterator[None]:
 class Interrupts:
     """In a ``with`` block of the main thread, Ctrl-C and a notebook's Interrupt call ``handler``.
 
-    A kernel ignores Interrupt between two cells, and says so again at the end of each: `take` it back. While a
-    cell runs, it is the cell that is interrupted.
+    A kernel ignores Interrupt between two cells, and says so again at the end of each: `take` it back.
+    While a cell runs, it is the cell that is interrupted.
     """
 
     def __init__(self, handler: Callable[[], None]) -> None:

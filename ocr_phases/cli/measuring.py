@@ -53,13 +53,9 @@ def load_session(arguments: argparse.Namespace) -> OCRSession:
 def measure(arguments: argparse.Namespace, session: OCRSession | None = None, **changes: Any) -> PhaseRun:
     """Measure the page with the command's settings and ``changes``."""
     session = session or load_session(arguments)
-    settings = settings_of(arguments).of_run() | changes
-    return watched(
-        arguments,
-        partial(session.run_inference, arguments.page, **settings),
-        arguments.warmup,
-        arguments.max_new_tokens,
-    )
+    settings = settings_of(arguments)
+    run = partial(session.run_inference, arguments.page, **settings.of_run() | changes)
+    return watched(arguments, run, settings.warmup, settings.expected_tokens)
 
 
 def watched(

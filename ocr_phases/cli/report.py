@@ -66,7 +66,7 @@ def _write_reports(arguments: argparse.Namespace) -> None:
             name, number = split_page(page)
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
             parameters["truth"] = truths.get(page)
-        with handing(read), watching(arguments.warmup, arguments.max_new_tokens) as watch:
+        with handing(read), watching(asked.warmup, asked.expected_tokens) as watch:
             try:
                 written, record = page_report(folder, parameters, show_code=arguments.show_code, watch=watch)
             except Interrupted as stop:

@@ -57,7 +57,14 @@ from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, 
 from ocr_phases.measure.sweep import make_cells, one_sentence, run_sweep
 from ocr_phases.presets import GROUNDING_TAG
 from ocr_phases.record import PhaseRun
-from ocr_phases.settings import ModelSettings, RunSettings, keywords_of, resolve_infer
+from ocr_phases.settings import (
+    NEW_TOKENS,
+    ModelSettings,
+    RunSettings,
+    is_published,
+    keywords_of,
+    resolve_infer,
+)
 from ocr_phases.words import bytes_text, millions_text, stage_name
 
 if TYPE_CHECKING:
@@ -306,6 +313,13 @@ class OCRSession:
         every, ignore_eos, grounding = asked.eos_check_every, asked.ignore_eos, asked.grounding
         if grounding is None and facts.leads[1]:
             grounding = any(GROUNDING_TAG in text for text in prompts)
+        preset = self._choose_preset(asked.preset, rows)
+        limit = asked.max_new_tokens
+        if limit is None:
+            limit = NEW_TOKENS
+            if is_published(asked.infer):
+                packed, _ = self._pack(rows, preset["preset"], prompts, NoTimeline())
+                limit = self._published_limit(packed.prefill_len)
         resolved = {
             **vars(asked),
             "prompt": asked.prompt if isinstance(asked.prompt, str) else prompts[0],
@@ -314,9 +328,16 @@ class OCRSession:
             "grounding": grounding,
             "ignore_eos": self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
             "eos_check_every": eos_interval(asked.strategy) if every is None else every,
-            **self._choose_preset(asked.preset, rows),
+            **preset,
+            "max_new_tokens": limit,
         }
         return Request(pages=rows, prompts=prompts, **resolved)
+
+    def _published_limit(self, prompt_len: int) -> int:
+        """New tokens after which the published code ends, as far as the model's positions reach."""
+        facts = self.family.facts
+        limit = facts.published_limit - prompt_len * facts.limit_has_prompt
+        return max(1, min(limit, self._text_config.max_position_embeddings - prompt_len))
 
     def _set_up(self, request: Request) -> Setup:
         """What the request's strategies need, made before anything is measured."""

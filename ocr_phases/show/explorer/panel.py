@@ -223,7 +223,7 @@ class Explorer(widgets.VBox):
         """Measure, drawing what comes in between; raises what the measurement raises."""
         settings = asked.settings
         page = first_image(asked.page, asked.page_name)
-        self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup, page)
+        self.live.begin(settings.expected_tokens, settings.repeats, settings.warmup, page)
         future = asyncio.wrap_future(self._measurer.start(asked, self.live))
         with Interrupts(self._stop) as interrupts:
             try:
