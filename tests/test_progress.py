@@ -33,6 +33,16 @@ def test_without_a_terminal_each_finished_run_is_a_line(capsys):
     ]
 
 
+def test_a_slow_run_says_how_long_it_takes(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr("ocr_phases.report.progress.time.monotonic", lambda: float(next(clock)))
+    watch = Watch(0, 41)
+    watch.progress(0, 2)
+    for _ in range(5):
+        watch.on_tokens(0, [[1]])
+    assert capsys.readouterr().err == "Repeat 1 of 2: 4 of at most 41 tokens, 148 s left at most\n"
+
+
 def test_the_first_signal_waits_only_where_a_repeat_is_finished():
     before = signal.getsignal(signal.SIGINT)
     with watching(1, 8) as watch:

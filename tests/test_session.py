@@ -25,6 +25,7 @@ from ocr_phases.catalogue import FAMILIES
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.measure import session as session_module
 from ocr_phases.measure.collectors.live_checks import host_syncs_check, syncs_counted
+from ocr_phases.measure.models import native
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.recorder import TokenReader, _describe_row, token_texts
 from ocr_phases.measure.rerun import repeat_run
@@ -271,6 +272,18 @@ def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeyp
 
 def stop():
     raise Stopped
+
+
+def test_a_large_dummy_says_what_it_takes_before_it_is_made(monkeypatch, capsys):
+    before = torch.get_rng_state()
+    OCRSession.load(SMALL_DUMMY, device="cpu")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(native, "_LARGE", 0)
+    OCRSession.load(SMALL_DUMMY, device="cpu")
+    memory, time = capsys.readouterr().err.splitlines()
+    assert "parameters take" in memory
+    assert "s a token" in time
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_folder_called_tiny_is_a_folder(tmp_path):
