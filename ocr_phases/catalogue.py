@@ -30,7 +30,8 @@ class FamilyFacts:
     ``encoders`` are the stages that a view goes through before the projector. ``stands_for`` gives for a
     preset of another family the one here that does the same job, so that one name can be asked of them all.
     ``leads`` stand before a prompt of the user's own: the page's place, and the tag that asks for boxes,
-    empty where the model marks them by itself. ``published`` has the sampling values of the published code.
+    empty where the model marks them by itself. ``published`` has the sampling values of the published code,
+    which makes at most ``published_limit`` tokens, those of the prompt among them if ``limit_has_prompt``.
     ``page_mark`` stands in the output before each page, and says that a region's mark has its label and box
     in one (`ocr_phases.analyse.grounding`); ``result_name`` is the file of the text.
     ``multipage`` is the prompt that takes a whole list of pages as one, ``multipage_preset`` the preset
@@ -54,6 +55,8 @@ class FamilyFacts:
     stands_for: Mapping[str, str] = field(default_factory=dict)
     leads: tuple[str, str] = LEADS
     published: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _PUBLISHED)
+    published_limit: int = 8192
+    limit_has_prompt: bool = False
     page_mark: str | None = None
     result_name: str = "result.mmd"
     multipage: str | None = None
@@ -156,6 +159,8 @@ FAMILIES: dict[str, FamilyFacts] = {
                 "published": {"no_repeat_ngram_size": 35, "no_repeat_ngram_window": 128},
                 "published-eval": {},
             },
+            published_limit=32768,
+            limit_has_prompt=True,
             page_mark="<PAGE>",
             result_name="result.md",
             multipage="multipage",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class OcrPhasesError(Exception):
     """Bad input or an unusable environment; the command line prints it and exits with code 2."""
@@ -33,3 +35,24 @@ class Stopped(Exception):
 
     `run_inference` keeps the repeats that were finished, and passes it on where there is none.
     """
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupted `run_inference`; a cell shows one sentence.
+
+    ``run`` is the record of the finished repeats, as in ``session.last_run``, or None. ``number`` is the
+    signal's.
+    """
+
+    def __init__(self, run: Any, number: int) -> None:
+        super().__init__(number)
+        self.run = run
+        self.number = number
+
+    def __str__(self) -> str:
+        if self.run is None:
+            return "Interrupted before a repeat was finished: there is no record."
+        return f"Interrupted: session.last_run has the finished repeats ({len(self.run.repeats)})."
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]

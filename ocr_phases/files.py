@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.errors import CannotWrite, OcrPhasesError
+from ocr_phases.interrupts import uninterrupted
 
 try:
     import fcntl
@@ -451,17 +452,18 @@ def save_or_rescue(
 ) -> Path:
     """Call ``save(path)``; if that fails, save the result elsewhere and raise `CannotWrite`.
 
-    The message names the copy, which ``rescue(copy)`` writes, by default ``save``: a file below the temporary
-    folder, or else in the user's home folder.
+    A signal to stop waits until the result is saved. The message names the copy, which ``rescue(copy)``
+    writes, by default ``save``: a file below the temporary folder, or else in the user's home folder.
     """
-    try:
-        return save(path)
-    except CannotWrite as error:
-        rescue = rescue or save
-        copy = _saved_in(_rescue_folder, rescue) or _saved_in(Path.home, rescue)
-        if copy is None:
-            raise
-        raise CannotWrite(f"The record is saved as {copy}: {error}") from error
+    with uninterrupted():
+        try:
+            return save(path)
+        except CannotWrite as error:
+            rescue = rescue or save
+            copy = _saved_in(_rescue_folder, rescue) or _saved_in(Path.home, rescue)
+            if copy is None:
+                raise
+            raise CannotWrite(f"The record is saved as {copy}: {error}") from error
 
 
 def save_new(save: Callable[[str | Path], Path], path: str | Path) -> Path:

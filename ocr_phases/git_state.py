@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
 
 
+@functools.cache
 def git_state() -> str | None:
     """Commit of the source tree the package runs from, with ``-dirty`` behind it.
 
-    None when the package is installed, or git cannot say.
+    As it was when first asked for: it costs a process. None when the package is installed, or git cannot say.
     """
     if not (_ROOT / ".git").exists():
         return None

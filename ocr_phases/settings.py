@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeGuard, TypeVar, get_type_hints
 
 from ocr_phases.catalogue import PRESET_NAMES, check_preset, facts_of
 from ocr_phases.errors import OcrPhasesError
@@ -21,6 +21,9 @@ from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.words import nearest
 
 FIRST_TOKENS = ("prefill", "redecode")
+
+NEW_TOKENS = 512
+"""Most new tokens where nobody says."""
 
 LARGEST_NUMBER = 2**63 - 1
 """Largest whole number of a setting: what a seed may be, and what every reader of a record can hold."""
@@ -128,7 +131,7 @@ def resolve_infer(
         return infer, bool(autocast)
     if not isinstance(infer, str):
         return SamplingSettings.from_infer(infer), bool(autocast)
-    if "=" in infer:
+    if not is_published(infer):
         return SamplingSettings.from_infer(_infer_mapping(infer)), bool(autocast)
     facts = facts_of(family)
     if infer not in facts.published:
@@ -143,6 +146,11 @@ def resolve_infer(
     if values and several_pages:
         values.update(facts.multipage_infer)
     return SamplingSettings.from_infer(values), True
+
+
+def is_published(infer: object) -> TypeGuard[str]:
+    """Whether an ``infer`` names what a published ``infer()`` does, and gives no values."""
+    return isinstance(infer, str) and "=" not in infer
 
 
 def _infer_mapping(text: str) -> dict[str, Any]:
@@ -208,7 +216,11 @@ class RunSettings:
 
     prompt: str | Sequence[str] = _setting("markdown", f"{', '.join(PROMPTS)}:words, or your own text")
     preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)}; by default the model's own")
-    max_new_tokens: int = _setting(512, "most tokens to generate, including the prefill's", least=1)
+    max_new_tokens: int | None = _setting(
+        None,
+        "most tokens to generate, including the prefill's; by default 512, or the limit of a published infer",
+        least=1,
+    )
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
         "published, published-eval, or temperature, top_p, top_k, no_repeat_ngram_size, ..._window",
@@ -264,6 +276,13 @@ class RunSettings:
             raise OcrPhasesError(
                 f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}."
             )
+
+    @property
+    def expected_tokens(self) -> int:
+        """The most new tokens, as far as that is known without the model and the page."""
+        if self.max_new_tokens is not None:
+            return self.max_new_tokens
+        return facts_of(None).published_limit if is_published(self.infer) else NEW_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,9 +73,9 @@ def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_mode
 
 def test_a_tree_that_git_knows_nothing_of_has_no_state(tmp_path, monkeypatch):
     monkeypatch.setattr(git_state, "_ROOT", tmp_path)
-    assert git_state.git_state() is None
+    assert git_state.git_state.__wrapped__() is None
     (tmp_path / ".git").touch()  # and no repository
-    assert git_state.git_state() is None
+    assert git_state.git_state.__wrapped__() is None
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from golden_cases import golden_inputs
 
-from ocr_phases import OcrPhasesError, OCRSession, decode_step
+from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode_step
 from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.phases import generate
@@ -217,3 +217,34 @@ def test_dummy_is_made_on_the_device():
     session = OCRSession.load(SMALL_DUMMY, device="cuda")
     assert {parameter.device.type for parameter in session.model.parameters()} == {"cuda"}
     assert {parameter.dtype for parameter in session.model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("infer", [None, {"no_repeat_ngram_size": 2}, {"temperature": 1.4}])
+@pytest.mark.parametrize("pages", [1, 3])
+def test_a_run_waits_for_the_end_token_alone(infer, pages, cuda_session):
+    names = ["receipt.png", "slide.png", "invoice.png"][:pages]
+    for every, strategy in ((1, "eager"), (4, "eager"), (4, "cuda_graph")):
+        run = cuda_session.run_inference(
+            [PAGES / name for name in names],
+            infer=infer,
+            eos_check_every=every,
+            strategy=strategy,
+            max_new_tokens=300,
+            repeats=1,
+            kernels=pages == 1,
+        )
+        (check,) = (check for check in run.live_checks if check["name"] == "host_syncs")
+        assert check["verdict"] == "pass", check
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_second_gpu_is_timed_by_its_own_events():
+    session = OCRSession.load("tiny", device="cuda:1", dtype="float32")
+    timeline = Timeline(session.device)
+    state = session.run_prefill(session.prepare(PAGES / "receipt.png"), timeline)
+    session.run_decode_step(state, timeline)
+    table = timeline.table()
+    assert (table["device_ms"] > 0).all()
+    prefill = table[table["stage"] == "prefill"].iloc[0]
+    assert prefill["device_ms"] == pytest.approx(prefill["host_ms"], rel=0.2, abs=1)

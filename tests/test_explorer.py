@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import html
 import io
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -41,6 +44,7 @@ from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.assets import asset
 from ocr_phases.catalogue import FAMILIES
+from ocr_phases.interrupts import Interrupts
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
 from ocr_phases.settings import Settings
@@ -618,6 +622,73 @@ def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept
     assert len(quick.runs) == kept + 1
 
 
+@pytest.mark.parametrize("by", ["stop", "interrupt", "cancel"])
+def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, by: str):
+    layers = tiny_session.model.model.vision_tower.sam_encoder.layers
+    ran = []
+
+    async def measure():
+        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+
+        def stop(*_):
+            ran.append(1)
+            how = {
+                "stop": quick.stop_button.click,
+                "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
+                "cancel": lambda: loop.call_soon_threadsafe(task.cancel),
+            }[by]
+            how()
+            assert _until(quick.live._stop.is_set)
+
+        handle = layers[0].register_forward_hook(stop)
+        try:
+            await quick.measure()
+        finally:
+            handle.remove()
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(asyncio.CancelledError) if by == "cancel" else contextlib.nullcontext():
+        asyncio.run(measure())
+    assert ran == [1]
+    assert [job.state for job in quick.queue.jobs] == ["stopped"]
+    assert (quick.run_button.disabled, quick.stop_button.disabled) == (False, True)
+    assert not any(layer._forward_pre_hooks for layer in layers)
+    assert signal.getsignal(signal.SIGINT) == before
+    asyncio.run(quick.measure())  # which does not wait for the one before
+    assert len(quick.runs) == 1
+
+
+def _until(condition) -> bool:
+    for _ in range(1000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_kernel_that_ignores_interrupts_is_interrupted_all_the_same():
+    told = []
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with Interrupts(lambda: told.append(1)) as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # as at the end of a cell
+            interrupts.take()
+            signal.raise_signal(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a cell
+            interrupts.take()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            interrupts.take()
+        assert told == [1, 1]
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("stop", [False, True])
 def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     quick: Explorer, tiny_session, monkeypatch: pytest.MonkeyPatch, stop: bool
@@ -673,7 +744,7 @@ def test_pages_and_presets_run_one_after_another(quick: Explorer, tmp_path: Path
 def test_stop_ends_the_queue(quick: Explorer):
     quick.form.presets.value = ["small", "tiny"]
     quick.form.fields["preset"].value = "small"
-    quick.live.on_tokens = lambda *_: quick.stop_button.click() or quick.live._stop_if_asked()
+    quick.live.on_tokens = lambda *_: quick.stop_button.click() or quick.live.stop_if_asked()
     asyncio.run(quick.measure())
     assert [job.state for job in quick.queue.jobs] == ["stopped", "not run"]
     assert quick.runs == []

@@ -33,6 +33,16 @@ def test_without_a_terminal_each_finished_run_is_a_line(capsys):
     ]
 
 
+def test_a_slow_run_says_how_long_it_takes(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr("ocr_phases.report.progress.time.monotonic", lambda: float(next(clock)))
+    watch = Watch(0, 41)
+    watch.progress(0, 2)
+    for _ in range(5):
+        watch.on_tokens(0, [[1]])
+    assert capsys.readouterr().err == "Repeat 1 of 2: 4 of at most 41 tokens, 148 s left at most\n"
+
+
 def test_the_first_signal_waits_only_where_a_repeat_is_finished():
     before = signal.getsignal(signal.SIGINT)
     with watching(1, 8) as watch:
@@ -67,24 +77,50 @@ def test_a_notebook_tells_the_command_that_runs_it_and_is_stopped_by_it(capsys):
     assert capsys.readouterr().out == "1 of 3 runs done\n"
 
 
-@pytest.mark.parametrize("verb", ["profile", "verify"])
-def test_ctrl_c_keeps_the_finished_repeats(verb, tiny_session, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("verb", "name", "times"),
+    [
+        ("profile", "SIGINT", 1),
+        ("profile", "SIGHUP", 2),
+        ("verify", "SIGTERM", 2),
+        ("report", "SIGHUP", 1),
+        ("report", "SIGINT", 2),
+    ],
+)
+def test_signals_keep_the_finished_repeats(verb, name, times, tiny_session, tmp_path, monkeypatch, capsys):
+    number = signal.Signals[name]
+
     def on_tokens(watch: Watch, repeat: int, new: list[list[int]]) -> None:
         if repeat == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(times):
+                os.kill(os.getpid(), number)
         told(watch, repeat, new)
 
     told = Watch.on_tokens
     monkeypatch.setattr(Watch, "on_tokens", on_tokens)
     monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
     monkeypatch.chdir(tmp_path)
-    options = ["--max-new-tokens", "4", "--warmup", "0", "--repeats", "3", "--no-ceilings", "--json"]
-    assert main([verb, PAGE, *options]) == 130
+    monkeypatch.setattr("ocr_phases.measure.kept_session.kept_session", lambda **options: tiny_session)
+    options = ["--max-new-tokens", "4", "--warmup", "0", "--repeats", "3", "--no-ceilings"]
+    options += [] if verb == "report" else ["--json"]
+    assert main([verb, PAGE, *options]) == 128 + number
     said = capsys.readouterr()
-    result = json.loads(said.out)
-    assert (result["exit_code"], result["repeats"], result["record"]) == (130, 1, "run.json")
-    assert said.err.splitlines()[-1] == f"ocr-phases: {result['exit_reason']}"
-    assert PhaseRun.load("run.json").request["repeats"] == 1
+    if verb != "report":
+        result = json.loads(said.out)
+        assert (result["exit_code"], result["repeats"], result["record"]) == (128 + number, 1, "run.json")
+        assert said.err.splitlines()[-1] == f"ocr-phases: {result['exit_reason']}"
+    (record,) = tmp_path.rglob("run.json")
+    assert PhaseRun.load(record).request["repeats"] == 1
+
+
+@pytest.mark.parametrize("part", ["print", "parse"])
+def test_a_signal_while_a_command_starts_or_ends_is_no_traceback(part, monkeypatch):
+    def killed(*args, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    where = {"print": "ocr_phases.cli._outcome", "parse": "ocr_phases.cli._parser"}[part]
+    monkeypatch.setattr(where, killed)
+    assert main(["artifacts", "x.json"]) == 143
 
 
 def test_ctrl_c_ends_a_report_with_the_finished_repeats(tmp_path):

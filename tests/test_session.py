@@ -5,18 +5,27 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import signal
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from example_run import make_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.errors import Stopped
+from ocr_phases.assets import asset
+from ocr_phases.catalogue import FAMILIES
+from ocr_phases.errors import Interrupted, Stopped
+from ocr_phases.measure import session as session_module
+from ocr_phases.measure.collectors.live_checks import host_syncs_check, syncs_counted
+from ocr_phases.measure.models import native
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.recorder import TokenReader, _describe_row, token_texts
 from ocr_phases.measure.rerun import repeat_run
@@ -67,7 +76,8 @@ def test_the_record_holds_what_it_promises(run):
     assert run.cache["lengths"][0] == 129
     # Keys and values of 4 layers, 4 heads of 64, float32.
     assert run.cache["bytes_per_token"] == 2 * 4 * 4 * 64 * 4
-    assert {check["verdict"] for check in run.live_checks} == {"pass"}
+    other = {check["name"]: check["verdict"] for check in run.live_checks if check["verdict"] != "pass"}
+    assert other == {"host_syncs": "n/a"}  # of a CPU
     stages = run.spans.groupby("phase")["stage"].unique()
     assert set(stages["prepare"]) == {"prepare", "load_image", "tokenizer", "transfer"}
     assert set(stages["decode"]) == {"decode", "decode_step", "language_model", "lm_head", "sampling"}
@@ -85,11 +95,40 @@ def test_the_compression_ratio_is_the_vendors(tiny_session, run):
     assert run["compression_ratio"] == run["text_tokens"] / 100
 
 
-@pytest.mark.parametrize(("every", "host_syncs"), [(1, "23 in 23 steps"), (5, "5 in 23 steps")])
-def test_host_syncs_are_counted(every, host_syncs, tiny_session):
-    run = tiny_session.run_inference(RECEIPT, eos_check_every=every, **QUICK)
-    (check,) = (check for check in run.live_checks if check["name"] == "host_syncs")
-    assert check["measured"] == host_syncs
+@pytest.mark.parametrize(
+    ("waits", "seen", "device", "verdict", "measured"),
+    [
+        (None, None, "cpu", "n/a", "a CPU"),
+        (None, None, "cuda", "n/a", "warm-up"),
+        ((5, 23), None, "cuda", "pass", "5 in 23 steps"),
+        ((6, 23), None, "cuda", "note", "6 in 23 steps"),
+        ((5, 23), [1, 1, 0], "cuda", "note", "5 in 23 steps; the profiler saw 2 in 3 steps"),
+        (None, [0, 1, 0], "cuda", "pass", "saw 1 in 3"),
+    ],
+)
+def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict, measured, tiny_session):
+    view = None if seen is None else {"decode_steps": {"host_syncs": seen}}
+    check = host_syncs_check(waits, view, 5, device)
+    assert check["verdict"] == verdict
+    assert measured in check["measured"]
+
+
+def test_host_syncs_are_torchs_warnings(monkeypatch):
+    modes = ["error"]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    found = []
+    sync = "called a synchronizing CUDA operation (Triggered internally at x.cpp:1)"
+    with (
+        pytest.warns(UserWarning, match="something else") as others,
+        pytest.raises(ZeroDivisionError),
+        syncs_counted(found),
+    ):
+        for message in (sync, sync, "something else", sync):
+            warnings.warn(message, stacklevel=1)
+        raise ZeroDivisionError
+    assert (len(found), len(others)) == (3, 1)
+    assert modes == ["error", "warn", "error"]
 
 
 def test_gundam_times_both_views(tiny_session):
@@ -140,6 +179,118 @@ def test_a_stop_ends_at_the_next_token_and_keeps_finished_repeats(tiny_session):
     assert seen == [0] * 5
     # Nothing of the stopped run is left on the model.
     assert tiny_session.run_inference(RECEIPT, **options).result == run.result
+
+
+def interrupting(repeat, number=signal.SIGINT):
+    def on_tokens(now, new):
+        if now == repeat:
+            signal.raise_signal(number)
+
+    return on_tokens
+
+
+def test_an_interrupt_keeps_finished_repeats(tiny_session, monkeypatch):
+    options = {"max_new_tokens": 3, "repeats": 3, "warmup": 0, "preset": "tiny"}
+    with pytest.raises(Interrupted, match="no record"):
+        tiny_session.run_inference(RECEIPT, **options, on_tokens=interrupting(0))
+    assert tiny_session.last_run is None
+    with pytest.raises(Interrupted) as caught:
+        tiny_session.run_inference(RECEIPT, **options, on_tokens=interrupting(2))
+    run = tiny_session.last_run
+    assert run is caught.value.run
+    assert (run.repeats, run.request["repeats"]) == ([0, 1], 2)
+    (check,) = (check for check in run_checks(run) if check.name == "interrupted")
+    assert (check.verdict, check.measured[:6]) == ("note", "2 of 3")
+    assert caught.value._render_traceback_() == [str(caught.value)]
+
+
+@pytest.mark.parametrize(
+    "part", ["one_shot", "sureness_or_none", "kernel_view", "measure_ceilings", "make_record"]
+)
+def test_an_interrupt_after_the_repeats_keeps_them(part, tiny_session, monkeypatch):
+    honest = getattr(session_module, part)
+
+    def interrupted(*args, **options):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        return honest(*args, **options)
+
+    for name, value in {part: interrupted, "check_kernels": lambda *args, **options: None}.items():
+        monkeypatch.setattr(session_module, name, value)
+    monkeypatch.setattr(tiny_session, "_ceilings", {})
+    with pytest.raises(Interrupted):
+        tiny_session.run_inference(RECEIPT, verify=True, kernels=part == "kernel_view", **QUICK)
+    assert tiny_session.last_run.repeats == [0]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("device-side assert")]
+)
+def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch):
+    def failing(*args, **options):
+        raise error
+
+    for name in (
+        "ocr_phases.measure.session.one_shot",
+        "ocr_phases.measure.collectors.probabilities.token_probabilities",
+        "ocr_phases.measure.collectors.ceilings._copy",
+    ):
+        monkeypatch.setattr(name, failing)
+    monkeypatch.setattr(tiny_session, "_ceilings", {})
+    with pytest.warns(UserWarning, match="no token probabilities"):
+        run = tiny_session.run_inference(RECEIPT, verify=True, **QUICK)
+    assert run.probabilities is run.device["ceilings"] is None
+    assert [check["verdict"] for check in run.live_checks if check["name"] == "parity"] == ["n/a"]
+
+
+def test_generate_tells_of_its_tokens_and_leaves_the_callers_random_numbers(tiny_session):
+    seen = []
+    before = torch.get_rng_state()
+    run = tiny_session.run_inference(
+        RECEIPT,
+        generate=True,
+        infer={"temperature": 3.0},
+        on_tokens=lambda _, new: seen.extend(new[0]),
+        **QUICK,
+    )
+    assert seen == run.result["ids"]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("family", ["deepseek-ocr", "unlimited-ocr"])
+def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
+    requests = []
+    monkeypatch.setattr(tiny_session, "_set_up", lambda request: requests.append(request) or stop())
+    monkeypatch.setattr(tiny_session, "family", replace(tiny_session.family, facts=FAMILIES[family]))
+    monkeypatch.setattr(tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000)
+    limits = {"deepseek-ocr": 8192, "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0])}
+    for options in ({"infer": "published"}, {"infer": "published", "max_new_tokens": 7}, {}):
+        with pytest.raises(Stopped):
+            tiny_session.run_inference(RECEIPT, **options)
+    assert [request.max_new_tokens for request in requests] == [limits[family], 7, 512]
+
+
+def stop():
+    raise Stopped
+
+
+def test_a_large_dummy_says_what_it_takes_before_it_is_made(monkeypatch, capsys):
+    before = torch.get_rng_state()
+    OCRSession.load(SMALL_DUMMY, device="cpu")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(native, "_LARGE", 0)
+    OCRSession.load(SMALL_DUMMY, device="cpu")
+    memory, time = capsys.readouterr().err.splitlines()
+    assert "parameters take" in memory
+    assert "s a token" in time
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_folder_called_tiny_is_a_folder(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.symlink_to(asset("data", "tiny"))
+    checkpoint = OCRSession.load(str(folder), device="cpu").checkpoint
+    assert (checkpoint.source, checkpoint.default_preset) == (str(folder), None)
 
 
 def test_options_reach_the_run(tiny_session):
@@ -261,6 +412,12 @@ def test_token_texts_join_to_the_decoded_text(ids):
 def test_token_texts_of_real_text(text):
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert "".join(token_texts(TOKENIZER, ids)) == TOKENIZER.decode(ids)
+
+
+def test_a_replacement_character_of_the_text_is_not_held_back():
+    ids = TOKENIZER.encode("\ufffda", add_special_tokens=False)
+    assert len(ids) == 4  # a token a byte
+    assert token_texts(TOKENIZER, ids) == ["", "", "\ufffd", "a"]
 
 
 def test_ids_without_text_show_as_their_number():

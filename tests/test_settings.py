@@ -97,7 +97,9 @@ def test_the_notebooks_parameters_are_the_settings(name: str) -> None:
 def test_the_explorer_has_a_field_for_every_setting() -> None:
     form = Form(None, "tiny", lambda handler: handler, below=widgets.HTML())
     assert set(form.fields) | set(LEFT_OUT) == set(DEFAULTS)
-    assert form.asked().settings == Settings(repeats=LEAST_REPEATS)  # so many that Compare can judge
+    assert form.asked().settings == Settings(
+        repeats=LEAST_REPEATS, max_new_tokens=512
+    )  # so many that Compare can judge
 
 
 def test_the_record_keeps_every_setting_of_a_run(tiny_session) -> None:

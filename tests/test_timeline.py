@@ -138,3 +138,26 @@ def test_peak_memory_sees_a_large_block():
         grown.append(peaks["large"] - peaks["small"])
     assert max(grown) >= 0.9 * block.numel()
     assert memory.taken() == {}
+
+
+def test_a_second_gpu_is_timed_on_its_own_stream(monkeypatch):
+    asked = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            asked.append(stream)
+
+        def elapsed_time(self, other):
+            return 1.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    timeline = Timeline("cuda:1")
+    with timeline.span("sam"):
+        pass
+    timeline.rows()
+    assert asked == ["stream of cuda:1"] * 3 + [torch.device("cuda:1")]

@@ -15,6 +15,8 @@ import pytest
 import torch
 from conftest import GOLDEN, GOLDEN_UNLIMITED, PAGES, SMALL_UNLIMITED
 from example_run import report_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
 from test_deepseek_ocr_2 import in_vendors_order
@@ -22,6 +24,7 @@ from test_page import BOS, IMAGE_ID, PAD, pooled, stand_in
 from test_phases import captured
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
+from transformers.generation import NoRepeatNGramLogitsProcessor
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare, decode_step, prefill
 from ocr_phases.analyse.checks import run_checks
@@ -38,7 +41,7 @@ from ocr_phases.measure.models.families import native_config
 from ocr_phases.measure.models.native import dummy_config
 from ocr_phases.measure.models.unlimited_ocr import NATIVE, PUBLISHED
 from ocr_phases.measure.steps.phases import generate, prompt_loss
-from ocr_phases.measure.steps.sampling import Sampler, windowed_processors
+from ocr_phases.measure.steps.sampling import NoRepeatNGrams, Sampler, windowed_processors
 from ocr_phases.measure.steps.static_step import StaticStep, max_cache_len_for
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
@@ -272,12 +275,30 @@ def test_ngrams_are_banned_as_recorded(case):
     settings = SamplingSettings(
         no_repeat_ngram_size=case["ngram_size"], no_repeat_ngram_window=case["window"]
     )
-    (rule,) = windowed_processors(settings)
     scores = torch.tensor(GENERATION["ngram"]["scores_before"])
-    after = rule(torch.tensor(case["input_ids"]), scores.clone())
-    assert [row.isneginf().nonzero().flatten().tolist() for row in after] == case["banned"]
-    assert torch.equal(after[~after.isneginf()], scores[~after.isneginf()])
-    assert len(Sampler(settings).processors) == 1
+    for rules in (windowed_processors(settings), Sampler(settings).processors):
+        (rule,) = rules
+        after = rule(torch.tensor(case["input_ids"]), scores.clone())
+        assert [row.isneginf().nonzero().flatten().tolist() for row in after] == case["banned"]
+        assert torch.equal(after[~after.isneginf()], scores[~after.isneginf()])
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.data(), st.integers(1, 6), st.sampled_from([0, 1, 2, 3, 5, 8]), st.integers(1, 12), st.integers(1, 3)
+)
+def test_ngrams_that_come_one_by_one_are_banned_as_by_transformers(data, size, window, length, rows):
+    """Ids beyond the vocabulary, too: image tokens may be."""
+    vocab = data.draw(st.integers(2, 5))
+    token = st.integers(0, vocab + 1)
+    many = st.lists(token, min_size=length + 8, max_size=length + 8)
+    ids = torch.tensor(data.draw(st.lists(many, min_size=rows, max_size=rows)))
+    asked = SamplingSettings(no_repeat_ngram_size=size, no_repeat_ngram_window=window)
+    theirs = windowed_processors(asked)[0] if window else NoRepeatNGramLogitsProcessor(size)
+    ours = NoRepeatNGrams(size, window)
+    for end in range(length, length + 9):
+        scores = torch.randn(rows, vocab)
+        torch.testing.assert_close(ours(ids[:, :end], scores), theirs(ids[:, :end], scores), rtol=0, atol=0)
 
 
 def test_the_published_rule_is_the_familys():

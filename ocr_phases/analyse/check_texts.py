@@ -126,7 +126,7 @@ RULES: dict[str, CheckText] = {
         "Look for work between the stages: masks, copies, host syncs. On a busy machine, measure again.",
     ),
     "host_syncs": CheckText(
-        "one host sync per EOS check",
+        "one wait of the host a read of the end token",
         "Each further host sync delays the launches of the next step.",
         "Read tokens only at EOS checks; raise eos_check_every for fewer syncs.",
     ),
@@ -144,6 +144,15 @@ RULES: dict[str, CheckText] = {
         "the output does not end in a loop",
         "This model repeats itself endlessly on some pages. The decode time is then not that of the page.",
         "Set no_repeat_ngram_size (the published code uses 20 to 35), another preset, or a lower limit.",
+    ),
+}
+
+#: Of records that only a stopped measurement left.
+STOPPED: dict[str, CheckText] = {
+    "interrupted": CheckText(
+        "every repeat, and all that was asked for after them",
+        "Fewer repeats say less about the spread.",
+        "Measure again without stopping it.",
     ),
 }
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, CheckText
+from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, STOPPED, CheckText
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.noise import FINDINGS, is_noisy
@@ -92,7 +92,9 @@ def run_rules(run: PhaseRun) -> list[Check]:
     for name, kept in stored.items():
         if name not in RULES:
             found = (str(kept.get("verdict", "n/a")), str(kept.get("measured", "")))
-            checks.append(_check(name, NOT_IN_RECORD, found, str(kept.get("expected", ""))))
+            checks.append(
+                _check(name, STOPPED.get(name, NOT_IN_RECORD), found, str(kept.get("expected", "")))
+            )
     return checks
 
 

@@ -18,14 +18,14 @@ import os
 import re
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ocr_phases.cli import artifacts, batch, compare, profile, report, sweep, verify
 from ocr_phases.cli.options import Parser
 from ocr_phases.cli.results import as_json
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.interrupts import signals_to
 from ocr_phases.plain_text import plain_streams
 from ocr_phases.version import __version__
 
@@ -38,10 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)  # a process that ends need not look through all its objects for garbage
     os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
     words = sys.argv[1:] if argv is None else list(argv)
-    with plain_streams() as out, _signals_stop():
-        code = _run(words)
-        out.flush()
+    try:
+        with plain_streams() as out, signals_to(_stop):
+            code = _run(words)
+            out.flush()
+    except KeyboardInterrupt as stop:  # a second signal, or one before a verb runs
+        return 128 + (stop.args or (signal.SIGINT,))[0]
     return code or (_OUTPUT_FAILED if out.failed else 0)
+
+
+def _stop(number: int, _: object) -> None:
+    raise KeyboardInterrupt(number)
 
 
 def _run(words: list[str]) -> int:
@@ -80,25 +87,6 @@ def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]
     if reason:
         print(f"ocr-phases: {reason}", file=sys.stderr)
     return code, reason
-
-
-@contextlib.contextmanager
-def _signals_stop() -> Iterator[None]:
-    """SIGTERM and SIGHUP stop a verb as Ctrl-C does; one that is ignored (nohup) or handled stays so."""
-
-    def stop(number: int, _: object) -> None:
-        raise KeyboardInterrupt(number)
-
-    found = [number for number in signal.Signals if number.name in ("SIGTERM", "SIGHUP")]
-    main_thread = threading.current_thread() is threading.main_thread()
-    taken = [number for number in found if main_thread and signal.getsignal(number) == signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _with_options(message: str, arguments: argparse.Namespace) -> str:

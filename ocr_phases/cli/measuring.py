@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.options import refuse, settings_of
+from ocr_phases.errors import Interrupted, OcrPhasesError
 from ocr_phases.garbage import seldom_collected
 from ocr_phases.settings import ModelSettings
 
@@ -61,19 +61,26 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
 def measure(arguments: argparse.Namespace, session: OCRSession | None = None, **changes: Any) -> PhaseRun:
     """Measure the page with the command's settings and ``changes``."""
     session = session or load_session(arguments)
-    settings = settings_of(arguments).of_run() | changes
-    with watched(arguments, arguments.warmup, arguments.max_new_tokens) as callbacks:
-        return session.run_inference(arguments.page, **settings, **callbacks)
+    settings = settings_of(arguments)
+    run = partial(session.run_inference, arguments.page, **settings.of_run() | changes)
+    return watched(arguments, run, settings.warmup, settings.expected_tokens)
 
 
-@contextlib.contextmanager
-def watched(arguments: argparse.Namespace, warmup: int, tokens_a_run: int) -> Iterator[dict[str, Any]]:
-    """The callbacks of a measurement that is shown and can be stopped."""
+def watched(
+    arguments: argparse.Namespace, measure: Callable[..., PhaseRun], warmup: int, tokens_a_run: int
+) -> PhaseRun:
+    """What ``measure`` gives, shown while it runs; where it is stopped, of the finished repeats."""
     from ocr_phases.report.progress import watching
 
     with watching(warmup, tokens_a_run) as watch:
-        yield {"progress": watch.progress, "on_tokens": watch.on_tokens}
+        try:
+            run = measure(progress=watch.progress, on_tokens=watch.on_tokens)
+        except Interrupted as stop:
+            if stop.run is None:
+                raise
+            run, watch.asked = stop.run, stop.number
     arguments.stopped = watch.asked
+    return run
 
 
 def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:

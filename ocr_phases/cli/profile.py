@@ -79,8 +79,8 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
         options["model"] = arguments.model
     if options["kernels"]:
         options["kernel_steps"] = arguments.kernel_steps
-    with measuring.watched(arguments, then.request["warmup"], then.request["max_new_tokens"]) as callbacks:
-        return repeat_run(then, page=arguments.page, **options, **callbacks)
+    repeat = partial(repeat_run, then, page=arguments.page, **options)
+    return measuring.watched(arguments, repeat, then.request["warmup"], then.request["max_new_tokens"])
 
 
 def _print_kernels(run: PhaseRun) -> None:

@@ -22,8 +22,8 @@ from ocr_phases.cli.options import (
     shows_saved,
 )
 from ocr_phases.cli.results import run_result
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import NOTHING, REPORT_FOLDER, split_page
+from ocr_phases.errors import Interrupted, OcrPhasesError
+from ocr_phases.files import NOTHING, REPORT_FOLDER, save_or_rescue, split_page
 from ocr_phases.garbage import seldom_collected
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.files import check_names, folder_for
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import RESULTS
+    from ocr_phases.report.artifacts import RECORD_NAME, RESULTS
     from ocr_phases.report.handed import handing
     from ocr_phases.report.progress import watching
     from ocr_phases.report.render import page_report
@@ -74,9 +74,14 @@ def _write_reports(arguments: argparse.Namespace) -> None:
             name, number = split_page(page)
             parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
             parameters["truth"] = truths.get(page)
-        with handing(read), watching(arguments.warmup, arguments.max_new_tokens) as watch:
+        with handing(read), watching(asked.warmup, asked.expected_tokens) as watch:
             options = {"show_code": arguments.show_code, "watch": watch, "overwrite": overwrite}
-            written, record = page_report(folder, parameters, **options)
+            try:
+                written, record = page_report(folder, parameters, **options)
+            except Interrupted as stop:
+                if stop.run is not None:
+                    print(f"Wrote {save_or_rescue(stop.run.save, folder / RECORD_NAME)}")
+                raise
         files = {"record": str(folder / "run.json"), "report": str(written["report.html"])}
         told = run_result(record) | files
         arguments.result["reports"].append(told)

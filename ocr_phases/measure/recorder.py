@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases import record
-from ocr_phases.analyse.check_texts import RULES
+from ocr_phases.analyse.check_texts import RULES, STOPPED
 from ocr_phases.measure.collectors import environment
-from ocr_phases.measure.collectors.live_checks import merged
+from ocr_phases.measure.collectors.live_checks import host_syncs_check, merged
 from ocr_phases.measure.collectors.probabilities import Sureness
 from ocr_phases.measure.collectors.run import Run
 from ocr_phases.measure.inputs.packing import valid_image_tokens
@@ -21,33 +21,50 @@ from ocr_phases.words import count_text
 if TYPE_CHECKING:
     from ocr_phases.measure.models.checkpoint import LoadedModel
 
+_REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
+
+#: Settings of what is measured after the repeats.
+_AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
+
 
 def make_record(
     session: LoadedModel,
     request: Request,
     runs: Sequence[Run],
     memory_source: str | None,
-    parity: dict[str, Any] | None = None,
-    setup: dict[str, Any] | None = None,
-    kernels: dict[str, Any] | None = None,
-    sureness: Sequence[Sureness] | None = None,
+    setup: dict[str, Any],
+    conditions: dict[str, Any],
+    waits: tuple[int, int] | None,
+    after: dict[str, Any],
 ) -> PhaseRun:
-    """One record of all measured ``runs`` of a request; ``parity`` is that check, where it was asked for.
+    """One record of all measured ``runs`` of a request, which may be fewer than it asks for.
 
     ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`);
-    ``kernels`` is the kernel view and ``sureness`` that of each row's tokens, where those were asked for.
+    ``waits`` are the host's in the steps of a warm-up run, and these steps, where they were counted.
+    ``after`` has what was measured after the runs, as far as it came, by its setting: the ``parity`` check
+    under ``verify``.
     """
     first = runs[0]
+    sureness: Sequence[Sureness] | None = after.get("token_probabilities")
+    checks = [*_checks(runs), after.get("verify"), _interrupted(runs, request, after)]
+    if not request.generate:
+        syncs = host_syncs_check(waits, after.get("kernels"), request.eos_check_every, session.device)
+        checks.insert(-2, syncs)
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
     return PhaseRun(
         created=environment.now(),
         versions=environment.versions(),
-        device=environment.describe_device(session.device),
-        model={**_describe_model(session, request), **(setup or {})},
+        device={
+            **environment.describe_device(session.device),
+            "conditions": conditions,
+            "ceilings": after.get("ceilings"),
+        },
+        model={**_describe_model(session, request), **setup},
         pages=_describe_pages(request, first),
         request={
             **request.described(),
+            "repeats": len(runs),
             "prefill_len": first.packed.prefill_len,
             "batch": first.packed.batch_size,
         },
@@ -70,8 +87,8 @@ def make_record(
             if first.max_cache_len is None
             else first.max_cache_len * first.bytes_per_token,
         },
-        live_checks=[*_checks(runs, request), *([parity] if parity else [])],
-        kernels=kernels,
+        live_checks=[check for check in checks if check is not None],
+        kernels=after.get("kernels"),
         probabilities=None if sureness is None else [row._asdict() for row in sureness],
     )
 
@@ -104,10 +121,14 @@ class TokenReader:
         if not known:
             self._before, self._waiting = [], []
             return f"{now[len(before) :]}<{token}>"
-        if now.endswith("\ufffd") and not last:
+        if now.endswith("\ufffd") and not last and not self._whole():
             return ""
         self._before, self._waiting = self._waiting, []
         return now[len(before) :]
+
+    def _whole(self) -> bool:
+        """Whether the U+FFFD at the end is the text's own, not what an incomplete character decodes to."""
+        return "".join(self._tokenizer.convert_ids_to_tokens(self._waiting)).endswith(_REPLACEMENT)
 
 
 def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
@@ -174,10 +195,10 @@ def _describe_model(session: LoadedModel, request: Request) -> dict[str, Any]:
     }
 
 
-def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
+def _checks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """What the repeats agree on, and what was seen of the live model."""
     same = all(run.ids == runs[0].ids for run in runs)
-    checks = [
+    return [
         {
             "name": "repeats_agree",
             "verdict": "pass" if same else "fail",
@@ -186,14 +207,17 @@ def _checks(runs: Sequence[Run], request: Request) -> list[dict[str, Any]]:
         },
         *merged([run.verdicts for run in runs]),
     ]
-    if not request.generate:
-        steps, every = len(runs[0].lengths) - 1, request.eos_check_every
-        checks.append(
-            {
-                "name": "host_syncs",
-                "verdict": "pass" if runs[0].host_syncs <= -(-steps // every) else "fail",
-                "expected": f"one read every {count_text(every, 'step')}",
-                "measured": f"{runs[0].host_syncs} in {steps} steps",
-            }
-        )
-    return checks
+
+
+def _interrupted(runs: Sequence[Run], request: Request, after: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A note on what is missing where the measurement was stopped."""
+    missing = [name for name in _AFTERWARDS if getattr(request, name) and name not in after]
+    if len(runs) == request.repeats and not missing:
+        return None
+    measured = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
+    return {
+        "name": "interrupted",
+        "verdict": "note",
+        "expected": STOPPED["interrupted"].expected,
+        "measured": f"{measured}, without {', '.join(missing)}" if missing else measured,
+    }

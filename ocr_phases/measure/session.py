@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.errors import OcrPhasesError, Stopped
+from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.garbage import seldom_collected
+from ocr_phases.interrupts import uninterrupted
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.measure.collectors.conditions import Conditions
 from ocr_phases.measure.collectors.kernel_profile import check_kernels, kernel_view
-from ocr_phases.measure.collectors.live_checks import ForwardHooks, input_verdicts
+from ocr_phases.measure.collectors.live_checks import ForwardHooks, input_verdicts, syncs_counted
 from ocr_phases.measure.collectors.parity import parity_check, parity_result
 from ocr_phases.measure.collectors.probabilities import sureness_or_none
 from ocr_phases.measure.collectors.run import Run
@@ -53,10 +54,17 @@ from ocr_phases.measure.steps.execution import (
 from ocr_phases.measure.steps.one_shot import one_shot
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
-from ocr_phases.measure.sweep import make_cells, run_sweep
+from ocr_phases.measure.sweep import make_cells, one_sentence, run_sweep
 from ocr_phases.presets import GROUNDING_TAG
 from ocr_phases.record import PhaseRun
-from ocr_phases.settings import ModelSettings, RunSettings, keywords_of, resolve_infer
+from ocr_phases.settings import (
+    NEW_TOKENS,
+    ModelSettings,
+    RunSettings,
+    is_published,
+    keywords_of,
+    resolve_infer,
+)
 from ocr_phases.words import bytes_text, millions_text, stage_name
 
 if TYPE_CHECKING:
@@ -78,6 +86,8 @@ class OCRSession:
         self.dtype = dtype
         self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
         self.prepared = PreparedStrategies(self.model)
+        #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
+        self.last_run: PhaseRun | None = None
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -188,19 +198,23 @@ class OCRSession:
         warm-up), ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
         each. Either may raise `Stopped`: the record is then of the repeats finished by then.
 
-        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, and
-        `Stopped` where that came before the end of the first repeat.
+        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, `Stopped`
+        where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
+        KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
         asked = RunSettings(prompt=prompt, **settings)
         request = self._request(page, asked)
-        generate, warmup, repeats = request.generate, request.warmup, request.repeats
+        warmup, repeats = request.warmup, request.repeats
         runs: list[Run] = []
-        parity = view = sureness = None
+        waits: tuple[int, int] | None = None
+        after: dict[str, Any] = {}
+        interrupt: KeyboardInterrupt | None = None
+        self.last_run = None
         explained = memory_errors_explained(self.device, request, self.family.facts)
         with current_device(self.device), explained:
-            setup = self._set_up(request)
-            memory, conditions = PeakMemory(self.device), Conditions(self.device)
             try:
+                setup = self._set_up(request)
+                memory, conditions = PeakMemory(self.device), Conditions(self.device)
                 if progress is not None:
                     progress(0, warmup + repeats)
                 for number in range(-warmup, repeats):
@@ -209,31 +223,34 @@ class OCRSession:
                         run = self._run_once(request, setup, number, memory, notify)
                     if number >= 0:
                         runs.append(run)
+                    elif run.waits is not None:
+                        waits = run.waits, len(run.lengths) - 1
                     if progress is not None:
                         progress(number + warmup + 1, warmup + repeats)
-                if request.verify and not generate:
-                    parity = self._compare_with_generate(request, runs[0].ids)
-                if request.token_probabilities:
-                    ids = rows_until_end(self, request, runs[0])
-                    with self._execution(request.autocast):
-                        sureness = sureness_or_none(self, runs[0].packed, ids)
-                if request.kernels:
-                    once = partial(
-                        self._run_once,
-                        setup=setup,
-                        number=0,
-                        memory=PeakMemory(self.device),
-                        on_tokens=None,
-                    )
-                    view = kernel_view(once, request, self.device)
+                self._measure_after(request, setup, runs[0], after)
             except Stopped:
                 if not runs:
                     raise
-                request = replace(request, repeats=len(runs))
-        record = make_record(self, request, runs, memory.source, parity, setup.described(), view, sureness)
-        record.device["conditions"] = conditions.described()
-        if request.ceilings:
-            record.device["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
+            except KeyboardInterrupt as signalled:
+                interrupt = signalled
+                if not runs:
+                    raise _interrupted(None, interrupt) from None
+        try:
+            with uninterrupted():
+                record = self.last_run = make_record(
+                    self,
+                    request,
+                    runs,
+                    memory.source,
+                    setup.described(),
+                    conditions.described(),
+                    waits,
+                    after,
+                )
+        except KeyboardInterrupt as signalled:
+            interrupt = signalled
+        if interrupt is not None:
+            raise _interrupted(self.last_run, interrupt) from None
         return record
 
     @keywords_of(RunSettings)
@@ -242,6 +259,22 @@ class OCRSession:
         request = self._request(page, RunSettings(**settings))
         packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
         self._check_length(packed, request)
+
+    def _measure_after(self, request: Request, setup: Setup, run: Run, after: dict[str, Any]) -> None:
+        """What runs after everything timed goes into ``after``, by its setting: an interrupt keeps that."""
+        if request.verify:
+            after["verify"] = None if request.generate else self._compare_with_generate(request, run.ids)
+        if request.token_probabilities:
+            ids = rows_until_end(self, request, run)
+            with self._execution(request.autocast):
+                after["token_probabilities"] = sureness_or_none(self, run.packed, ids)
+        if request.kernels:
+            once = partial(
+                self._run_once, setup=setup, number=0, memory=PeakMemory(self.device), on_tokens=None
+            )
+            after["kernels"] = kernel_view(once, request, self.device)
+        if request.ceilings:
+            after["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
 
     def sweep(
         self,
@@ -278,6 +311,13 @@ class OCRSession:
         every, ignore_eos, grounding = asked.eos_check_every, asked.ignore_eos, asked.grounding
         if grounding is None and facts.leads[1]:
             grounding = any(GROUNDING_TAG in text for text in prompts)
+        preset = self._choose_preset(asked.preset, rows)
+        limit = asked.max_new_tokens
+        if limit is None:
+            limit = NEW_TOKENS
+            if is_published(asked.infer):
+                packed, _ = self._pack(rows, preset["preset"], prompts, NoTimeline())
+                limit = self._published_limit(packed.prefill_len)
         resolved = {
             **vars(asked),
             "prompt": asked.prompt if isinstance(asked.prompt, str) else prompts[0],
@@ -286,7 +326,8 @@ class OCRSession:
             "grounding": grounding,
             "ignore_eos": self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
             "eos_check_every": eos_interval(asked.strategy) if every is None else every,
-            **self._choose_preset(asked.preset, rows),
+            **preset,
+            "max_new_tokens": limit,
         }
         request = Request(pages=rows, prompts=prompts, **resolved)
         if request.kernels:
@@ -299,6 +340,12 @@ class OCRSession:
             autocast=request.autocast,
         )
         return request
+
+    def _published_limit(self, prompt_len: int) -> int:
+        """New tokens after which the published code ends, as far as the model's positions reach."""
+        facts = self.family.facts
+        limit = facts.published_limit - prompt_len * facts.limit_has_prompt
+        return max(1, min(limit, self._text_config.max_position_embeddings - prompt_len))
 
     def _set_up(self, request: Request) -> Setup:
         """What the request's strategies need, made before anything is measured."""
@@ -322,14 +369,14 @@ class OCRSession:
 
     def _compare_with_generate(self, request: Request, ids: list[list[int]]) -> dict[str, Any]:
         """The ``parity`` check: the same request through ``model.generate()``, after everything measured."""
-        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
-        inputs = packed.to(self.device, self.dtype)
-        with self._execution(request.autocast):
-            try:
-                theirs = one_shot(self, inputs, request)
-            except OcrPhasesError as error:  # a class without generate(); what was measured stands
-                return parity_result("n/a", "the tokens of generate()", str(error))
-            return parity_check(self, request, inputs, ids, theirs)
+        try:
+            packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
+            inputs = packed.to(self.device, self.dtype)
+            with self._execution(request.autocast):
+                return parity_check(self, request, inputs, ids, one_shot(self, inputs, request))
+        # A class without generate(), or out of memory: what was measured stands.
+        except (OcrPhasesError, RuntimeError, MemoryError) as error:
+            return parity_result("n/a", "the tokens of generate()", one_sentence(error))
 
     def _run_once(
         self,
@@ -348,14 +395,16 @@ class OCRSession:
         self._check_length(packed, request)
         lengths: list[int] = []
         entries: list[int] = []
-        bytes_per_token = host_syncs = 0
+        bytes_per_token = 0
+        waits: list[str] = []
+        counted = number < 0 and torch.device(self.device).type == "cuda"  # takes time: in no timed run
         seen: dict[str, Any] = {}
         hooks = ForwardHooks(self.family)
         step = setup.step
         with self._execution(request.autocast), setup.vision_execution():
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
-                    ids = one_shot(self, inputs, request)
+                    ids = one_shot(self, inputs, request, on_tokens)
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
                 with memory.of("prefill"), hooks.watching(self.model, "prefill"):
@@ -385,10 +434,9 @@ class OCRSession:
                         eos_check_every=request.eos_check_every,
                         on_tokens=on_tokens,
                         step=step,
+                        around=syncs_counted(waits) if counted else nullcontext(),
                     )
-                # The prefill's own read, of the first token, is none of decode's.
-                ids, lengths, host_syncs = state.ids, state.lengths, state.reads - 1
-                entries = state.entries
+                ids, lengths, entries = state.ids, state.lengths, state.entries
                 seen = hooks.verdicts(packed, state)
         spans = timeline.rows(number)
         verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
@@ -403,7 +451,7 @@ class OCRSession:
             entries,
             self.family.window(self.model),
             bytes_per_token,
-            host_syncs,
+            len(waits) if counted else None,
             max_cache_len,
             verdicts,
         )
@@ -469,6 +517,10 @@ class OCRSession:
 
     def _check_length(self, packed: PageInputs, request: Request) -> None:
         check_length(packed.prefill_len, request, self._text_config.max_position_embeddings)
+
+
+def _interrupted(run: PhaseRun | None, interrupt: KeyboardInterrupt) -> Interrupted:
+    return Interrupted(run, *(interrupt.args or (signal.SIGINT,)))
 
 
 #: The session's first name, of when it knew one family.

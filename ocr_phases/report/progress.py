@@ -6,17 +6,17 @@ A notebook that a command runs finds the command's `Watch` by `notebook_callback
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from ocr_phases.errors import Stopped
+from ocr_phases.interrupts import signals_to
 
 Callbacks = dict[str, Callable[..., None]]
+_SILENT_S = 10.0
 _CALLBACKS: ContextVar[Callbacks | None] = ContextVar("callbacks", default=None)
 
 
@@ -31,7 +31,9 @@ class Watch:
         self.warmup, self.tokens_a_run = warmup, tokens_a_run
         self.done = self.tokens = 0
         self.asked = 0
-        self.began = time.monotonic()
+        self.began = self.told = time.monotonic()
+        self.first: float | None = None  # when the first token of the run came
+        self.total = 0
         self.bar: Any = None
 
     def progress(self, done: int, total: int) -> None:
@@ -44,6 +46,8 @@ class Watch:
         self.tokens += len(new[0])
         if self.bar is not None:
             self.bar.update(len(new[0]))
+            if self.bar.disable:
+                self._tell_the_rest()
         self._stop_if_asked()
 
     def show(self, done: int, total: int, tokens: int) -> None:
@@ -54,13 +58,28 @@ class Watch:
             self.bar = tqdm(total=total * self.tokens_a_run, unit="token", disable=None, leave=False)
         finished = self._name(done, total) if done > self.done else None
         # Before it is said: who reads the line may press Ctrl-C at once.
-        self.done, self.tokens = done, tokens
+        self.done, self.total, self.tokens, self.first = done, total, tokens, None
         if finished is not None:
             took, self.began = time.monotonic() - self.began, time.monotonic()
             if self.bar.disable:
                 print(f"{finished} done in {took:.1f} s", file=sys.stderr, flush=True)
         self.bar.n = done * self.tokens_a_run + tokens
         self.bar.set_postfix_str(f"{done} of {total} runs done")
+
+    def _tell_the_rest(self) -> None:
+        """A line now and then in a slow run, where no bar tells."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first, self.told = now, now
+        elif now - self.told > _SILENT_S:
+            self.told = now
+            left = (now - self.first) / (self.tokens - 1) * (self.tokens_a_run - self.tokens)
+            run = self._name(self.done + 1, self.total)
+            print(
+                f"{run}: {self.tokens} of at most {self.tokens_a_run} tokens, {left:,.0f} s left at most",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _name(self, done: int, total: int) -> str:
         if done <= self.warmup:
@@ -85,19 +104,13 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
-    """A `Watch` that Ctrl-C and SIGTERM ask to stop, for the length of a ``with`` block."""
+    """A `Watch` that Ctrl-C, SIGTERM and SIGHUP ask to stop, for the length of a ``with`` block."""
     watch = Watch(warmup, tokens_a_run)
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # nohup, or not Python's
-                before[number] = signal.signal(number, watch.ask)
-    try:
-        yield watch
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        watch.close()
+    with signals_to(watch.ask):
+        try:
+            yield watch
+        finally:
+            watch.close()
 
 
 @contextlib.contextmanager

@@ -60,8 +60,9 @@ def kernel_view(run_once: Callable[[Request], Run], request: Request, device: st
         if request.kernel_trace is not None:
             text = json.dumps({**TRACE_OWNER, **chrome})
             write_given(request.kernel_trace, gzip.compress(text.encode(), compresslevel=6))
-    except (OcrPhasesError, RuntimeError) as error:  # RuntimeError: the profiler's, or out of memory
-        return {**tool, "error": str(error).splitlines()[0]}
+    # RuntimeError: the profiler's, or out of memory; MemoryError: a trace that the host cannot hold
+    except (OcrPhasesError, RuntimeError, MemoryError) as error:
+        return {**tool, "error": next(iter(str(error).splitlines()), type(error).__name__)}
     return {**tool, **tables}
 
 

@@ -7,8 +7,9 @@ arrived there, whoever changed it on the way. Looking costs a few microseconds o
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from ocr_phases.words import count_text
 if TYPE_CHECKING:
     from ocr_phases.measure.models.checkpoint import LoadedModel
     from ocr_phases.measure.steps.phases import DecodeState
+
+_SYNC = "called a synchronizing CUDA operation"  # torch's words
 
 Verdict = tuple[str, str]  # verdict and what was measured
 
@@ -106,6 +109,54 @@ def input_verdicts(session: LoadedModel, packed: PageInputs, *, autocast: bool) 
         "image_mask": _image_mask(packed, session.checkpoint.image_token_id),
         "prompt_tokens": _prompt_tokens(packed, session.tokenizer),
         "norm_layers": _norm_layers(session.model, session.dtype, autocast),
+    }
+
+
+@contextlib.contextmanager
+def syncs_counted(found: list[str]) -> Iterator[None]:
+    """The host's waits for a CUDA device in a ``with`` block go into ``found``; other warnings are shown.
+
+    As far as torch's sync debug mode tells: it does not see a ``synchronize()``. Its warnings take time.
+    """
+
+    def show(message: Warning | str, *rest: Any, **named: Any) -> None:
+        found.append(str(message)) if _SYNC in str(message) else shown(message, *rest, **named)
+
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")  # that it misses some
+        warnings.filterwarnings("always", message=_SYNC)
+        shown, warnings.showwarning = warnings.showwarning, show
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+def host_syncs_check(
+    waits: tuple[int, int] | None, view: Mapping[str, Any] | None, every: int, device: str
+) -> dict[str, str]:
+    """The ``host_syncs`` check: waits of the host in decode against the reads of the end token.
+
+    ``waits`` are those of the warm-up run and its steps; the profiler, whose kernel ``view`` there may be,
+    sees also what torch's debug mode misses.
+    """
+    seen = [] if waits is None else [("", *waits)]
+    if view is not None and "error" not in view:
+        counts = view["decode_steps"]["host_syncs"]
+        seen.append(("the profiler saw ", sum(counts), len(counts)))
+    good = all(syncs <= -(-steps // every) for _, syncs, steps in seen)
+    measured = "; ".join(f"{who}{syncs} in {count_text(steps, 'step')}" for who, syncs, steps in seen)
+    if not seen:
+        measured = "a CPU has no device to wait for"
+        if torch.device(device).type == "cuda":
+            measured = "counted in a warm-up run, and there was none"
+    return {
+        "name": "host_syncs",
+        "verdict": "n/a" if not seen else "pass" if good else "note",
+        "expected": f"one wait every {count_text(every, 'step')}, for the end token",
+        "measured": measured,
     }
 
 

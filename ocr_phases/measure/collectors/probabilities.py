@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ocr_phases.errors import Stopped
 from ocr_phases.measure.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.models.family import Family
@@ -65,6 +66,8 @@ def sureness_or_none(
     """`token_probabilities`; None, with a warning, where the forward fails: what was measured stands."""
     try:
         return token_probabilities(session.model, packed.to(session.device, session.dtype), ids)
+    except Stopped:
+        raise
     except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         warnings.warn(f"The record has no token probabilities ({reason}).", stacklevel=3)

@@ -23,6 +23,6 @@ class Run:
     entries: list[int]
     window: int | None
     bytes_per_token: int
-    host_syncs: int  # device-to-host reads in decode
+    waits: int | None  # of the host in decode; counted in a warm-up run on CUDA only
     max_cache_len: int | None  # entries a static cache has room for
     verdicts: dict[str, Verdict]  # of the checks that need the live model

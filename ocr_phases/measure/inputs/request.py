@@ -31,6 +31,7 @@ class Request(RunSettings):
     prompts: list[str]
     preset: str
     preset_choice: str
+    max_new_tokens: int
     infer: SamplingSettings
     grounding: bool | None
     ignore_eos: bool

@@ -7,9 +7,12 @@ weights as safetensors, and the tokenizer from ``tokenizer.json``.
 from __future__ import annotations
 
 import copy
+import os
 import re
+import sys
 from functools import reduce
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.models.checkpoint import Checkpoint, image_token, load_tokenizer
 from ocr_phases.measure.models.families import NATIVES, native_config
+from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.models.folders import (
     check_loaded,
     download,
@@ -31,9 +35,11 @@ from ocr_phases.measure.models.folders import (
     read_config,
     transformers_version,
 )
-from ocr_phases.words import nearest
+from ocr_phases.words import bytes_text, count_text, millions_text, nearest
 
 NATIVE_NEEDS = (5, 20)
+_LARGE = 300_000_000  # parameters, from which a CPU takes seconds a page
+_PROMPT = 300  # tokens, about those of a page at the preset base
 
 
 def load_native(
@@ -45,7 +51,8 @@ def load_native(
     """
     _require_transformers()
     if not local_only and name == "tiny":
-        return _load_folder(asset("data", "tiny"), "tiny", device, dtype, default_preset="small")
+        tiny = asset("data", "tiny")
+        return _load_folder(tiny, "tiny", device, dtype, source="built-in", default_preset="small")
     if not local_only and name.split(":")[0] == "dummy":
         return _make_dummy(name, device, dtype)
     folder = local_folder(name, local_only=local_only)
@@ -71,6 +78,7 @@ def _load_folder(
     device: str,
     dtype: torch.dtype,
     *,
+    source: str | None = None,
     revision: str | None = None,
     default_preset: str | None = None,
 ) -> Checkpoint:
@@ -100,7 +108,7 @@ def _load_folder(
         model=model,
         tokenizer=tokenizer,
         name=name,
-        source=str(folder) if name not in ("tiny",) else "built-in",
+        source=source or str(folder),
         revision=revision or f"sha256:{folder_hash(folder)}",
         config=raw,
         image_token_id=image_token_id,
@@ -145,7 +153,10 @@ def dummy_config(name: str) -> dict[str, Any]:
 def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Checkpoint:
     """The full-size architecture with seeded random weights, made where they are used."""
     raw = dummy_config(name)
-    model_class, config = NATIVES[read_model_config(raw).family.name].model_class(), native_config(raw)
+    family = NATIVES[read_model_config(raw).family.name]
+    model_class, config = family.model_class(), native_config(raw)
+    if device == "cpu":
+        _tell_what_it_takes(name, family, config, dtype)
     with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
         torch.manual_seed(seed)  # vectors, which the generator below leaves as they are made
         model = model_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
@@ -164,3 +175,46 @@ def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Ch
         image_token_id=raw["image_token_id"],
         default_ignore_eos=True,
     )
+
+
+def _tell_what_it_takes(name: str, family: Family, config: Any, dtype: torch.dtype) -> None:
+    """Memory and time of a large model on this CPU, on stderr, before it is made."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        model = family.model_class()._from_config(config, dtype=dtype)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count < _LARGE:
+        return
+    weights = bytes_text(count * dtype.itemsize)
+    here = bytes_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    _tell(f"{name}: {millions_text(count)} parameters take {weights} of this machine's {here}.")
+    token_s, prompt_s = _layer_seconds(type(family.stages(model)["language_model"]), config, dtype)
+    layers = config.get_text_config().num_hidden_layers
+    _tell(
+        f"By one layer's time, {count_text(layers, 'layer')} take {layers * token_s:.2g} s a token, and "
+        f"{layers * prompt_s:.2g} s for a prompt of {_PROMPT}; vision stages and head come on top."
+    )
+
+
+def _tell(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+@torch.no_grad()
+def _layer_seconds(language_model: Any, config: Any, dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds that the last layer of a language model takes for one token, and for `_PROMPT`."""
+    text = copy.deepcopy(config.get_text_config())
+    text.update({"num_hidden_layers": 1, "vocab_size": 1})
+    for kinds in ("mlp_layer_types", "layer_types"):
+        if getattr(text, kinds, None):
+            setattr(text, kinds, getattr(text, kinds)[-1:])
+    with torch.random.fork_rng(devices=[]):
+        layer = language_model._from_config(text, dtype=dtype, attn_implementation="sdpa").eval()
+
+    def seconds(tokens: int) -> float:
+        given = torch.zeros(1, tokens, text.hidden_size, dtype=dtype)
+        layer(inputs_embeds=given, use_cache=False)
+        start = perf_counter()
+        layer(inputs_embeds=given, use_cache=False)
+        return perf_counter() - start
+
+    return seconds(1), seconds(_PROMPT)

@@ -36,6 +36,7 @@ from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.words import bytes_text, count_text
 
+_NOTHING = contextlib.nullcontext()
 _MOST_IDS, _MOST_ROWS = 24, 8  # of a state that a cell shows
 
 
@@ -267,18 +268,24 @@ def decode(
     eos_check_every: int = 1,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
     step: StepRunner | None = None,
+    around: AbstractContextManager = _NOTHING,
 ) -> DecodeState:
     """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token included.
 
     Tokens are read, and the end looked for, every ``eos_check_every`` steps; what ran beyond the end is cut
     from ``state.ids``, and rows that end early are filled with ``pad_id``. ``on_tokens`` gets the new ids of
     each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``. ``step`` runs the forwards in
-    place of the model class, over the cache of the `prefill` that had it.
+    place of the model class, over the cache of the `prefill` that had it. The steps run within ``around``.
     """
     timeline = timeline or NoTimeline()
     ended = [_has_ended(row, eos_ids) for row in state.ids]
     budget = max_new_tokens - len(state.ids[0])
-    with _execution(model, state, timeline, step), timeline.in_phase("decode"):
+    # Filled without a copy from the host, which would wait for the device.
+    done = torch.zeros(len(ended), dtype=torch.bool, device=state.token.device)
+    for row in range(len(ended)):
+        if ended[row]:
+            done[row].fill_(True)
+    with _execution(model, state, timeline, step), timeline.in_phase("decode"), around:
         for number in range(budget):
             if all(ended):
                 break
@@ -288,12 +295,14 @@ def decode(
             if not read:
                 continue
             fresh = [row[seen:] for row in state.ids]
-            ended = [was or _has_ended(new, eos_ids) for was, new in zip(ended, fresh, strict=True)]
+            for row, new in enumerate(fresh):
+                if not ended[row] and _has_ended(new, eos_ids):
+                    ended[row] = True
+                    done[row].fill_(True)
             if on_tokens is not None:
                 on_tokens(fresh)
             if any(ended):
-                done = torch.tensor(ended, device=state.token.device)
-                state.token = torch.where(done, pad_id, state.token)
+                state.token = state.token.masked_fill(done, pad_id)
     _check_device_count(state)
     rows = [until_end(row, eos_ids) for row in state.ids]
     longest = max(map(len, rows))

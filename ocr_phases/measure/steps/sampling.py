@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ocr_phases.settings import SamplingSettings
 
 
 def windowed_processors(settings: SamplingSettings) -> Any:
-    """The n-gram rule over the last tokens alone, as transformers' list of processors; empty without one."""
+    """The n-gram rule over the last tokens alone, as ``generate()`` takes it; empty without a window."""
     from transformers.generation import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
     class WindowedNGrams(NoRepeatNGramLogitsProcessor):
@@ -20,6 +20,40 @@ def windowed_processors(settings: SamplingSettings) -> Any:
 
     size = settings.no_repeat_ngram_size
     return LogitsProcessorList([WindowedNGrams(size)] if settings.no_repeat_ngram_window else [])
+
+
+class NoRepeatNGrams:
+    """transformers' ``NoRepeatNGramLogitsProcessor`` for tokens that come one by one, over all or a window.
+
+    It waits for nothing, and a token costs one comparison with each one before it, whatever ``size`` is.
+    """
+
+    def __init__(self, size: int, window: int = 0) -> None:
+        self._size, self._window = size, window
+        self._common = torch.empty(0, 0)  # of each place: how many tokens before it are those at the end
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """``scores`` [B, vocab] for the token after ``input_ids`` int64 [B, length], banned ones -inf."""
+        length, vocab = input_ids.shape[1], scores.shape[1]
+        if self._common.shape == (len(input_ids), length - 1):
+            same = input_ids[:, :-1] == input_ids[:, -1:]
+            self._common = nn.functional.pad((self._common + 1) * same, (1, 0))
+        else:
+            self._common = self._counted(input_ids)
+        # In a window the whole n-gram must lie in it.
+        first = max(0, length - self._window + self._size - 1) if self._window else 0
+        repeats = self._common[:, first:] >= self._size - 1
+        token = torch.where(repeats, input_ids[:, first:].clamp(max=vocab), vocab)
+        banned = scores.new_zeros(len(scores), vocab + 1, dtype=torch.bool).scatter_(1, token, True)
+        return scores.masked_fill(banned[:, :vocab], -torch.inf)
+
+    def _counted(self, input_ids: Tensor) -> Tensor:
+        """The counts for a sequence that was not seen before, of at most the tokens that matter."""
+        length = input_ids.shape[1]
+        most = min(self._size - 1, length)
+        before = nn.functional.pad(input_ids, (most, 0), value=-1).unfold(1, most, 1)[:, :length]
+        same = before == input_ids[:, None, length - most :]
+        return same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1)
 
 
 class Sampler:
@@ -32,12 +66,10 @@ class Sampler:
 
         self.settings = settings or SamplingSettings()
         self.seed, self.device = seed, device
-        self.processors = windowed_processors(self.settings)
+        self.processors = generation.LogitsProcessorList()
         self.generator: torch.Generator | None = None
-        if self.settings.no_repeat_ngram_size and not self.processors:
-            self.processors.append(
-                generation.NoRepeatNGramLogitsProcessor(self.settings.no_repeat_ngram_size)
-            )
+        if size := self.settings.no_repeat_ngram_size:
+            self.processors.append(NoRepeatNGrams(size, self.settings.no_repeat_ngram_window))
         if self.settings.do_sample:
             self.generator = torch.Generator(device).manual_seed(seed)
             if self.settings.temperature != 1.0:

@@ -53,9 +53,10 @@ class Timeline:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.cuda = torch.device(device).type == "cuda"
+        self._device = torch.device(device)
+        self.cuda = self._device.type == "cuda"
         # Asking for it at every mark would cost as much as the mark.
-        self._stream = torch.cuda.current_stream() if self.cuda else None
+        self._stream = torch.cuda.current_stream(self._device) if self.cuda else None
         self.closed: list[Span] = []
         self._open: list[Span] = []
         self.phase = ""
@@ -131,7 +132,7 @@ class Timeline:
         On CUDA this waits for the device, once.
         """
         if self.cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         rows = []
         for span in sorted(self.closed, key=lambda span: span.host_start):
             host_start = (span.host_start - self._origin.host_start) * 1e3

@@ -16,7 +16,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page
 from ocr_phases.page_formats import PAGE_SUFFIXES
 from ocr_phases.presets import PROMPTS
-from ocr_phases.settings import Settings, help_text, kind
+from ocr_phases.settings import NEW_TOKENS, Settings, help_text, kind
 from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.places import found
 from ocr_phases.show.html import image_html
@@ -278,8 +278,9 @@ def _field(setting: Field[Any], model: str) -> widgets.Widget:
         return widgets.Checkbox(value=setting.default, indent=False, **common)
     if kind(setting) == "int":
         least = max(setting.metadata["least"], -_MOST)
-        # So many that Compare can judge two records.
-        value = LEAST_REPEATS if setting.name == "repeats" else setting.default
+        # So many that Compare can judge two records; a number of tokens, because a field cannot be empty.
+        numbers = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
+        value = numbers.get(setting.name, setting.default)
         field = widgets.BoundedIntText(value=value, min=least, max=_MOST, **common)
         field.add_class(f"opx-{label.split()[-1].lower()}")
         return field

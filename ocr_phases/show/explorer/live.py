@@ -159,7 +159,7 @@ class Live(widgets.Box):
     def doing(self, what: str) -> None:
         """Show work without tokens, such as loading a model; an empty text clears it."""
         self._news.append(("doing", what))
-        self._stop_if_asked()
+        self.stop_if_asked()
 
     def reader(self, read: Callable[[int], str]) -> None:
         """Set the function that turns tokens into text."""
@@ -168,13 +168,14 @@ class Live(widgets.Box):
     def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
         """`run_inference`'s callback; raises `Stopped` after Stop was pressed."""
         self._news.append(("tokens", new[0], time.perf_counter()))
-        self._stop_if_asked()
+        self.stop_if_asked()
 
     def progress(self, done: int, total: int) -> None:
         """`run_inference`'s callback after set-up and after each run."""
         self._news.append(("run", done))
-        self._stop_if_asked()
+        self.stop_if_asked()
 
-    def _stop_if_asked(self) -> None:
+    def stop_if_asked(self) -> None:
+        """Raise `Stopped` after Stop was pressed."""
         if self._stop.is_set():
             raise Stopped

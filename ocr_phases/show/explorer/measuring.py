@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +34,20 @@ class Measurer:
     def _measure(self, asked: Asked, live: Live) -> PhaseRun:
         session = self._session_for(asked.settings, live)
         from ocr_phases.measure.recorder import TokenReader
-        from ocr_phases.measure.steps.execution import told_of_preparing
+        from ocr_phases.measure.steps.execution import stoppable, told_of_preparing
 
         def progress(done: int, total: int) -> None:
             live.reader(TokenReader(session.tokenizer).read)  # no half character of the run before
             live.progress(done, total)
 
         live.doing(set_up_text(asked.settings))
-        # Every token is shown, and Stop heard, as it is written.
-        options = {**asked.settings.of_run(), "eos_check_every": 1}
-        with told_of_preparing(live.doing):
+        # Every token is shown, and Stop heard, as it is written, unless another interval is asked for.
+        options = asked.settings.of_run()
+        options["eos_check_every"] = options["eos_check_every"] or 1
+        # What is compiled has no hooks, and a GPU is only told what to do.
+        layered = session.device == "cpu" and asked.settings.strategy == asked.settings.vision == "eager"
+        layers = stoppable(session.model, live.stop_if_asked) if layered else nullcontext()
+        with told_of_preparing(live.doing), layers:
             run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=progress)
         if asked.page_name is None:
             return run

@@ -13,6 +13,7 @@ import ipywidgets as widgets
 from IPython.display import display
 
 from ocr_phases.errors import OcrPhasesError, Stopped
+from ocr_phases.interrupts import Interrupts
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import sections
 from ocr_phases.show.document import notebook_style
@@ -222,12 +223,20 @@ class Explorer(widgets.VBox):
         """Measure, drawing what comes in between; raises what the measurement raises."""
         settings = asked.settings
         page = first_image(asked.page, asked.page_name)
-        self.live.begin(settings.max_new_tokens, settings.repeats, settings.warmup, page)
+        self.live.begin(settings.expected_tokens, settings.repeats, settings.warmup, page)
         future = asyncio.wrap_future(self._measurer.start(asked, self.live))
-        while not future.done():
-            await asyncio.wait({future}, timeout=REFRESH_S)
-            self.live.refresh()
-        self.live.end()
+        with Interrupts(self._stop) as interrupts:
+            try:
+                while not future.done():
+                    interrupts.take()
+                    await asyncio.wait({future}, timeout=REFRESH_S)
+                    self.live.refresh()
+            except asyncio.CancelledError:
+                self._stop()
+                await asyncio.wait({future})  # or the next run would wait for it
+                raise
+            finally:
+                self.live.end()
         return future.result()
 
     def _stop(self) -> None:

@@ -55,6 +55,9 @@ class Queue(widgets.HTML):
         except Exception as error:
             job.state, job.said = "failed", error_sentence(error)
             raise
+        except BaseException:  # the task was cancelled
+            job.state = "stopped"
+            raise
         finally:
             self._draw()
 
