@@ -131,12 +131,13 @@ def measure_pages(
             if any(task.job.id == job.id for task in handed_out.values()):
                 counts.again += 1
                 continue
-            if finished(out / job.folder, job.id) is not None:
+            folder = out / job.folder
+            clear_left_behind(folder)
+            if finished(folder, job.id) is not None:
                 counts.kept += 1
                 if counts.kept % 100 == 0:
                     progress(counts)
                 continue
-            folder = out / job.folder
             if job.problem:
                 outcome = Outcome("page", job.problem, started=time.time())
                 write_status(folder, _status(_Task(job, {}, [_attempt(outcome)]), outcome, mode, folder))
@@ -144,7 +145,6 @@ def measure_pages(
                 continue
             while len(handed_out) >= pool.room():
                 collect()
-            clear_left_behind(folder)
             request = {"mode": mode, "job": job.as_dict(), "folder": str(folder.resolve())}
             hand_out(_Task(job, request))
         while handed_out:
@@ -215,14 +215,14 @@ def render_pages(
     with _nothing_left(pool, lambda: [folder for folder, _, _ in handed_out.values()]):
         for entry in read_listing(out):
             folder = out / entry["folder"]
+            if any(folder == other for other, _, _ in handed_out.values()):
+                continue
+            clear_left_behind(folder)
             status = unrendered(folder, entry["id"])
             if status is None:
                 continue
-            if any(folder == other for other, _, _ in handed_out.values()):
-                continue
             while len(handed_out) >= pool.room():
                 collect()
-            clear_left_behind(folder)
             hand_out(folder, status, 0)
         while handed_out:
             collect()
