@@ -198,7 +198,9 @@ class _TrueRegion(TypedDict):
     text: str
 
 
-class _Truth(TypedDict):
+class KeptTruth(TypedDict):
+    """`ocr_phases.truth.Truth` in a record."""
+
     text: str
     regions: list[_TrueRegion]
     file: str
@@ -232,7 +234,7 @@ class _Record(TypedDict):
     cache: _Cache
     live_checks: list[_Check]
     kernels: NotRequired[dict[str, Any]]
-    truths: NotRequired[list[_Truth | None]]
+    truths: NotRequired[list[KeptTruth | None]]
     probabilities: NotRequired[list[_Sureness]]
 
 

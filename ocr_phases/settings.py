@@ -218,7 +218,7 @@ class RunSettings:
     preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)}; by default the model's own")
     max_new_tokens: int | None = _setting(
         None,
-        "most tokens to generate, including the prefill's; by default 512, or the limit of a published infer",
+        "most tokens, the prefill's included; by default 512, or a published infer's limit",
         least=1,
     )
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(

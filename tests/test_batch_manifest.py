@@ -80,7 +80,7 @@ def test_a_batch_takes_no_page_from_its_own_results(folder, monkeypatch):
     for argument, expected in ((".", before), ("**/*.png", ["a.png"]), (str(folder), before)):
         assert [page.name for page in find_pages([argument], KNOWN, Path("out/pages"))] == expected
     for argument in ("out", "out/pages/3f", "out/**/*.png"):
-        with pytest.raises(OcrPhasesError, match="names no page"):
+        with pytest.raises(OcrPhasesError, match="names no page|contains no image"):
             list(find_pages([argument], KNOWN, Path("out/pages")))
     assert len(list(find_pages([str(picture)], KNOWN, Path("out/pages")))) == 1  # named, so taken
 
@@ -176,7 +176,7 @@ def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
         ("a.csv", "page,embed_page\nx.png,perhaps\n", "it must be true or false"),
         ("a.csv", "page\nx.png,1\n", "a column without a name"),
         ("a.csv", "", "names no page"),
-        ("a.jsonl", "{", "line 1 is no JSON"),
+        ("a.jsonl", "{", "line 1: it is no JSON"),
         ("a.jsonl", "[1]", "line 1 is no object"),
         ("a.jsonl", '{"page": 3}', "names no page"),
         ("none.jsonl", None, "cannot be read"),
@@ -191,9 +191,15 @@ def test_a_list_that_cannot_be_used_is_one_sentence(name, text, message, tmp_pat
 
 
 def test_what_names_no_page_is_refused(folder):
-    for argument in (folder / "none.png", folder / "*.bmp", folder / ".hidden" / ".." / "nothing"):
-        with pytest.raises(OcrPhasesError, match="names no page"):
-            names(argument)
+    (folder / "empty").mkdir()
+    for argument, said in (
+        ("none.png", "does not exist"),
+        ("*.bmp", "names no page"),
+        ("sub/../nothing", "does not exist"),
+        ("empty", "empty contains no image or PDF"),
+    ):
+        with pytest.raises(OcrPhasesError, match=said):
+            names(folder / argument)
 
 
 @given(st.binary(max_size=200))

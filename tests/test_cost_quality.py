@@ -34,7 +34,14 @@ from ocr_phases.analyse.cost_quality import (
 from ocr_phases.analyse.sweep import Sweep
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job
-from ocr_phases.batch.store import Listing, page_status, read_listing, unrendered, write_status
+from ocr_phases.batch.store import (
+    Listing,
+    page_run,
+    page_status,
+    read_listing,
+    unrendered,
+    write_status,
+)
 from ocr_phases.batch.truths import add_truths
 from ocr_phases.cli import main
 from ocr_phases.measure.sweep import make_cells, run_sweep
@@ -215,7 +222,7 @@ def test_truths_are_added_to_what_was_measured(made: Path, tmp_path: Path) -> No
     found = add_truths(out, truths)
     assert (found.found, found.lacking) == (2, 1) and list(found.problems) == ["c.pdf#2"]  # b is named twice
     entry = next(entry for entry in read_listing(out) if entry["page"] == "b.png")
-    assert PhaseRun.load(out / entry["folder"] / "run.json").truth_of() == Truth("# What b says", file="b.md")
+    assert page_run(out / entry["folder"]).truth_of() == Truth("# What b says", file="b.md")
     assert unrendered(out / entry["folder"], entry["id"]) is not None  # its report lacks the truth
     before = page_status(out, entry)
     assert add_truths(out, truths).found == 2 and page_status(out, entry) == before

@@ -173,9 +173,7 @@ def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path
     assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "kept"
     assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "measured"
     # Another request, another version and a file that is no record: each is measured again.
-    with pytest.raises(
-        OcrPhasesError, match="sweep of another number of repeats"
-    ):  # beside those not asked for
+    with pytest.raises(OcrPhasesError, match="repeats 1; you asked for 2"):  # beside those not asked for
         run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, repeats=2, warmup=0)
     assert states(run_sweep(tiny_session, PAGE, wider, tmp_path, repeats=2, warmup=0)) == ["measured"] * 4
     old = PhaseRun.load(tmp_path / "runs" / "tiny-eager-b2-n3.json")
@@ -209,9 +207,9 @@ def test_a_cell_is_measured_again_after_a_change_of_the_code(
 def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path: Path) -> None:
     run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, **QUICK)
     before = (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes()
-    with pytest.raises(OcrPhasesError, match="sweep of another page"):
+    with pytest.raises(OcrPhasesError, match="sweep with another page"):
         run_sweep(tiny_session, PAGES / "form.png", CELLS, tmp_path, **QUICK)
-    with pytest.raises(OcrPhasesError, match="sweep of another model"):
+    with pytest.raises(OcrPhasesError, match="sweep with model tiny; you asked for"):
         run_sweep(golden_session, PAGE, CELLS, tmp_path, **QUICK)
     assert (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes() == before
 
@@ -238,12 +236,37 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
         outcome.cell.name: outcome.reason for outcome in outcomes if outcome.state == "failed"
     }
     assert kept.failures["max_new_tokens"].tolist() == [99_999, 2]
-    # Known to fail: not tried again, until asked to or until something changes.
+    # Known to fail: not tried again, until asked to or until something changes, or where that is damaged.
     monkeypatch.undo()
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["failed", "kept", "failed"]
     retried = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK, retry_failed=True)
     assert states(retried) == ["failed", "kept", "measured"]
     assert list(Sweep.load(tmp_path).failures["cell"]) == ["tiny-eager-b1-n99999"]
+    for damage in ("", "[" * 100_000, "{}"):
+        (tmp_path / "runs" / "tiny-eager-b1-n99999.failed.json").write_text(damage)
+        assert run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)[0].reason == outcomes[0].reason
+
+
+def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(
+    tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = make_cells(["tiny"], ["eager"], [1, 2, 3], [2])
+    real = tiny_session.run_inference
+
+    def lost(*args: Any, **options: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def until_lost(pages: list[Any], *args: Any, **options: Any) -> PhaseRun:
+        if len(pages) > 1:
+            monkeypatch.setattr(torch, "zeros", lost)
+            lost()
+        return real(pages, *args, **options)
+
+    monkeypatch.setattr(tiny_session, "run_inference", until_lost)
+    with pytest.raises(OcrPhasesError, match="b2-n2 failed with .*device-side assert"):
+        run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
+    monkeypatch.undo()
+    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "failed", "measured"]
 
 
 # -- several models ----------------------------------------------------------------------------------

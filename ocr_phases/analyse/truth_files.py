@@ -12,8 +12,9 @@ from ocr_phases.analyse.grounding import GRID, Box, parse_grounding
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page
-from ocr_phases.plain_json import parse_json
+from ocr_phases.plain_json import conform, parse_json
 from ocr_phases.record import PhaseRun
+from ocr_phases.record_schema import KeptTruth
 from ocr_phases.truth import TrueRegion, Truth
 
 TRUTH_SUFFIXES = (".md", ".mmd", ".txt", ".json")
@@ -74,9 +75,9 @@ def page_truth(path: str | Path, page: str) -> Truth | None:
 def load_truth(path: str | Path, page: str = "") -> Truth:
     """Read the truth of ``page`` from a file, or from a folder that has it by the page's name.
 
-    A file is a text, a page's JSON, an annotation file of OmniDocBench, which has the page by its file's
-    name, or a record, whose text becomes a reference. Raises `OcrPhasesError` for a file that cannot be read
-    or has another shape, and where the page is not there.
+    A file is a text, a page's JSON, a batch's ``truth.json``, an annotation file of OmniDocBench, which has
+    the page by its file's name, or a record, whose text becomes a reference. Raises `OcrPhasesError` for a
+    file that cannot be read or has another shape, and where the page is not there.
     """
     truth = page_truth(path, page)
     if truth is None:
@@ -111,9 +112,12 @@ def _read(path: Path, page: str) -> Truth | None:
     try:
         if isinstance(content, list):
             return _annotated(content, page, name)
+        if "ignored" in content:  # as a record and a batch keep it
+            conform(content, KeptTruth)
+            return Truth.from_dict(content)
         regions = tuple(_region(region) for region in content["regions"])
         return Truth(_joined(regions), regions, name, category=_words(content.get("kind")))
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (OcrPhasesError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise OcrPhasesError(
             f"The truth {path} has another shape than a page's, OmniDocBench's or a record's ({error!r})."
         ) from error

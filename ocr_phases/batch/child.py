@@ -10,6 +10,7 @@ import collections
 import contextlib
 import itertools
 import json
+import math
 import os
 import platform
 import queue
@@ -25,11 +26,15 @@ from typing import Any
 from ocr_phases.assets import child_environment
 from ocr_phases.batch.outcome import Outcome
 
-WORKER_COMMAND = (sys.executable, "-m", "ocr_phases.batch.worker")
+# With -P nothing is imported from the current folder, which may hold a timeit.py.
+WORKER_COMMAND = (sys.executable, "-P", "-m", "ocr_phases.batch.worker")
 
-#: Seconds that a worker has to import its libraries and load a model, beside the page's own time.
+#: Seconds that a worker has to import its libraries and load a model, beside the page's own time. Fetching a
+#: model from the hub is part of it.
 START_SECONDS = 900.0
 
+_LOOK_SECONDS = 1.0  # between two looks whether a silent process lives
+_END_SECONDS = 10.0  # for a process to end that closed its pipe or was killed
 _STDERR_LINES = 12
 _SHOWN = 80  # characters of an answer that cannot be read
 
@@ -67,12 +72,13 @@ class Child:
             self.stop()
             return Outcome("timeout", str(error), time.time() - began, started=began, slot=self.slot)
         if answer is None:
-            reason = self._why_dead()
-            return Outcome("died", reason, time.time() - began, started=began, slot=self.slot)
-        outcome = replace(Outcome(**answer), slot=self.slot)
-        if outcome.failure == "error":
-            self.stop()
-        return outcome
+            outcome = Outcome("died", self._why_dead(), time.time() - began, started=began)
+        else:
+            outcome = Outcome(**answer)
+            if outcome.failure == "error":
+                self._end()
+        broken = outcome.failure in ("died", "error")
+        return replace(outcome, slot=self.slot, stderr="\n".join(self.errors) if broken else "")
 
     def kill(self) -> None:
         """Kill the process for good, from another thread: its page ends as died."""
@@ -82,11 +88,12 @@ class Child:
             process.kill()
 
     def stop(self) -> None:
-        """Kill the process, if there is one, and wait until it is gone."""
+        """Kill the process, if there is one, and wait until it is gone; not for one that the kernel holds."""
         if self.process is None:
             return
         self.process.kill()
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_SECONDS)
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):  # what was left to write has no reader any more
                 self.process.stdin.close()
@@ -117,7 +124,7 @@ class Child:
 
     def _note(self, line: str | None) -> None:
         if line and line.strip():
-            self.errors.append(line.strip())
+            self.errors.append(line.rstrip())
 
     def _ask(self, request: Mapping[str, Any], timeout: float | None) -> dict[str, Any] | None:
         """The answer, or None where the process died. Raises TimeoutError."""
@@ -128,17 +135,24 @@ class Child:
             self.process.stdin.flush()
         except OSError:  # it is dead already
             return None
-        message = self._next(START_SECONDS, "loading the model")
+        message = self._next(START_SECONDS, "loading the model, a download from the hub included")
         if message is not None and "ready" in message:
             message = self._next(timeout, "the page")
         return message
 
     def _next(self, seconds: float | None, what: str) -> dict[str, Any] | None:
         """The next answer to what was asked last; one to an earlier request is dropped."""
+        assert self.process is not None
+        end = math.inf if seconds is None else time.monotonic() + seconds
         while True:
+            dead = self.process.poll() is not None
             try:
-                line = self.answers.get(timeout=seconds)
+                line = self.answers.get(timeout=max(0.0, min(_LOOK_SECONDS, end - time.monotonic())))
             except queue.Empty as error:
+                if dead:  # a process that it started may hold its pipe open
+                    return None
+                if time.monotonic() < end:
+                    continue
                 raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.") from error
             if line is None:
                 return None
@@ -147,19 +161,25 @@ class Child:
                 if answer.pop("id") == self.asked:
                     return answer
             except (ValueError, TypeError, LookupError, AttributeError):  # it died in the middle of a line
-                assert self.process is not None
                 self.process.kill()
                 self.errors.append(f"its answer was cut short: {line[:_SHOWN]!r}")
                 return None
 
-    def _why_dead(self) -> str:
+    def _end(self) -> int | None:
+        """Let the process end, or kill it; its exit code, with all that it wrote in ``errors``."""
         assert self.process is not None
-        code = self.process.wait()
+        process = self.process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        self.stop()
         for reader in self.readers:
             reader.join(timeout=1.0)
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        last = self.errors[-1] if self.errors else ""
-        self.stop()
+        return process.returncode
+
+    def _why_dead(self) -> str:
+        code = self._end()
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        last = self.errors[-1].strip() if self.errors else ""
         hint = " (perhaps out of host memory)" if code == -signal.SIGKILL else ""
         return f"The worker process ended with {how}{hint}{f': {last}' if last else ''}."
 

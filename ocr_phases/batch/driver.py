@@ -8,8 +8,9 @@ million of them are never in memory at once, neither here nor in a scheduler.
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -27,6 +28,7 @@ from ocr_phases.batch.store import (
     read_listing,
     record_hash,
     take_attempt,
+    truth_hash,
     unrendered,
     write_status,
 )
@@ -36,9 +38,11 @@ from ocr_phases.errors import OcrPhasesError
 #: matter of the pages.
 GIVE_UP_AFTER = 10
 
+# Failures that trying again does not mend.
+_FINAL = ("page", "request")
 # Failures of which a worker may be the cause, and outcomes that prove it sound.
 _BROKEN = ("model", "died", "error", "timeout")
-_SOUND = (None, "page", "request")
+_SOUND = (None, *_FINAL)
 
 _WAIT_SECONDS = 1.0
 
@@ -79,11 +83,12 @@ def measure_pages(
 ) -> Counts:
     """Bring every job to an end below ``out``: done, failed with its reason, or kept from before.
 
-    ``mode`` is ``measure`` or ``notebook``, ``retries`` how often a page that failed is tried again,
-    ``timeout`` its seconds. ``progress`` is called after every page, and every second. Raises
-    `OcrPhasesError` where going on makes no sense: results cannot be written, the model cannot be loaded for
-    the first page, a worker has other versions, the scheduler was lost, `GIVE_UP_AFTER` pages fail alike from
-    the start, or so many one after another in one worker's place. What is finished then stays so.
+    ``mode`` is ``measure`` or ``notebook``, ``retries`` how often a page that failed is tried again, unless
+    the page or the request is at fault, ``timeout`` its seconds. ``progress`` is called after every
+    page, and every second. Raises `OcrPhasesError` where going on makes no sense: results cannot be written,
+    the model cannot be loaded for the first page, a worker has other versions, the scheduler was lost,
+    `GIVE_UP_AFTER` pages fail alike from the start, or so many one after another in one worker's place. What
+    is finished then stays so.
     """
     counts = Counts()
     handed_out: dict[Future[Outcome], _Task] = {}
@@ -105,7 +110,7 @@ def measure_pages(
             if outcome.failure is None:
                 take_attempt(folder, outcome.place)
             clear_left_behind(folder)  # also what a lost worker left, whose task dask began again
-            if outcome.failure is not None and len(task.attempts) <= retries:
+            if outcome.failure not in _SOUND and len(task.attempts) <= retries:
                 hand_out(task)
                 continue
             write_status(folder, _status(task, outcome, mode, folder))
@@ -117,18 +122,22 @@ def measure_pages(
                 _stop_if_all_fail_the_same(outcome, counts, reasons)
         progress(counts)
 
-    with Listing(out) as listing:
+    def folders() -> list[Path]:
+        return [out / task.job.folder for task in handed_out.values()]
+
+    with _nothing_left(pool, folders), Listing(out) as listing:
         for job in jobs:
             listing.add(job)
             if any(task.job.id == job.id for task in handed_out.values()):
                 counts.again += 1
                 continue
-            if finished(out / job.folder, job.id) is not None:
+            folder = out / job.folder
+            clear_left_behind(folder)
+            if finished(folder, job.id) is not None:
                 counts.kept += 1
                 if counts.kept % 100 == 0:
                     progress(counts)
                 continue
-            folder = out / job.folder
             if job.problem:
                 outcome = Outcome("page", job.problem, started=time.time())
                 write_status(folder, _status(_Task(job, {}, [_attempt(outcome)]), outcome, mode, folder))
@@ -136,7 +145,6 @@ def measure_pages(
                 continue
             while len(handed_out) >= pool.room():
                 collect()
-            clear_left_behind(folder)
             request = {"mode": mode, "job": job.as_dict(), "folder": str(folder.resolve())}
             hand_out(_Task(job, request))
         while handed_out:
@@ -198,25 +206,39 @@ def render_pages(
             if outcome.failure is not None and tries < retries:
                 hand_out(folder, status, tries + 1)
                 continue
-            # Rendering saves the record again, another version perhaps in other words.
-            write_status(folder, {**status, "record": record_hash(folder), "report": _report(outcome)})
+            if outcome.place:
+                take_attempt(folder, outcome.place)
+            write_status(folder, {**status, "report": _report(outcome, truth_hash(folder))})
             numbers[outcome.failure is None] += 1
         progress(numbers[True], numbers[False])
 
-    for entry in read_listing(out):
-        folder = out / entry["folder"]
-        status = unrendered(folder, entry["id"])
-        if status is None:
-            continue
-        if any(folder == other for other, _, _ in handed_out.values()):
-            continue
-        while len(handed_out) >= pool.room():
+    with _nothing_left(pool, lambda: [folder for folder, _, _ in handed_out.values()]):
+        for entry in read_listing(out):
+            folder = out / entry["folder"]
+            if any(folder == other for other, _, _ in handed_out.values()):
+                continue
+            clear_left_behind(folder)
+            status = unrendered(folder, entry["id"])
+            if status is None:
+                continue
+            while len(handed_out) >= pool.room():
+                collect()
+            hand_out(folder, status, 0)
+        while handed_out:
             collect()
-        clear_left_behind(folder)
-        hand_out(folder, status, 0)
-    while handed_out:
-        collect()
     return numbers[False]
+
+
+@contextlib.contextmanager
+def _nothing_left(pool: Pool, folders: Callable[[], list[Path]]) -> Iterator[None]:
+    """Where this stops early, end the workers and clear what they were writing into ``folders()``."""
+    try:
+        yield
+    except BaseException:
+        pool.close()
+        for folder in folders():
+            clear_left_behind(folder)
+        raise
 
 
 def _result(future: Future[Outcome]) -> Outcome:
@@ -264,7 +286,7 @@ def _stop_if_all_fail_the_same(outcome: Outcome, counts: Counts, reasons: collec
 
 
 def _attempt(outcome: Outcome) -> dict[str, Any]:
-    names = ("failure", "reason", "started", "seconds", "load_s", "worker", "rss_bytes")
+    names = ("failure", "reason", "started", "seconds", "load_s", "worker", "rss_bytes", "stderr")
     return {name: getattr(outcome, name) for name in names}
 
 
@@ -283,6 +305,7 @@ def _status(task: _Task, outcome: Outcome, mode: str, folder: Path) -> dict[str,
     }
 
 
-def _report(outcome: Outcome) -> dict[str, Any]:
+def _report(outcome: Outcome, truth: str | None = None) -> dict[str, Any]:
     reason = outcome.reason if outcome.failure else outcome.report
-    return {"state": "failed" if reason else "done", "reason": reason, "seconds": outcome.seconds}
+    state = "failed" if reason else "done"
+    return {"state": state, "reason": reason, "seconds": outcome.seconds, "truth": truth}

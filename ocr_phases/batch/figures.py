@@ -16,7 +16,7 @@ from ocr_phases.analyse.cost_quality import ended_text, richness
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, vision_share
-from ocr_phases.batch.store import RECORD, record_hash
+from ocr_phases.batch.store import page_run, record_hash, truth_hash
 from ocr_phases.files import split_page, write_atomic
 from ocr_phases.record import PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
@@ -54,7 +54,7 @@ _NOTES_SHOWN = ("repetition_loop",)
 
 
 class Figures(TypedDict):
-    """``figures.json``, of the record with the SHA-256 ``record``.
+    """``figures.json``, of the record with the SHA-256 ``record`` and the ``truth.json`` with ``truth``.
 
     ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first, ``tokens`` the columns
     `TOKENS` of the token table. ``text`` is the plain text where other runs of the page are to be compared
@@ -63,6 +63,7 @@ class Figures(TypedDict):
 
     schema: Literal[1]
     record: str
+    truth: str | None
     row: dict[str, Any]
     regions: list[dict[str, Any]]
     tokens: dict[str, list[Any]]
@@ -70,12 +71,13 @@ class Figures(TypedDict):
     richness: list[float]
 
 
-def page_figures(run: PhaseRun, record: str) -> Figures:
-    """The figures of a record with this SHA-256."""
+def page_figures(run: PhaseRun, record: str, truth: str | None = None) -> Figures:
+    """The figures of a record and a truth with these SHA-256s."""
     tokens = run.token_table[list(TOKENS)]
     return {
         "schema": 1,
         "record": record,
+        "truth": truth,
         "row": _row(run),
         "regions": _regions(run),
         "tokens": {str(name): tokens[name].astype(object).tolist() for name in tokens},
@@ -86,7 +88,7 @@ def page_figures(run: PhaseRun, record: str) -> Figures:
 
 def write_figures(folder: Path, run: PhaseRun) -> Figures:
     """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
-    data = msgspec.json.encode(page_figures(run, record_hash(folder)), enc_hook=_plain)
+    data = msgspec.json.encode(page_figures(run, record_hash(folder), truth_hash(folder)), enc_hook=_plain)
     write_atomic(folder / FIGURES, data)
     return msgspec.json.decode(data, type=Figures)
 
@@ -94,13 +96,13 @@ def write_figures(folder: Path, run: PhaseRun) -> Figures:
 def read_figures(folder: Path, digest: str) -> Figures:
     """The figures of the record in ``folder`` with this SHA-256.
 
-    They are made anew where they are missing, damaged, or of another record; raises as `PhaseRun.load` does.
+    They are made anew where they are missing, damaged, or of another record or truth; raises as `page_run`.
     """
     with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         figures = msgspec.json.decode((folder / FIGURES).read_bytes(), type=Figures)
-        if figures["record"] == digest:
+        if (figures["record"], figures["truth"]) == (digest, truth_hash(folder)):
             return figures
-    return write_figures(folder, PhaseRun.load(folder / RECORD))
+    return write_figures(folder, page_run(folder))
 
 
 def _plain(value: Any) -> Any:

@@ -152,10 +152,10 @@ def _model_hash(model: str) -> str | None:
             if path.suffix in (".json", ".safetensors"):
                 digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        return None
     try:
+        folder = local_folder(model)
+        if folder is None:
+            return None
         digest = hashlib.sha256(folder_hash(folder).encode())
         for path in sorted(folder.glob("*.safetensors")):
             state = path.stat()

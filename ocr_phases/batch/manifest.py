@@ -7,18 +7,20 @@ import csv
 import functools
 import glob
 import itertools
-import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ocr_phases.batch.child import Child
+from ocr_phases.batch.outcome import Outcome
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import LARGEST_FILE, MOST_FILE_PAGES, PAGED_SUFFIXES, split_page
 from ocr_phases.page_formats import PAGE_SUFFIXES
+from ocr_phases.plain_json import Plain, conform, parse_json
 from ocr_phases.settings import setting_from_text
 
 LIST_SUFFIXES = (".csv", ".jsonl")
@@ -29,7 +31,6 @@ DEEPEST = 100
 _COUNT_SECONDS = 60.0  # for the pages of one file
 
 _Identity = tuple[int, int]  # device and inode
-_PagesOf = Callable[[str, Path, Mapping[str, Any]], Iterator["Page"]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,27 @@ class Page:
     problem: str = ""
 
 
-def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | None = None) -> Iterator[Page]:
+class Walk:
+    """What all walks of a command over its pages share, so that the next one opens no file again.
+
+    ``left_out`` are the files that were found and are no pages: how many of each suffix.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: Counter[str] = Counter()
+        self.counted: dict[str, Outcome] = {}
+        self.counter = Child()  # pdfium may hang or crash over a file
+
+    def count(self, source: str) -> Outcome:
+        """How many pages a file has."""
+        if source not in self.counted:
+            self.counted[source] = self.counter.run({"mode": "count", "source": source}, _COUNT_SECONDS)
+        return self.counted[source]
+
+
+def find_pages(
+    arguments: Sequence[str], known: Sequence[str], results: Path | None = None, walk: Walk | None = None
+) -> Iterator[Page]:
     """The pages that ``arguments`` name, in their order and sorted within folders; made as they are read.
 
     An argument is a file, a folder (with all below it), a glob, or a list of pages (``.csv`` with a header
@@ -58,41 +79,51 @@ def find_pages(arguments: Sequence[str], known: Sequence[str], results: Path | N
 
     Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder that was named and
     cannot be read; one below it is a page of its own, whose name ends in ``/``: its measurement says why it
-    fails. That goes too for a page of a list that is not there. A file whose pages cannot be counted, or are
-    more than `MOST_FILE_PAGES`, and a folder more than `DEEPEST` folders down are pages with a ``problem``.
+    fails. That goes too for a page of a list that is not there, or whose name no file can have. A file whose
+    pages cannot be counted, or are more than `MOST_FILE_PAGES`, and a folder more than `DEEPEST` folders down
+    are pages with a ``problem``.
     """
-    counter = Child()  # pdfium may hang or crash over a file
+    walk = walk or Walk()
     try:
-        yield from _find(arguments, known, results, counter)
+        yield from _find(arguments, known, results, walk)
     finally:
-        counter.stop()
+        walk.counter.stop()
 
 
-def _find(
-    arguments: Sequence[str], known: Sequence[str], results: Path | None, counter: Child
-) -> Iterator[Page]:
+def _find(arguments: Sequence[str], known: Sequence[str], results: Path | None, walk: Walk) -> Iterator[Page]:
     own = None if results is None else results.resolve()
-    pages_of = functools.partial(_pages_of, counter)
     for argument in arguments:
-        path = Path(argument).expanduser()
+        path = _expanded(argument)
+        lacks = "names no page: give files, folders, globs or a list of pages"
         if path.suffix.lower() in LIST_SUFFIXES:
-            found = _listed(path, known, pages_of)
+            found = _listed(path, known, walk)
         # Path.is_dir and is_file raise where a folder above cannot be entered.
         elif os.path.isdir(path):  # noqa: PTH112
-            found = _below(path, path, own, pages_of)
+            found = _below(path, path, own, walk)
+            lacks = "contains no image or PDF: name another folder"
         elif os.path.isfile(path) or split_page(argument)[1]:  # noqa: PTH113
-            found = pages_of(path.name, path, {})
+            found = _pages_of(walk, path.name, path, {})
         else:
-            found = _globbed(argument, own, pages_of)
+            found = _globbed(path, own, walk)
+            if not glob.has_magic(argument):
+                lacks = "does not exist: name files, folders, globs or a list of pages"
         first = next(found, None)
         if first is None:
-            raise OcrPhasesError(f"{argument} names no page: give files, folders, globs or a list of pages.")
+            raise OcrPhasesError(f"{argument} {lacks}.")
         yield first
         yield from found
 
 
+def _expanded(name: str) -> Path:
+    """``name`` with the home folder in place of ``~``; of a user who is unknown it stays as it is."""
+    try:
+        return Path(name).expanduser()
+    except (RuntimeError, ValueError):
+        return Path(name)
+
+
 def _below(
-    folder: Path, base: Path, own: Path | None, pages_of: _PagesOf, above: tuple[_Identity, ...] = ()
+    folder: Path, base: Path, own: Path | None, walk: Walk, above: tuple[_Identity, ...] = ()
 ) -> Iterator[Page]:
     """The pages below ``folder``, named from ``base``: its own files first, then folder by folder.
 
@@ -127,17 +158,18 @@ def _below(
             if _is_folder(entry):
                 folders.append((path, (*above, identity)))
             elif path.suffix.lower() in PAGE_SUFFIXES:
-                yield from pages_of(path.relative_to(base).as_posix(), path, {})
+                yield from _pages_of(walk, path.relative_to(base).as_posix(), path, {})
+            else:
+                walk.left_out[path.suffix.lower()] += 1
         waiting += reversed(folders)
 
 
-def _globbed(pattern: str, own: Path | None, pages_of: _PagesOf) -> Iterator[Page]:
+def _globbed(pattern: Path, own: Path | None, walk: Walk) -> Iterator[Page]:
     """The pages that a glob finds, named from its last folder without a wildcard."""
-    expanded = Path(pattern).expanduser()
-    fixed = itertools.takewhile(lambda part: not set(part) & set("*?["), expanded.parts)
+    fixed = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts)
     base = Path(*fixed)
     try:
-        matches = sorted(glob.iglob(str(expanded), recursive=True))  # noqa: PTH207 (may be absolute)
+        matches = sorted(glob.iglob(str(pattern), recursive=True))  # noqa: PTH207 (may be absolute)
     except RecursionError as error:
         raise OcrPhasesError(f"{pattern} leads through too many folders: name the folder {base}.") from error
     for match in matches:
@@ -146,9 +178,11 @@ def _globbed(pattern: str, own: Path | None, pages_of: _PagesOf) -> Iterator[Pag
         if len(set(above)) < len(above):  # ** goes through a link in a circle again and again
             continue
         if os.path.isdir(path):  # noqa: PTH112
-            yield from _below(path, base, own, pages_of, above)
-        elif path.suffix.lower() in PAGE_SUFFIXES and not _within(path, own):
-            yield from pages_of(path.relative_to(base).as_posix(), path, {})
+            yield from _below(path, base, own, walk, above)
+        elif path.suffix.lower() not in PAGE_SUFFIXES:
+            walk.left_out[path.suffix.lower()] += 1
+        elif not _within(path, own):
+            yield from _pages_of(walk, path.relative_to(base).as_posix(), path, {})
 
 
 def _within(path: Path, own: Path | None) -> bool:
@@ -182,7 +216,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return True
 
 
-def _listed(path: Path, known: Sequence[str], pages_of: _PagesOf) -> Iterator[Page]:
+def _listed(path: Path, known: Sequence[str], walk: Walk) -> Iterator[Page]:
     if problem := file_problem(path):
         raise OcrPhasesError(problem)
     rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _jsonl_rows(path)
@@ -200,7 +234,7 @@ def _listed(path: Path, known: Sequence[str], pages_of: _PagesOf) -> Iterator[Pa
                 name: _setting(where, name, value) for name, value in row.items() if value not in (None, "")
             }
             name = page.strip()
-            yield from pages_of(name, path.parent / Path(name).expanduser(), settings)
+            yield from _pages_of(walk, name, path.parent / _expanded(name), settings)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
 
@@ -213,14 +247,14 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for line, text in enumerate(file, 1):
             if not text.strip():
                 continue
             try:
-                row = json.loads(text)
-            except ValueError as error:
-                raise OcrPhasesError(f"{path}, line {line} is no JSON ({error}).") from error
+                row = parse_json(text.encode())
+            except OcrPhasesError as error:
+                raise OcrPhasesError(f"{path}, line {line}: {error}.") from error
             if not isinstance(row, dict):
                 raise OcrPhasesError(f'{path}, line {line} is no object: write {{"page": "path", ...}}.')
             yield line, row
@@ -228,21 +262,22 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _setting(where: str, name: str, value: Any) -> Any:
     """A value of a list in the setting's own type."""
-    if isinstance(value, dict):  # infer, in JSON
-        return value
     try:
+        if isinstance(value, dict):  # infer, in JSON
+            conform({"value": value}, Plain, name)
+            return value
         return setting_from_text(name, str(value).strip())
     except OcrPhasesError as error:
         raise OcrPhasesError(f"{where}: {error}") from error
 
 
-def _pages_of(counter: Child, name: str, path: Path, settings: Mapping[str, Any]) -> Iterator[Page]:
+def _pages_of(walk: Walk, name: str, path: Path, settings: Mapping[str, Any]) -> Iterator[Page]:
     """One page, or every page of a file with several that names none of its own."""
     source = str(path.absolute())
     if path.suffix.lower() not in PAGED_SUFFIXES or file_problem(path):
         yield Page(name, source, settings)
         return
-    outcome = counter.run({"mode": "count", "source": source}, _COUNT_SECONDS)
+    outcome = walk.count(source)
     if outcome.failure is not None:
         why = "" if outcome.failure == "page" else f"The pages of {path.name} cannot be counted: "
         yield Page(name, source, settings, why + outcome.reason)
@@ -263,8 +298,10 @@ def file_problem(path: Path) -> str:
     """
     try:
         state = path.stat()
-    except (OSError, ValueError):
+    except OSError:
         return ""
+    except ValueError as error:  # a NUL, or half of a surrogate pair
+        return f"{str(path)!r} can be no file's name ({error}): correct it."
     if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
         return f"{path} is a pipe, a socket or a device: give a regular file."
     if state.st_size > LARGEST_FILE:

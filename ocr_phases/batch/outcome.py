@@ -52,6 +52,8 @@ class Outcome:
 
     pages: int = 0
     """How many pages a PDF has, where that was the request."""
+    stderr: str = ""
+    """The last lines that a process wrote which died or met an unexpected error."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

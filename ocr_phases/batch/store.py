@@ -4,7 +4,8 @@
 ``status.json``, which the driver alone writes and writes last: a page without it is not finished.
 
 A page is finished while its record is the one that its status has the hash of; what was cut, emptied or
-changed since is measured again, and so is a page with a damaged status.
+changed since is measured again, and so is a page with a damaged status. So nothing writes a record again:
+what the page says lies beside it in ``truth.json``, and a report that shows another one is rendered again.
 
 A worker writes into a folder of its attempt's own, and the driver puts in place what the answer it counts has
 named. So a worker that nobody waits for any more, because its driver was killed, changes nothing.
@@ -34,11 +35,13 @@ from ocr_phases.record import PhaseRun
 LISTING = "jobs.jsonl"
 STATUS = "status.json"
 RECORD = "run.json"
+TRUTH = "truth.json"
 SCHEMA = 1
 
 _AGAIN = "the batch's command measures the page again."
 _ATTEMPT = ".attempt-"
 _LISTING_PART = f".{LISTING}.part"
+_open_attempts: set[Path] = set()
 
 
 class Entry(TypedDict):
@@ -59,21 +62,20 @@ class Attempt(TypedDict):
     load_s: NotRequired[float]
     worker: NotRequired[str]
     rss_bytes: NotRequired[int]
+    stderr: NotRequired[str]
 
 
 class Report(TypedDict):
-    """What became of a page's report."""
+    """What became of a page's report; ``truth`` is the SHA-256 of the ``truth.json`` that it shows."""
 
     state: Literal["done", "failed"]
     reason: str
     seconds: NotRequired[float]
+    truth: NotRequired[str | None]
 
 
 class Status(TypedDict):
-    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record (none in older ones).
-
-    ``truth`` is the SHA-256 of what the page says, where its record has that.
-    """
+    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record (none in older ones)."""
 
     schema: Literal[1]
     id: str
@@ -90,7 +92,6 @@ class Status(TypedDict):
     attempts: Annotated[list[Attempt], msgspec.Meta(min_length=1)]
     finished: NotRequired[str]
     record: NotRequired[str | None]
-    truth: NotRequired[str]
     report: Report | None
 
 
@@ -181,7 +182,9 @@ def read_status(folder: Path) -> Status | None:
 
 def write_status(folder: Path, status: dict[str, Any]) -> None:
     """Write a page's status; `OcrPhasesError` if that fails."""
-    text = json.dumps({"schema": SCHEMA, **status}, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(
+        {"schema": SCHEMA, **status}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -200,9 +203,11 @@ def finished(folder: Path, job_id: str) -> Status | None:
 
 
 def unrendered(folder: Path, job_id: str) -> Status | None:
-    """The status of a `finished` page that has no report; None for any other."""
+    """The status of a `finished` page that has no report, or one of another truth; None for any other."""
     status = finished(folder, job_id)
-    return None if status and status["report"] and status["report"]["state"] == "done" else status
+    report = status and status["report"]
+    shown = report and report["state"] == "done" and report.get("truth") == truth_hash(folder)
+    return None if shown else status
 
 
 def page_status(out: Path, entry: Entry) -> Status | None:
@@ -218,7 +223,7 @@ def check_record_hash(folder: Path, status: Status) -> str:
     path = folder / RECORD
     if not path.is_file():
         raise OcrPhasesError(f"{RECORD} is missing: {_AGAIN}")
-    found = record_hash(folder)
+    found = _hash(path)
     if "record" not in status:  # of an older version, which kept no hash
         PhaseRun.load(path)
     elif found != status["record"]:
@@ -227,11 +232,24 @@ def check_record_hash(folder: Path, status: Status) -> str:
 
 
 def record_hash(folder: Path) -> str:
-    """SHA-256 of a page's record; `OcrPhasesError` where it cannot be read.
+    """SHA-256 of a page's record; `OcrPhasesError` where it cannot be read."""
+    return _hash(folder / RECORD)
 
-    Computed once while neither size nor time of the file change: a command looks at every page several times.
-    """
-    path = folder / RECORD
+
+def truth_hash(folder: Path) -> str | None:
+    """SHA-256 of what a page says; None where that is not known."""
+    path = folder / TRUTH
+    return _hash(path) if path.exists() else None
+
+
+def page_run(folder: Path) -> PhaseRun:
+    """A page's record with what the page says, where that is known; `OcrPhasesError` for damage."""
+    run = PhaseRun.load(folder / RECORD)
+    return run.with_truth(folder / TRUTH) if (folder / TRUTH).exists() else run
+
+
+def _hash(path: Path) -> str:
+    """Computed once while neither size nor time change: a command looks at every page several times."""
     try:
         state = path.stat()
         return _file_hash(str(path), state.st_mtime_ns, state.st_size)
@@ -251,11 +269,20 @@ def attempt_folder(folder: Path) -> Iterator[Path]:
     Raises `OcrPhasesError` where it cannot be written.
     """
     place = output_folder(folder / f"{_ATTEMPT}{uuid.uuid4().hex}")
+    _open_attempts.add(place)
     try:
         yield place
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
+    finally:
+        _open_attempts.discard(place)
+
+
+def drop_open_attempts() -> None:
+    """Remove what this process is writing, before it ends in the middle of that."""
+    for place in list(_open_attempts):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def take_attempt(folder: Path, name: str) -> None:

@@ -1,18 +1,15 @@
-"""Gives the measured pages of a batch what they really say, so that their records tell what was lost."""
+"""Puts what the pages of a batch really say beside their records, so that the index tells what was lost."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ocr_phases.analyse.truth_files import page_truth
-from ocr_phases.batch.figures import write_figures
-from ocr_phases.batch.store import RECORD, finished, read_listing, record_hash, write_status
+from ocr_phases.batch.store import TRUTH, finished, read_listing
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
-from ocr_phases.record import PhaseRun
 
 
 @dataclass
@@ -25,10 +22,10 @@ class Truths:
 
 
 def add_truths(out: Path, path: Path) -> Truths:
-    """Add the truth at ``path`` to the record of every finished page, unless it has it.
+    """Put the truth at ``path`` beside the record of every finished page, unless it is there.
 
     ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered again. A
-    truth that cannot be read leaves its page without, and is named. Raises `OcrPhasesError` where a record
+    truth that cannot be read leaves its page without, and is named. Raises `OcrPhasesError` where a truth
     cannot be written.
     """
     truths = Truths()
@@ -46,11 +43,8 @@ def add_truths(out: Path, path: Path) -> Truths:
             truths.lacking += 1
             continue
         truths.found += 1
-        kept = json.dumps(truth.as_dict(), sort_keys=True).encode()
-        digest = hashlib.sha256(kept).hexdigest()
-        if status.get("truth") != digest:
-            run = PhaseRun.load(folder / RECORD).with_truth(truth)
-            write_atomic(folder / RECORD, run.to_json())
-            write_figures(folder, run)
-            write_status(folder, {**status, "truth": digest, "record": record_hash(folder), "report": None})
+        kept = json.dumps(truth.as_dict(), ensure_ascii=False, indent=1).encode("utf-8", "replace")
+        file = folder / TRUTH
+        if not file.exists() or file.read_bytes() != kept:
+            write_atomic(file, kept)
     return truths

@@ -24,7 +24,7 @@ from typing import IO, Any
 from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.job import Job, code_versions
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
-from ocr_phases.batch.store import RECORD, attempt_folder
+from ocr_phases.batch.store import RECORD, TRUTH, attempt_folder, drop_open_attempts
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
 from ocr_phases.files import TemporaryFolder, each_page, split_page
 from ocr_phases.garbage import seldom_collected
@@ -136,11 +136,16 @@ def measure_in_notebook(request: WorkerRequest, ready: Callable[[], None]) -> Ou
                 if isinstance(error, OcrPhasesError):
                     raise _notebook_refused(job, error) from error
                 raise
-            unrendered = str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
+            unrendered = _without(place, error)
         run = PhaseRun.load(place / RECORD)
         _check_unchanged(job, run)
         write_figures(place, run)
     return Outcome(place=place.name, report=unrendered)
+
+
+def _without(place: Path, error: Exception) -> str:
+    """An error's message, in which what an attempt wrote is named as it will be called."""
+    return str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
 
 
 def _notebook_refused(job: Job, error: OcrPhasesError) -> Refused:
@@ -156,14 +161,21 @@ def _notebook_refused(job: Job, error: OcrPhasesError) -> Refused:
 
 @seldom_collected()
 def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-    """Render a record that is there."""
+    """Render a record that is there, which stays as it is: the notebook's own copy is dropped."""
     from ocr_phases.report.render import report_page
 
     ready()
     folder = Path(request["folder"])
-    with _failing_as("report"):
-        report_page(folder, {"record": str(folder / RECORD)}, overwrite=True)
-    return Outcome()
+    truth = folder / TRUTH
+    parameters = {"record": str(folder / RECORD), "truth": str(truth) if truth.exists() else None}
+    failed = ""
+    with _failing_as("output"), attempt_folder(folder) as place:
+        try:
+            report_page(place, parameters)
+        except OcrPhasesError as error:
+            failed = _without(place, error)
+        (place / RECORD).unlink(missing_ok=True)
+    return Outcome("report" if failed else None, failed, place=place.name)
 
 
 def handle_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
@@ -283,6 +295,7 @@ def _private_stdout() -> IO[str]:
 def _read_requests(requests: queue.Queue[str]) -> None:
     for line in sys.stdin:
         requests.put(line)
+    drop_open_attempts()
     os._exit(0)
 
 

@@ -29,7 +29,7 @@ from ocr_phases.words import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.manifest import Page
+    from ocr_phases.batch.manifest import Page, Walk
 
 SUMMARY = "measure many pages on several devices, with an index; resumes after a stop"
 USAGE = "[options] PAGES ..."
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     The same command resumes a stopped batch.
     """
     from ocr_phases.analyse.truth_files import check_for_pages
+    from ocr_phases.batch.manifest import Walk
     from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
 
@@ -66,13 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
     _check_folder(arguments)
     asked = vars(settings_of(arguments))
     settings = {name: asked[name] for name in BATCH}
-    total = sum(1 for _ in _found(arguments, settings))
+    walk = Walk()
+    total = sum(1 for _ in _found(arguments, settings, walk))
+    left_out = dict(walk.left_out)
     if arguments.truth is not None:
         presets = max(1, len(arguments.presets))
         check_for_pages(arguments.truth, math.ceil(total / presets))
     out = output_folder(arguments.out)
     with only_writer(out), _indexed(out):
-        counts = _measure(out, arguments, settings, total)
+        if left_out:
+            kinds = ", ".join(sorted(suffix or "none" for suffix in left_out))
+            print(f"{count_text(sum(left_out.values()), 'file')} left out ({kinds})")
+        counts = _measure(out, arguments, settings, walk, total)
         failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
         again = f", {counts.again:,} listed twice" if counts.again else ""
         pages = count_text(counts.pages, "page")
@@ -81,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         unrendered = 0 if arguments.render == "none" else _render(out, arguments)
     result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
     result |= {"named_twice": counts.again, "reports_failed": unrendered, "truths_failed": unread}
-    arguments.result = {**result, **_tell_failures(out)}
+    arguments.result = {**result, "left_out": left_out, **_tell_failures(out)}
     return 1 if counts.failed or unrendered or unread else 0
 
 
@@ -150,11 +156,11 @@ def _any_failed(out: Path) -> bool:
     return failed
 
 
-def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[Page]:
+def _found(arguments: argparse.Namespace, settings: Mapping[str, Any], walk: Walk) -> Iterator[Page]:
     from ocr_phases.batch.job import PAGES
     from ocr_phases.batch.manifest import find_pages
 
-    for page in find_pages(arguments.pages, list(settings), arguments.out / PAGES):
+    for page in find_pages(arguments.pages, list(settings), arguments.out / PAGES, walk):
         if not arguments.presets or "preset" in page.settings:
             yield page
             continue
@@ -162,7 +168,9 @@ def _found(arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Iterat
             yield replace(page, settings={**page.settings, "preset": preset})
 
 
-def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, Any], total: int) -> Counts:
+def _measure(
+    out: Path, arguments: argparse.Namespace, settings: Mapping[str, Any], walk: Walk, total: int
+) -> Counts:
     from ocr_phases.batch.driver import Counts, auto_device, measure_pages
     from ocr_phases.batch.job import make_jobs
     from ocr_phases.batch.outcome import GOES_ON
@@ -188,7 +196,7 @@ def _measure(out: Path, arguments: argparse.Namespace, settings: Mapping[str, An
 
         try:
             return measure_pages(
-                make_jobs(_found(arguments, settings), settings, device),
+                make_jobs(_found(arguments, settings, walk), settings, device),
                 out,
                 pool,
                 mode="notebook" if arguments.render == "during" else "measure",

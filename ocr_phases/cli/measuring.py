@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.options import refuse, settings_of
-from ocr_phases.errors import Interrupted, OcrPhasesError
+from ocr_phases.errors import Interrupted
 from ocr_phases.garbage import seldom_collected
 from ocr_phases.settings import ModelSettings
 

@@ -14,17 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 
 from ocr_phases.analyse.truth_files import load_truth
 from ocr_phases.catalogue import FamilyFacts, check_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import only_writer, output_folder, reserved, write_atomic
+from ocr_phases.files import only_writer, output_folder, read_regular, reserved, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
+from ocr_phases.plain_json import conform, parse_json
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.truth import Truth
@@ -204,10 +205,17 @@ def _measure(
         run.save(target)
         failed.unlink(missing_ok=True)
         return CellOutcome(cell, "measured")
-    # What failed for want of memory must not keep it from the next cell.
-    free_memory(session.device)
     kept = {"cell": asdict(cell), "created": environment.now(), "reason": reason, "asked": asked}
     write_atomic(failed, json.dumps(kept, ensure_ascii=False, indent=1).encode() + b"\n")
+    try:
+        # What failed for want of memory must not keep it from the next cell.
+        free_memory(session.device)
+        torch.zeros(1, device=session.device).tolist()
+    except RuntimeError as lost:  # an error that ended the CUDA context, and would be every other cell's
+        raise OcrPhasesError(
+            f"{session.device} cannot be used any more in this process ({cell.name} failed with {reason}): "
+            "finished cells are kept, the same sweep in a new process measures the rest."
+        ) from lost
     return CellOutcome(cell, "failed", reason)
 
 
@@ -240,10 +248,21 @@ def _known(runs: Path, cell: Cell, asked: dict[str, Any], retry_failed: bool) ->
         if run is not None and _answered(run) == asked:
             return CellOutcome(cell, "kept")
     if failed.exists() and not retry_failed:
-        before = json.loads(failed.read_text(encoding="utf-8"))
+        try:
+            before = parse_json(read_regular(failed))
+            conform(before, _Failure)
+        except (OSError, OcrPhasesError):  # damaged: the cell is tried again
+            return None
         if {"vision": "eager", "ignore_eos": True, **before["asked"]} == asked:  # files of older sweeps
             return CellOutcome(cell, "failed", before["reason"])
     return None
+
+
+class _Failure(TypedDict):
+    """What is needed of a cell's failure file."""
+
+    reason: str
+    asked: dict[str, Any]
 
 
 def _answered(run: PhaseRun) -> dict[str, Any]:
@@ -281,9 +300,11 @@ def _same_subject(runs: Path, asked: dict[str, Any], again: set[str]) -> None:
         settings = () if path.stem in again else ("prompt", "repeats", "warmup", "seed", "ignore_eos")
         for name in ("page", "model", "device", "dtype", *settings):
             if answered[name] != asked[name]:
-                what = "number of " + name if name in ("repeats", "warmup") else name
+                had, wanted = f"{name} {answered[name]}", f"; you asked for {asked[name]}"
+                if name == "page":  # which is known by its hash
+                    had, wanted = "another page", ""
                 raise OcrPhasesError(
-                    f"{runs.parent} holds a sweep of another {what}: choose another folder (--out)."
+                    f"{runs.parent} holds a sweep with {had}{wanted}: choose another folder (--out)."
                 )
 
 

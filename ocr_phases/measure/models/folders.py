@@ -23,10 +23,14 @@ _MOST_HEADER = 100_000_000  # the format's own limit
 
 def local_folder(name: str, *, local_only: bool = False) -> Path | None:
     """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is neither."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return Path(os.path.abspath(folder))  # noqa: PTH100  (no link followed: "." has a name, too)
-    if folder.exists():
+    try:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return Path(os.path.abspath(folder))  # noqa: PTH100  (no link followed: "." has a name, too)
+        there = folder.exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, a user who is unknown
+        there = False
+    if there:
         raise OcrPhasesError(f"{name} is a file: name the checkpoint's folder.")
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise OcrPhasesError(

@@ -1,0 +1,174 @@
+"""A batch is killed at every write, rename and unlink: what was finished stays so, and it completes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PAGES
+
+from ocr_phases.batch import pool
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.store import finished
+from ocr_phases.cli import main
+from ocr_phases.show import index_page
+
+CHANGES = ("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+QUICK = ["--preset", "tiny", "--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
+
+
+class Here:
+    """A pool whose only worker is this process and the stub: its writes are points to be killed at, too."""
+
+    def __init__(self, *options: Any) -> None:
+        pass
+
+    def submit(self, request: Mapping[str, Any], timeout: float | None) -> Future[Outcome]:
+        from batch_stub import handler
+
+        future: Future[Outcome] = Future()
+        future.set_result(handler(request, lambda: None))
+        return future
+
+    def room(self) -> int:
+        return 1
+
+    def workers(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        pass
+
+
+def killed_before(out: Path, point: int | str) -> None:
+    """Kill this process before its change number ``point`` below ``out``, or before a file of that name."""
+    numbers = itertools.count(1)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in CHANGES and not (event == "open" and arguments[2] & WRITING):
+            return
+        path = str(arguments[1] if event in ("os.rename", "os.link") else arguments[0])
+        # What is removed below a folder is named from there.
+        if (path.startswith(str(out)) or "/" not in path) and point in (next(numbers), Path(path).name):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def finished_pages(out: Path) -> dict[str, Any]:
+    """The record's hash and the status, but for its report, of each page that is finished."""
+    found: dict[str, Any] = {}
+    for path in out.glob("pages/*/*/status.json"):
+        status = finished(path.parent, json.loads(path.read_bytes())["id"])
+        if status is not None:
+            digest = hashlib.sha256(path.with_name("run.json").read_bytes()).hexdigest()
+            found[status["name"]] = [digest, {**status, "report": None}]
+    return found
+
+
+def run(command: list[str], out: Path, point: int | str) -> int:
+    """The exit code of a command in a process of its own, killed at ``point``."""
+    process = os.fork()
+    if not process:
+        os.dup2(os.open(out.parent / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+        os.dup2(1, 2)
+        killed_before(out, point)
+        os._exit(main(command))
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def every_point(folder: Path, command: list[str]) -> None:
+    """Kill the command at each of its changes, from what lies in ``folder / start``; tell what was there."""
+    pool.LocalPool = Here  # type: ignore[assignment, misc]
+    index_page.index_html = lambda *_, **__: ""  # it is written, but not drawn
+    subprocess.run(["cp", "-a", folder / "start", folder / "first"], check=True)
+    with contextlib.redirect_stdout(sys.stderr):
+        main([*command, "--out", str(folder / "first" / "out")])  # all that is imported is there at each fork
+    for point in itertools.count(1):
+        out = folder / str(point) / "out"
+        subprocess.run(["cp", "-a", folder / "start", out.parent], check=True)
+        code = run([*command, "--out", str(out)], out, point)
+        killed = finished_pages(out)
+        again = run([*command, "--out", str(out)], out, 0)
+        hidden = [str(path) for path in out.rglob(".attempt-*")]
+        print(json.dumps([code, again, hidden, killed, finished_pages(out)]))
+        if code != -signal.SIGKILL:
+            return
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks of one process")
+@pytest.mark.parametrize("others", [False, True])
+def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
+    others: bool, tmp_path: Path
+) -> None:
+    """The first command, or another truth for an archive whose records another version wrote otherwise."""
+    out = tmp_path / "start" / "out"
+    out.mkdir(parents=True)
+    for name in ("in", "truth", "other"):
+        (tmp_path / name).mkdir()
+    for page in ("a", "b"):
+        (tmp_path / "in" / f"{page}.png").write_text(f"ok {page}")
+        (tmp_path / "truth" / f"{page}.md").write_text(f"# {page}")
+        (tmp_path / "other" / f"{page}.md").write_text(f"# Not {page}")
+    command = ["batch", str(tmp_path / "in"), "--device", "cpu", "--truth", str(tmp_path / "truth")]
+    if others:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "LocalPool", Here)
+            assert main([*command, "--out", str(out)]) == 0
+        for record in out.glob("pages/*/*/run.json"):
+            before = record.read_bytes()
+            record.write_text(json.dumps(json.loads(before), indent=3))
+            status, old, new = (
+                record.with_name("status.json"),
+                *(hashlib.sha256(data).hexdigest() for data in (before, record.read_bytes())),
+            )
+            status.write_text(status.read_text().replace(old, new))
+        command = ["batch", "--render", "only", "--truth", str(tmp_path / "other")]
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path), *command], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    points = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(points) > 15 and points[-1][0] == 0
+    earlier: set[str] = {"a.png", "b.png"} if others else set()
+    for code, again, hidden, killed, end in points:
+        assert code == (0 if points[-1] == [code, again, hidden, killed, end] else -signal.SIGKILL)
+        assert (again, hidden, sorted(end)) == (0, [], ["a.png", "b.png"])
+        assert {page: end[page] for page in killed} == killed
+        assert earlier <= set(killed)
+        earlier = set(killed)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a fork")
+def test_the_real_model_s_page_stays_finished_when_its_batch_is_killed(tmp_path: Path) -> None:
+    """While it puts the record in place, while it writes the truth, and while it puts the report in place."""
+    out = tmp_path / "out"
+    command = ["batch", str(PAGES / "slide.png"), "--out", str(out), *QUICK, "--truth", str(PAGES)]
+    seen = []
+    for name in ("run.json", "truth.json", "report.html", ""):
+        done = subprocess.run([sys.executable, __file__, str(out), name, *command], timeout=300)
+        seen.append((done.returncode, finished_pages(out)))
+    assert [code for code, _ in seen] == [1, 1, 1, 0]
+    first, *later = [pages for _, pages in seen]
+    assert first == {} and later[0] and later == [later[0]] * 3
+    status = json.loads(next(out.rglob("status.json")).read_text())
+    assert status["report"]["state"] == "done" and status["report"]["truth"]
+    assert not list(out.rglob(".attempt-*"))
+
+
+if __name__ == "__main__":
+    if Path(sys.argv[1]).name == "out":
+        sys.exit(run(sys.argv[3:], Path(sys.argv[1]), sys.argv[2]) != 0)
+    every_point(Path(sys.argv[1]), sys.argv[2:])
