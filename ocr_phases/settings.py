@@ -7,13 +7,13 @@ request and docs/settings.md; tests compare them.
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
+from ocr_phases.calls import checked, short
 from ocr_phases.catalogue import PRESET_NAMES, check_preset, facts_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.presets import PROMPTS, resolve_prompt
@@ -26,8 +26,6 @@ LARGEST_NUMBER = 2**63 - 1
 
 # Logits divided by less or by more overflow or underflow float32.
 _SMALLEST, _LARGEST = 1e-30, 1e30
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
@@ -152,9 +150,13 @@ def _infer_mapping(text: str) -> dict[str, Any]:
     return values
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Which model is measured, and where: the keywords of `OCRSession.load`."""
+    """Which model is measured, and where: the keywords of `OCRSession.load`.
+
+    ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `OcrPhasesError` for an unknown choice.
+    """
 
     model: str = _setting(
         "tiny",
@@ -181,6 +183,12 @@ class ModelSettings:
         "vendor on a CPU: refuse or ignore the code's .cuda() calls",
         choices=("refuse", "ignore"),
     )
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+        for setting in fields(ModelSettings):
+            _check(setting, getattr(self, setting.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,12 +256,17 @@ class RunSettings:
             )
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunSettings, ModelSettings):
     """All settings of a measurement, listed in docs/settings.md.
 
     Use as ``OCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())``.
     """
+
+    def __post_init__(self) -> None:
+        ModelSettings.__post_init__(self)
+        RunSettings.__post_init__(self)
 
     @classmethod
     def among(cls, values: Mapping[str, Any]) -> Settings:
@@ -311,35 +324,10 @@ def parameter_lines(wanted: Iterable[str]) -> list[str]:
     return [f"{name} = {_literal(known[name].default)}  # {help_text(known[name])}" for name in wanted]
 
 
-def keywords_of(settings: type) -> Callable[[_Function], _Function]:
-    """Decorator: adds the settings that ``**`` takes to the function's signature."""
-
-    def named(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        *own, _ = signature.parameters.values()
-        positional = [item for item in own if item.kind is not inspect.Parameter.KEYWORD_ONLY]
-        keywords = [item for item in own if item.kind is inspect.Parameter.KEYWORD_ONLY]
-        taken = {item.name for item in own}
-        types = get_type_hints(settings)
-        added = [
-            inspect.Parameter(
-                item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=types[item.name]
-            )
-            for item in fields(settings)
-            if item.name not in taken
-        ]
-        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*positional, *added, *keywords]
-        )
-        return function
-
-    return named
-
-
 def check_text(name: str, value: Any) -> None:
     """Raise `OcrPhasesError` unless the setting ``name`` is a text that UTF-8 can hold."""
     if not isinstance(value, str):
-        raise OcrPhasesError(f"{name} is {value!r}: give a text.")
+        raise OcrPhasesError(f"{name} is {short(value)}: give a text.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -351,6 +339,8 @@ def _check(setting: Field[Any], value: Any) -> None:
     name, least, choices = setting.name, setting.metadata.get("least"), setting.metadata.get("choices")
     if value is None and setting.default is None:
         return
+    if kind(setting) == "str":
+        check_text(name, value)
     if least is not None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
