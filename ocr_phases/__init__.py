@@ -59,7 +59,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
-        raise AttributeError(f"module 'ocr_phases' has no attribute {name!r}")
+        from ocr_phases.errors import UnknownAttribute
+        from ocr_phases.words import nearest
+
+        raise UnknownAttribute(f"ocr_phases has no {name}.{nearest(name, __all__)}")
     return getattr(importlib.import_module(_WHERE[name]), name)
 
 

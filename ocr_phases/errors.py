@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from typing import Any
 
 
 class OcrPhasesError(Exception):
-    """Bad input or an unusable environment; the command line prints it and exits with code 2."""
+    """Bad input or an unusable environment; the command line prints it and exits with code 2.
+
+    A notebook's cell shows the sentence alone. ``%tb`` shows the traceback, and the environment variable
+    ``OCR_PHASES_TRACEBACK`` shows it at once.
+    """
+
+    _shown = False
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows."""
+        again, self._shown = self._shown, True
+        if again or os.environ.get("OCR_PHASES_TRACEBACK"):
+            return "".join(traceback.format_exception(self)).splitlines()
+        return [f"{type(self).__name__}: {self}"]
+
+
+class WrongCall(OcrPhasesError, TypeError):
+    """A call with arguments that it does not take, or of a wrong type."""
+
+
+class UnknownAttribute(OcrPhasesError, AttributeError):
+    """A name that an object does not have."""
+
+
+class UnknownName(OcrPhasesError, KeyError):
+    """A key that a record does not have."""
+
+    __str__ = Exception.__str__  # KeyError's own is a repr
 
 
 class OutOfMemory(OcrPhasesError):

@@ -22,12 +22,14 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from ocr_phases.calls import public
 from ocr_phases.catalogue import VISION_STAGES
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, UnknownName
 from ocr_phases.files import read_regular, split_page, unpacked, write_given
 from ocr_phases.plain_json import parse_json
 from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
 from ocr_phases.truth import Truth
+from ocr_phases.words import count_text, nearest
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
@@ -107,6 +109,7 @@ def _elsewhere(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(_ELSEWHERE[name]), name)
 
 
+@public
 class RunPlots:
     """The plots of a record: each is a matplotlib figure that shows itself in a notebook.
 
@@ -150,6 +153,7 @@ class RunPlots:
         return _elsewhere("plot_region_types")(self._run, row, ax=ax)
 
 
+@public
 @dataclass(frozen=True, eq=False, repr=False)
 class PhaseRun:
     """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
@@ -186,6 +190,8 @@ class PhaseRun:
     # -- headline figures -------------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> Any:
+        if key not in self._summary:
+            raise UnknownName(f"A record has no {key!r}.{nearest(str(key), self._summary)}")
         return self._summary[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -304,6 +310,7 @@ class PhaseRun:
         batch's. ``probability`` (0 to 1) and ``margin`` (of logits) are those of
         `ocr_phases.analyse.probabilities.token_probabilities`.
         """
+        _nth(self.results, row, "row")
         return _elsewhere("tokens_of")(self, row)
 
     @property
@@ -341,6 +348,7 @@ class PhaseRun:
 
     def truth_of(self, row: int = 0) -> Truth | None:
         """What the page of a row says, where the record has it."""
+        _nth(self.results, row, "row")
         kept = None if self.truths is None else self.truths[row]
         return None if kept is None else Truth.from_dict(kept)
 
@@ -354,7 +362,7 @@ class PhaseRun:
 
         ``truth`` is that, or a path for `ocr_phases.analyse.truth_files.load_truth`; raises as that does.
         """
-        if self.results[row]["text"] is None:
+        if _nth(self.results, row, "row")["text"] is None:
             raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
         said = truth if isinstance(truth, Truth) else _elsewhere("load_truth")(truth, self.page_name(row))
         truths = list(self.truths or [None] * len(self.results))
@@ -396,7 +404,7 @@ class PhaseRun:
 
     def page_data(self, number: int = 0) -> bytes | None:
         """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where damaged."""
-        page = self.pages[number]
+        page = _nth(self.pages, number, "page")
         try:
             return None if page.get("data") is None else base64.b64decode(page["data"])
         except ValueError as error:  # no base64
@@ -473,7 +481,7 @@ class PhaseRun:
     def load(cls, path: str | Path) -> PhaseRun:
         """Read a record that `save` wrote; `OcrPhasesError` for anything else."""
         try:
-            data = read_regular(path, MOST_BYTES)
+            data = read_regular(Path(path), MOST_BYTES)
         except OSError as error:
             raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
         try:
@@ -554,6 +562,15 @@ def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = 
             data = buffer.getvalue()
         page["data"] = base64.b64encode(data).decode()
     return page
+
+
+def _nth(items: list[Any], number: int, what: str) -> Any:
+    """A row or page by its number; `UnknownName` for one that the record does not have."""
+    if number not in range(-len(items), len(items)):
+        raise UnknownName(
+            f"There is no {what} {number}: the record has {count_text(len(items), what)}, from 0."
+        )
+    return items[number]
 
 
 def _median(values: np.ndarray | float | int) -> float | None:

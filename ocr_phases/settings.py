@@ -7,13 +7,13 @@ request and docs/settings.md; tests compare them.
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar, get_type_hints
+from typing import Any, TypeGuard
 
+from ocr_phases.calls import checked, short
 from ocr_phases.catalogue import PRESET_NAMES, check_preset, facts_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.presets import PROMPTS, resolve_prompt
@@ -30,8 +30,6 @@ LARGEST_NUMBER = 2**63 - 1
 
 # Logits divided by less or by more overflow or underflow float32.
 _SMALLEST, _LARGEST = 1e-30, 1e30
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
@@ -167,6 +165,7 @@ def _infer_mapping(text: str) -> dict[str, Any]:
     return values
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """Which model is measured, and where: the keywords of `OCRSession.load`.
@@ -285,6 +284,7 @@ class RunSettings:
         return facts_of(None).published_limit if is_published(self.infer) else NEW_TOKENS
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunSettings, ModelSettings):
     """All settings of a measurement, listed in docs/settings.md.
@@ -352,35 +352,10 @@ def parameter_lines(wanted: Iterable[str]) -> list[str]:
     return [f"{name} = {_literal(known[name].default)}  # {help_text(known[name])}" for name in wanted]
 
 
-def keywords_of(settings: type) -> Callable[[_Function], _Function]:
-    """Decorator: adds the settings that ``**`` takes to the function's signature."""
-
-    def named(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        *own, _ = signature.parameters.values()
-        positional = [item for item in own if item.kind is not inspect.Parameter.KEYWORD_ONLY]
-        keywords = [item for item in own if item.kind is inspect.Parameter.KEYWORD_ONLY]
-        taken = {item.name for item in own}
-        types = get_type_hints(settings)
-        added = [
-            inspect.Parameter(
-                item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=types[item.name]
-            )
-            for item in fields(settings)
-            if item.name not in taken
-        ]
-        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*positional, *added, *keywords]
-        )
-        return function
-
-    return named
-
-
 def check_text(name: str, value: Any) -> None:
     """Raise `OcrPhasesError` unless the setting ``name`` is a text that UTF-8 can hold."""
     if not isinstance(value, str):
-        raise OcrPhasesError(f"{name} is {value!r}: give a text.")
+        raise OcrPhasesError(f"{name} is {short(value)}: give a text.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -392,6 +367,8 @@ def _check(setting: Field[Any], value: Any) -> None:
     name, least, choices = setting.name, setting.metadata.get("least"), setting.metadata.get("choices")
     if value is None and setting.default is None:
         return
+    if kind(setting) == "str":
+        check_text(name, value)
     if least is not None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")

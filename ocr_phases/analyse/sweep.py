@@ -17,6 +17,7 @@ from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
 from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_table
+from ocr_phases.calls import public
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.words import count_text, ms_text
@@ -75,6 +76,7 @@ _FAILED = ".failed"
 _POINTS = 60  # of a curve: single steps are noise here
 
 
+@public
 @dataclass(frozen=True)
 class Sweep:
     """The records of a folder by cell, and the cells that could not be measured (`FAILURE_COLUMNS`)."""

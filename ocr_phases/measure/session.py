@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ocr_phases.calls import checked, public
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.garbage import seldom_collected
@@ -57,26 +58,21 @@ from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, 
 from ocr_phases.measure.sweep import make_cells, one_sentence, run_sweep
 from ocr_phases.presets import GROUNDING_TAG
 from ocr_phases.record import PhaseRun
-from ocr_phases.settings import (
-    NEW_TOKENS,
-    ModelSettings,
-    RunSettings,
-    is_published,
-    keywords_of,
-    resolve_infer,
-)
+from ocr_phases.settings import NEW_TOKENS, ModelSettings, RunSettings, is_published, resolve_infer
 from ocr_phases.words import bytes_text, millions_text, stage_name
 
 if TYPE_CHECKING:
     from ocr_phases.show.sweep_result import SweepResult
 
 
+@public
 class OCRSession:
     """A loaded model of one of the families, its tokenizer and device.
 
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
 
+    @checked()
     def __init__(self, checkpoint: Checkpoint, device: str, dtype: torch.dtype) -> None:
         self.checkpoint = checkpoint
         self.model: Any = checkpoint.model
@@ -92,8 +88,8 @@ class OCRSession:
     # -- loading ----------------------------------------------------------------------------------
 
     @classmethod
-    @keywords_of(ModelSettings)
-    def load(cls, model: str = "tiny", **settings: Any) -> OCRSession:
+    @checked(ModelSettings)
+    def load(cls, model: str | Path = "tiny", **settings: Any) -> OCRSession:
         """Load ``tiny``, ``dummy`` (random full-size weights), a checkpoint folder or a hub id.
 
         ``settings`` are those of `ModelSettings`; ``dtype`` may be a ``torch.dtype``, and is by default
@@ -101,9 +97,11 @@ class OCRSession:
         checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a full commit hash
         as ``revision`` (docs/vendor.md). Raises `OcrPhasesError` for what cannot be had.
         """
-        return cls._load(ModelSettings(model=model, **settings))
+        name = str(model) if isinstance(model, Path) else model
+        return cls._load(ModelSettings(model=name, **settings))
 
     @classmethod
+    @checked(ModelSettings)
     def from_local(cls, folder: str | Path, **settings: Any) -> OCRSession:
         """Load a checkpoint folder, and nothing but a folder; ``settings`` as in `load`."""
         return cls._load(ModelSettings(model=str(folder), **settings), local_only=True)
@@ -134,6 +132,7 @@ class OCRSession:
         chosen = self._choose_preset(preset, rows)["preset"]
         return self._pack(rows, chosen, prompts, NoTimeline())[0]
 
+    @checked(phases.prefill)
     def run_prefill(
         self, inputs: PageInputs | DeviceInputs, timeline: Timeline | None = None, **options: Any
     ) -> phases.DecodeState:
@@ -176,7 +175,7 @@ class OCRSession:
 
     # -- the measurement --------------------------------------------------------------------------
 
-    @keywords_of(RunSettings)
+    @checked(RunSettings)
     def run_inference(
         self,
         page: Page | Sequence[Page],
@@ -253,7 +252,7 @@ class OCRSession:
             raise _interrupted(self.last_run, interrupt) from None
         return record
 
-    @keywords_of(RunSettings)
+    @checked(RunSettings)
     def check_request(self, page: Page | Sequence[Page], **settings: Any) -> None:
         """Raise the `OcrPhasesError` that `run_inference` would raise before its first run."""
         request = self._request(page, RunSettings(**settings))
@@ -276,6 +275,7 @@ class OCRSession:
         if request.ceilings:
             after["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
 
+    @checked(run_sweep)
     def sweep(
         self,
         page: str | Path,

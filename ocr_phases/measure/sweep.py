@@ -95,8 +95,8 @@ def make_cells(
                 raise OcrPhasesError(f"Unknown {what} {name!r}: use {' or '.join(known)}.{hint}")
     for name, values in (("batch size", batches), ("number of new tokens", lengths)):
         for value in values:
-            if value < 1:
-                raise OcrPhasesError(f"{value} is no {name}: it must be at least 1.")
+            if not isinstance(value, int) or value < 1:
+                raise OcrPhasesError(f"{value!r} is no {name}: give a whole number from 1.")
     combined = itertools.product(presets, strategies, batches, lengths, visions)
     cells = list(dict.fromkeys(Cell(*values) for values in combined))
     if not cells:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ocr_phases.calls import checked
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.measure.session import OCRSession
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ocr_phases.show.sweep_result import SweepResult
 
 
+@checked(OCRSession.sweep)
 def sweep(
     page: str | Path,
     models: Sequence[str] = ("tiny",),

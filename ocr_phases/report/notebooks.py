@@ -141,8 +141,11 @@ def _represented(value: Any) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _error(error: Exception) -> Output:
-    within = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    told = "".join(traceback.format_exception(type(error), error, within)).splitlines()
+    if isinstance(error, OcrPhasesError):
+        told = error._render_traceback_()
+    else:
+        within = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        told = "".join(traceback.format_exception(type(error), error, within)).splitlines()
     return {
         "output_type": "error",
         "ename": type(error).__name__,

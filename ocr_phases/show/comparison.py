@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.compare import MARGIN, Compared, in_units
+from ocr_phases.calls import checked, hinted, public
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare as drawing
 from ocr_phases.show import html
@@ -16,18 +18,23 @@ from ocr_phases.show.blocks import fold, fragment, preformatted
 from ocr_phases.show.faces import Bundle, bundle
 
 
-def compare(*runs: PhaseRun, labels: Sequence[str] | None = None, margin: float = MARGIN) -> Comparison:
-    """Compare each record with the first: changes, their intervals and verdicts.
+@checked()
+def compare(
+    *runs: PhaseRun | str | Path, labels: Sequence[str] | None = None, margin: float = MARGIN
+) -> Comparison:
+    """Compare each record, or file of a record, with the first: changes, their intervals and verdicts.
 
     ``labels`` name the records, by default `ocr_phases.analyse.environments.run_labels`; ``margin`` is per
     cent within which two are equivalent. Raises `OcrPhasesError` for fewer than two records, labels
     that are not one a record, and a margin that is no percentage.
     """
-    comparison = Comparison(runs, labels, margin=margin)
+    records = [run if isinstance(run, PhaseRun) else PhaseRun.load(run) for run in runs]
+    comparison = Comparison(records, labels, margin=margin)
     _ = comparison.table  # what cannot be compared is refused here, not where it is shown
     return comparison
 
 
+@hinted
 class Comparison(Compared):
     """What `compare` gives: ``verdict``, ``table``, ``headline``, ``differs``, ``text_diff`` and ``plot``."""
 
@@ -53,6 +60,7 @@ class Comparison(Compared):
         return bundle(fragment(*parts), f"{self.verdict}\n{table}")
 
 
+@public
 class ComparePlots:
     """The plots of a comparison: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
 

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.sweep import Sweep, decode_curves
+from ocr_phases.calls import public
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html
 from ocr_phases.show import sweep as drawing
@@ -16,6 +17,7 @@ from ocr_phases.show.faces import Bundle, bundle
 _TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
 
 
+@public
 class SweepResult(Sweep):
     """The records of a sweep by cell in ``runs``, with ``table``, ``failures``, ``verdict`` and ``plot``."""
 
@@ -53,6 +55,7 @@ class SweepResult(Sweep):
         return bundle(shown, f"{self.verdict}\n{table}" if self.runs else self.verdict)
 
 
+@public
 class SweepPlots:
     """The plots of a sweep: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
 

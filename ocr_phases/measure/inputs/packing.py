@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from ocr_phases.calls import public
 from ocr_phases.catalogue import get_preset
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.images import as_rgb, load_page
@@ -205,6 +206,7 @@ class DeviceInputs:
         )
 
 
+@public
 @dataclass(frozen=True, eq=False, repr=False)
 class PageInputs:
     """One batch of B prompts of T tokens, ready for a model, still on the CPU.

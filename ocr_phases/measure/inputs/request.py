@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,9 @@ def make_rows(
     A list of pages, or ``file.pdf#2-4``, is a batch of one page a row; with a single prompt that names
     several ``<image>``, or the family's prompt for many pages, it is one row of several pages.
     """
-    given = [page] if isinstance(page, str | Path | bytes | Image.Image) else list(page)
+    given = list(page) if isinstance(page, Iterable) and not isinstance(page, str | bytes) else [page]
+    if not given:
+        raise OcrPhasesError("There is no page in the list: give at least one.")
     pages: list[Page] = []
     for item in given:
         pages += each_page(str(item)) if isinstance(item, str | Path) else [item]

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ocr_phases.calls import checked, hinted
 from ocr_phases.catalogue import windowed_length
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.packing import DeviceInputs
@@ -56,6 +57,7 @@ class StepRunner(Protocol):
         """One step: logits [B, vocab] and, where it chose it, the next token int64 [B]."""
 
 
+@hinted
 @dataclass(repr=False)
 class DecodeState:
     """What decode continues from. B rows; ``length`` is prompt plus decoded tokens that the cache has seen.
@@ -129,6 +131,7 @@ class DecodeState:
 
 
 @torch.no_grad()
+@checked()
 def prefill(
     model: nn.Module,
     inputs: DeviceInputs,
@@ -208,6 +211,7 @@ def redecode(state: DecodeState) -> None:
 
 
 @torch.no_grad()
+@checked()
 def decode_step(
     model: nn.Module,
     state: DecodeState,
@@ -257,6 +261,7 @@ def _model_step(model: nn.Module, state: DecodeState) -> tuple[Tensor, None]:
 
 
 @torch.no_grad()
+@checked()
 def decode(
     model: nn.Module,
     state: DecodeState,
@@ -323,6 +328,7 @@ def _execution(
         yield
 
 
+@checked(decode)
 def generate(
     model: nn.Module,
     inputs: DeviceInputs,

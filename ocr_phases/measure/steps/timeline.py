@@ -20,6 +20,8 @@ import pandas as pd
 import torch
 from torch import nn
 
+from ocr_phases.calls import checked, hinted
+from ocr_phases.measure.models.checkpoint import resolve_device
 from ocr_phases.measure.models.family import Family
 from ocr_phases.record import SPAN_COLUMNS, make_spans
 
@@ -45,6 +47,7 @@ class Span:
     profiled: Any = None
 
 
+@hinted
 class Timeline:
     """The spans of one repeat. `span` opens one; `rows` reads them all once, at the end.
 
@@ -52,8 +55,9 @@ class Timeline:
     neither an NVTX range nor a profiler range behind.
     """
 
+    @checked()
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._device = torch.device(device)
+        self._device = torch.device(resolve_device(str(device)))
         self.cuda = self._device.type == "cuda"
         # Asking for it at every mark would cost as much as the mark.
         self._stream = torch.cuda.current_stream(self._device) if self.cuda else None
