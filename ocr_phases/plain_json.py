@@ -13,6 +13,9 @@ from ocr_phases.errors import OcrPhasesError
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**53)]
 
+#: Bytes that a decoded JSON text may take. Each value takes at most 200, each character of a text 4.
+MOST_MEMORY = 2_000_000_000
+
 _DEPTH = 8
 _Scalar = (
     None
@@ -34,8 +37,13 @@ class Plain(TypedDict):
 
 def parse_json(data: bytes) -> Any:
     """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything else."""
+    values = sum(map(data.count, (b"[", b"{", b",")))
+    if 4 * len(data) + 200 * values > MOST_MEMORY:
+        raise OcrPhasesError("it would take more than 2 GB of memory")
     try:
         return msgspec.json.decode(data)
+    except MemoryError as error:
+        raise OcrPhasesError("it takes more memory than there is") from error
     except RecursionError as error:
         raise OcrPhasesError("its JSON is nested too deeply") from error
     except ValueError as error:  # msgspec's own, and text that is no UTF-8

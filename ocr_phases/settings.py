@@ -33,7 +33,7 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
-    """A field with its help; ``least`` and ``choices`` are checked, ``kept=False`` is not in the request."""
+    """A field with its help; ``least`` with ``most``, and ``choices``, are checked; see `REQUEST_SETTINGS`."""
     return field(default=default, metadata={"text": text, **rules})
 
 
@@ -219,6 +219,7 @@ class RunSettings:
         None,
         "most tokens, the prefill's included; by default 512, or a published infer's limit",
         least=1,
+        most=1_000_000,
     )
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
@@ -230,16 +231,16 @@ class RunSettings:
     return_text: bool = _setting(True, "keep the text in the record")
     ignore_eos: bool | None = _setting(None, "continue after the end token; by default only for dummy")
     eos_check_every: int | None = _setting(
-        None, "steps between reads of the end token; by default 1 in eager, else 16", least=1
+        None, "steps between reads of the end token; by default 1 in eager, else 16", least=1, most=1_000_000
     )
     first_token: str = _setting(
         "prefill",
         "source of token 1: prefill, or redecode (decodes the last prompt token again)",
         choices=FIRST_TOKENS,
     )
-    repeats: int = _setting(3, "measured runs", least=1)
-    warmup: int = _setting(1, "unrecorded runs before them", least=0)
-    seed: int = _setting(0, "seed of the sampling", least=-LARGEST_NUMBER)
+    repeats: int = _setting(3, "measured runs", least=1, most=10_000)
+    warmup: int = _setting(1, "unrecorded runs before them", least=0, most=10_000)
+    seed: int = _setting(0, "seed of the sampling", least=-LARGEST_NUMBER, most=LARGEST_NUMBER)
     strategy: str = _setting("eager", "how the language model runs", choices=STRATEGIES)
     vision: str = _setting("eager", "how the vision encoders run", choices=VISIONS)
     exact_mask: bool = _setting(False, "pass the 2-D attention mask, not precomputed ones")
@@ -254,7 +255,7 @@ class RunSettings:
     kernels: bool = _setting(
         False, "CUDA: profile kernels and host syncs of each stage in one more run", kept=False
     )
-    kernel_steps: int = _setting(32, "most decode steps of that run", least=1, kept=False)
+    kernel_steps: int = _setting(32, "most decode steps of that run", least=1, most=1_000_000, kept=False)
     kernel_trace: str | Path | None = _setting(None, "Chrome trace file of that run (.json.gz)", kept=False)
 
     def __post_init__(self) -> None:
@@ -374,8 +375,8 @@ def _check(setting: Field[Any], value: Any) -> None:
             raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
         if value < least:
             raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
-        if value > LARGEST_NUMBER:
-            raise OcrPhasesError(f"{name} is larger than {LARGEST_NUMBER}: give a smaller number.")
+        if value > setting.metadata["most"]:
+            raise OcrPhasesError(f"{name} is {value}: it must be at most {setting.metadata['most']:,}.")
     if kind(setting) == "bool" and not isinstance(value, bool):
         raise OcrPhasesError(f"{name} is {value!r}: it must be True or False.")
     if choices is not None and value not in choices:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse.grounding import intersection_over_union, parse_grounding
+from ocr_phases.analyse.grounding import box_array, intersection_over_union, parse_grounding
 from ocr_phases.analyse.quality import (
     QUALITY_COLUMNS,
     match_boxes,
@@ -139,12 +139,14 @@ def quality_of(written: str, truth: Truth) -> dict[tuple[str, str], float]:
 
 
 def test_boxes_by_hand() -> None:
-    assert intersection_over_union((0, 0, 10, 10), (5, 0, 15, 10)) == pytest.approx(50 / 150)
-    assert intersection_over_union((0, 0, 10, 10), (20, 20, 30, 30)) == 0.0
-    assert intersection_over_union((1, 1, 1, 1), (1, 1, 1, 1)) == 0.0
+    others = box_array([(5, 0, 15, 10), (20, 20, 30, 30)])
+    assert intersection_over_union((0, 0, 10, 10), others).tolist() == [50 / 150, 0.0]
+    assert intersection_over_union((1, 1, 1, 1), box_array([(1, 1, 1, 1)])).tolist() == [0.0]
     # The best pair first; a box is in one pair only.
     ours = [[(0, 0, 10, 10)], [(0, 0, 10, 9)], []]
     assert match_boxes(ours, [(0, 0, 10, 10), (50, 50, 60, 60)]) == [(0, 0, 1.0)]
+    # Of a loop the first region is the page's.
+    assert match_boxes([ours[0]] * 3, [(0, 0, 10, 10)]) == [(0, 0, 1.0)]
 
 
 def test_regions_order_and_labels_are_measured(tmp_path: Path) -> None:

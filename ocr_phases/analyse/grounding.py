@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from ocr_phases.catalogue import FAMILIES
@@ -146,14 +147,23 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
     return Grounding(tuple(regions), dropped, tuple(pages), mark or "")
 
 
-def intersection_over_union(one: Box, other: Box, ends: int = 0) -> float:
-    """Of two boxes; 0 where neither has an area. With ``ends`` 1 both ends count, so a line has an area."""
-    corners = max(one[0], other[0]), max(one[1], other[1]), min(one[2], other[2]), min(one[3], other[3])
-    inside, *whole = (
-        max(box[2] - box[0] + ends, 0) * max(box[3] - box[1] + ends, 0) for box in (corners, one, other)
-    )
-    union = sum(whole) - inside
-    return inside / union if union else 0.0
+def intersection_over_union(box: Box, others: np.ndarray, ends: int = 0) -> np.ndarray:
+    """Of a box with each of ``others``, int64 [n, 4]; float64 [n], 0 where neither has an area.
+
+    With ``ends`` 1 both ends count, so a line has an area.
+    """
+    left, top, right, bottom = others.T
+    across = np.minimum(right, box[2]) - np.maximum(left, box[0]) + ends
+    down = np.minimum(bottom, box[3]) - np.maximum(top, box[1]) + ends
+    inside = np.maximum(across, 0) * np.maximum(down, 0)
+    own = max(box[2] - box[0] + ends, 0) * max(box[3] - box[1] + ends, 0)
+    union = np.maximum(right - left + ends, 0) * np.maximum(bottom - top + ends, 0) + own - inside
+    return inside / np.maximum(union, 1)
+
+
+def box_array(boxes: Iterable[Box]) -> np.ndarray:
+    """Boxes as int64 [n, 4]."""
+    return np.array(list(boxes), dtype=np.int64, order="F").reshape(-1, 4)
 
 
 def _short_mark(inside: str) -> tuple[str, str]:

@@ -5,13 +5,21 @@ docs/quality.md defines each measure. Lower is better for distances and error ra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rapidfuzz.distance import Levenshtein
 
-from ocr_phases.analyse.grounding import Box, Region, intersection_over_union, parse_grounding
+from ocr_phases.analyse.grounding import (
+    Box,
+    Region,
+    box_array,
+    intersection_over_union,
+    parse_grounding,
+)
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.analyse.steps import repetition_loop
@@ -96,10 +104,10 @@ def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:
     ``cer`` and ``wer``: Levenshtein distance in characters and words over the truth's length, as jiwer has
     them; may exceed 1. ``edit_distance``: the same distance over the longer text's length, 0 to 1.
     """
-    words = true.split()
+    words, edits = true.split(), Levenshtein.distance(written, true)
     return {
-        "edit_distance": (Levenshtein.normalized_distance(written, true), len(true)),
-        "cer": (Levenshtein.distance(written, true) / max(len(true), 1), len(true)),
+        "edit_distance": (edits / max(len(written), len(true), 1), len(true)),
+        "cer": (edits / max(len(true), 1), len(true)),
         "wer": (Levenshtein.distance(written.split(), words) / max(len(words), 1), len(words)),
     }
 
@@ -118,10 +126,16 @@ def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[tuple[s
     placed = [(region.label, region.box) for region in theirs if region.box is not None]
     pairs = match_boxes([[box] for region in ours for box in region.boxes], [box for _, box in placed])
     lines: list[tuple[str, str, float, int]] = []
-    for label in ["", *dict.fromkeys(label for label, _ in placed)]:
-        mine = {place for place, (kind, _) in enumerate(placed) if label in ("", kind)}
-        found = [overlap for _, place, overlap in pairs if place in mine]
-        lines.append((label, "box_recall", len(found) / len(mine), len(mine)))
+    overlaps: dict[str, list[float]] = {}
+    for _, place, overlap in pairs:
+        overlaps.setdefault(placed[place][0], []).append(overlap)
+    every = ("", len(placed), [overlap for *_, overlap in pairs])
+    counts = Counter(label for label, _ in placed)
+    for label, count, found in [
+        every,
+        *((label, counts[label], overlaps.get(label, [])) for label in counts),
+    ]:
+        lines.append((label, "box_recall", len(found) / count, count))
         if found:
             lines.append((label, "box_iou", sum(found) / len(found), len(found)))
     if pairs:
@@ -132,19 +146,34 @@ def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[tuple[s
 
 
 def match_boxes(ours: Sequence[Sequence[Box]], theirs: Sequence[Box]) -> list[tuple[int, int, float]]:
-    """Pairs ``(ours, theirs, IoU)`` of at least `MATCHED_IOU`, best first, each region in one at most."""
-    found = [
-        (intersection_over_union(box, other), mine, place)
-        for mine, boxes in enumerate(ours)
-        for box in boxes
-        for place, other in enumerate(theirs)
-    ]
-    pairs: list[tuple[int, int, float]] = []
-    taken: set[int] = set()
-    used: set[int] = set()
-    for overlap, mine, place in sorted(found, reverse=True):
-        if overlap >= MATCHED_IOU and mine not in used and place not in taken:
-            pairs.append((mine, place, overlap))
-            used.add(mine)
-            taken.add(place)
-    return pairs
+    """Pairs ``(ours, theirs, IoU)`` of at least `MATCHED_IOU`, best first, each region in one at most.
+
+    Of equal overlaps the one of the first region is the best.
+    """
+    # From a region to the one that it overlaps most, and on from there: where two are each other's best,
+    # they are a pair. So no list of all overlaps is needed, which could be of millions.
+    sides = ours, [[box] for box in theirs]
+    boxes = [box_array(box for held in side for box in held) for side in sides]
+    owners = [np.repeat(np.arange(len(side)), [len(held) for held in side]) for side in sides]
+    free = [np.ones(len(held), dtype=bool) for held in boxes]
+    pairs: dict[int, tuple[int, int, float]] = {}
+    for first in range(len(ours) if len(theirs) else 0):
+        chain = [] if first in pairs else [(0, first)]
+        while chain:
+            side, number = chain[-1]
+            other = 1 - side
+            overlaps = np.zeros(len(boxes[other]))
+            for box in sides[side][number]:
+                overlaps = np.maximum(overlaps, intersection_over_union(box, boxes[other]))
+            best = int((overlaps * free[other]).argmax())
+            partner = other, int(owners[other][best])
+            if overlaps[best] < MATCHED_IOU or not free[other][best]:  # true of the first of a chain only
+                break
+            if chain[-2:-1] != [partner]:
+                chain.append(partner)
+                continue
+            for at, taken in (chain.pop(), chain.pop()):
+                free[at][owners[at] == taken] = False
+            mine, place = (number, partner[1]) if side == 0 else (partner[1], number)
+            pairs[mine] = mine, place, float(overlaps[best])
+    return sorted(pairs.values(), key=lambda pair: (-pair[2], pair[0]))

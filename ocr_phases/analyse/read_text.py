@@ -23,6 +23,12 @@ _NOTE = re.compile(r"^([ \t]*)(?=\[[^\]\n]*\]:)", re.MULTILINE)
 #: no digit follows, so that sums of money keep theirs.
 _MATH = re.compile(r"\\[()\[\]]|\$\$")
 _INLINE_MATH = re.compile(r"\$(?=\S)([^$\n]*[^\s$])\$(?!\d)")
+#: What readers take quadratic time for, and no page has: blanks, and signs among which may be marks.
+_BLANKS = re.compile(r"[^\S\n]{101,}")
+_SIGNS = re.compile(r"[^\w\s\x00-\x7f]{31,}")
+_MOST_MARKS = 30
+#: A number of a character that has more digits than any has; Python refuses to read the longest.
+_LONG_NUMBER = re.compile(r"&(?=#[0-9]{20})")
 _AST = mistune.create_markdown(renderer="ast", plugins=["table", "strikethrough"])
 
 
@@ -32,7 +38,7 @@ def plain_text(markdown: str) -> str:
     Marks of headings, bullets, emphasis and formulas go; numbers, a table's cells and a link's text stay.
     """
     pieces: list[str] = []
-    for is_table, part in split_tables(markdown):
+    for is_table, part in split_tables(few_blanks(markdown)):
         if is_table:
             pieces += [" ", without_tags(part), " "]
             continue
@@ -44,8 +50,28 @@ def plain_text(markdown: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text in Unicode NFKC, each run of white space one space."""
-    return _SPACE.sub(" ", unicodedata.normalize("NFKC", text)).strip()
+    """Text in Unicode NFKC, each run of white space one space.
+
+    More than 30 marks on a character are in Unicode's Stream-Safe format.
+    """
+    return _SPACE.sub(" ", unicodedata.normalize("NFKC", _SIGNS.sub(_stream_safe, text))).strip()
+
+
+def few_blanks(text: str) -> str:
+    """The text with at most 100 blanks in a row, which mean the same in Markdown."""
+    return _BLANKS.sub(lambda run: run[0][:100], text)
+
+
+def _stream_safe(signs: re.Match[str]) -> str:
+    """A joiner after each 30 marks: sorting a run of marks takes quadratic time."""
+    pieces, marks = [], 0
+    for sign in signs[0]:
+        marks = marks + 1 if unicodedata.combining(sign) else 0
+        if marks > _MOST_MARKS:
+            pieces.append("\N{COMBINING GRAPHEME JOINER}")
+            marks = 1
+        pieces.append(sign)
+    return "".join(pieces)
 
 
 def split_tables(text: str) -> Iterator[tuple[bool, str]]:
@@ -65,9 +91,16 @@ def split_tables(text: str) -> Iterator[tuple[bool, str]]:
 def without_tags(markup: str) -> str:
     """The character data of HTML, with a space at each tag that is not of a word's look."""
     reader = _Text()
-    reader.feed(markup)
-    reader.close()
+    feed(reader, markup)
     return "".join(reader.pieces)
+
+
+def feed(reader: HTMLParser, markup: str) -> None:
+    """Give a reader all the markup, in time linear in its length."""
+    # A tag that is never closed is text. The reader would look for its end from each one anew.
+    head, end, tail = _LONG_NUMBER.sub("&amp;", markup).rpartition(">")
+    reader.feed(f"{head}{end}{tail.replace('<', '&lt;')}")
+    reader.close()
 
 
 def _collect(nodes: Any, pieces: list[str]) -> None:
@@ -86,7 +119,7 @@ def _collect(nodes: Any, pieces: list[str]) -> None:
         elif kind in ("block_html", "inline_html"):
             pieces.append(without_tags(node["raw"]))
         else:
-            pieces.append(html.unescape(node.get("raw", " ")))
+            pieces.append(html.unescape(_LONG_NUMBER.sub("&amp;", node.get("raw", " "))))
 
 
 class _Text(HTMLParser):

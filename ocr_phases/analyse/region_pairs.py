@@ -12,6 +12,7 @@ from ocr_phases.analyse.grounding import (
     Box,
     Grounding,
     Region,
+    box_array,
     intersection_over_union,
     parse_grounding,
 )
@@ -44,20 +45,19 @@ def matched_regions(base: Grounding, other: Grounding) -> dict[int, int]:
 
     A region takes the free one of its page that it overlaps most. The preambles belong together.
     """
-    free = {region.index: region for region in other.regions if region.boxes}
+    others = [region for region in other.regions if region.boxes]
+    outlines, pages = box_array(map(_outline, others)), np.array([region.page for region in others])
+    free = np.ones(len(others), dtype=bool)
     found = {PREAMBLE: PREAMBLE}
     for region in base.regions:
-        if not region.boxes:
+        if not region.boxes or not others:
             continue
-        overlaps = {
-            number: intersection_over_union(_outline(region), _outline(one), ends=1)
-            for number, one in free.items()
-            if one.page == region.page
-        }
-        best = max(overlaps, key=overlaps.__getitem__, default=None)
-        if best is not None and overlaps[best] >= LEAST_OVERLAP:
-            found[region.index] = best
-            del free[best]
+        overlaps = intersection_over_union(_outline(region), outlines, ends=1)
+        overlaps *= free & (pages == region.page)
+        best = int(overlaps.argmax())
+        if overlaps[best] >= LEAST_OVERLAP:
+            found[region.index] = others[best].index
+            free[best] = False
     return found
 
 

@@ -9,7 +9,7 @@ import mistune
 from apted import APTED, Config
 from rapidfuzz.distance import Levenshtein
 
-from ocr_phases.analyse.read_text import one_line, plain_text, split_tables
+from ocr_phases.analyse.read_text import feed, few_blanks, one_line, plain_text, split_tables
 
 #: Nodes of a table; comparing the trees of two larger ones takes seconds.
 MOST_NODES = 120
@@ -33,7 +33,7 @@ class Cell:
 def tables_of(text: str) -> list[Cell]:
     """The tables of a text in their order, of HTML and of Markdown; cells are plain text."""
     found = []
-    for is_table, part in split_tables(text):
+    for is_table, part in split_tables(few_blanks(text)):
         if is_table:
             found.append(_tree(part))
         elif "|" in part:
@@ -71,8 +71,7 @@ def _flat(node: Cell) -> list[tuple[Any, ...]]:
 
 def _tree(markup: str) -> Cell:
     reader = _TableReader()
-    reader.feed(markup)
-    reader.close()
+    feed(reader, markup)
     for row in reader.table.children:
         for cell in row.children:
             marked = any(mark in cell.text for mark in _MARKED)

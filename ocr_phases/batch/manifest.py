@@ -282,7 +282,7 @@ def _pages_of(walk: Walk, name: str, path: Path, settings: Mapping[str, Any]) ->
         why = "" if outcome.failure == "page" else f"The pages of {path.name} cannot be counted: "
         yield Page(name, source, settings, why + outcome.reason)
     elif outcome.pages > MOST_FILE_PAGES:
-        many = f"{path.name} has {outcome.pages:,} pages, more than {MOST_FILE_PAGES:,}"
+        many = f"{path.name} has more than {MOST_FILE_PAGES:,} pages"
         yield Page(name, source, settings, f"{many}: name those you want ({path.name}#3), or split it.")
     elif outcome.pages == 1 and path.suffix.lower() != ".pdf":  # the usual image: no page has a number
         yield Page(name, source, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.request import Page
 from ocr_phases.measure.session import OCRSession
 from ocr_phases.record import PhaseRun, describe_page
-from ocr_phases.settings import REQUEST_SETTINGS
+from ocr_phases.settings import REQUEST_SETTINGS, RunSettings
 
 
 def repeat_run(
@@ -33,9 +34,10 @@ def repeat_run(
     where page or model cannot be had or differ.
     """
     pages = recorded_pages(record, page)
-    session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
     asked = record.request
     settings = {name: asked[name] for name in REQUEST_SETTINGS if name in asked and name != "prompt"}
+    RunSettings(**settings)  # a wrong one is refused before the model is loaded
+    session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
     prompts = record.request["prompts"]
     run = session.run_inference(
         pages if len(pages) > 1 else pages[0],
@@ -74,7 +76,10 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
 def load_recorded(
     record: PhaseRun, *, model: str | None = None, device: str = "auto", trust_remote_code: bool = False
 ) -> OCRSession:
-    """Load the record's model, or ``model`` in its place; `OcrPhasesError` where its revision differs."""
+    """Load the record's model, or ``model`` in its place; `OcrPhasesError` where its revision differs.
+
+    Only what you name is fetched from the hub, so a record of a hub's model needs ``model``.
+    """
     known = record.model
     missing = [name for name in ("source", "revision", "implementation") if name not in known]
     if missing:
@@ -87,7 +92,11 @@ def load_recorded(
     if known["implementation"] != "native":
         options |= {"implementation": known["implementation"], "trust_remote_code": trust_remote_code}
         options |= {"attention": known.get("attention"), "cuda_calls": known.get("cuda_calls") or "refuse"}
-    session = OCRSession.load(model or (known["source"] if local else known["name"]), **options)
+    source = known["source"] if local else known["name"]
+    here = os.path.isdir(source) if local else source.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
+    if model is None and not here:
+        raise OcrPhasesError(f"The record's model {source} is not on this machine: name it with --model.")
+    session = OCRSession.load(model or source, **options)
     if session.checkpoint.revision != revision:
         raise OcrPhasesError(
             f"The record was made with {known['name']} at {_short(revision)}, here it is at "

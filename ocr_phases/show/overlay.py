@@ -48,6 +48,7 @@ _SPARE_COLOURS: tuple[Colour, ...] = (
 _FILL_ALPHA = 40
 _TIME_FILL_ALPHA = 105
 _LONGEST_LABEL = 24
+_MOST_NEIGHBOURS = 500
 _INK: Colour = (34, 34, 34)
 _PAPER: Colour = (255, 255, 255)
 
@@ -246,12 +247,12 @@ def _draw_tags(canvas: Image.Image, drawn: Sequence[DrawnBox]) -> None:
 
 
 def _place_tags(boxes: Sequence[Box], texts: Sequence[str], page_size: tuple[int, int]) -> list[Tag | None]:
-    """Each text at the corner of its box where it hides least."""
+    """Each text at the corner of its box where it hides least of the first boxes and of the last tags."""
     size = min(_text_size(page_size), max(6, min(page_size) // 3))
     font, pad = page_font(size, bold=True), max(1, size // 5)
     ascent, descent = font.getmetrics()
     height = ascent + descent + pad
-    others = np.array(boxes, dtype=np.int64).reshape(-1, 4)
+    others = np.array(boxes[:_MOST_NEIGHBOURS], dtype=np.int64).reshape(-1, 4)
     placed = np.zeros((len(boxes), 4), dtype=np.int64)
     tags: list[Tag | None] = [None] * len(boxes)
     for index, (box, text) in enumerate(zip(boxes, texts, strict=True)):
@@ -261,7 +262,9 @@ def _place_tags(boxes: Sequence[Box], texts: Sequence[str], page_size: tuple[int
         spots = _corner_spots(box, width, height, page_size)
         # Another tag is far worse to hide than a box; a later spot has to hide clearly less to be taken.
         costs = [
-            _overlap(spot, others) + 20 * _overlap(spot, placed[:index]) + rank * width * height // 16
+            _overlap(spot, others)
+            + 20 * _overlap(spot, placed[max(index - _MOST_NEIGHBOURS, 0) : index])
+            + rank * width * height // 16
             for rank, spot in enumerate(spots)
         ]
         placed[index] = best = spots[costs.index(min(costs))]

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import PAGED_SUFFIXES, read_regular, split_page
+from ocr_phases.files import MOST_FILE_PAGES, PAGED_SUFFIXES, read_regular, split_page
 from ocr_phases.page_formats import FORMATS
 
 MAX_PIXELS = 2 * 89_478_485
@@ -182,24 +182,49 @@ def _upright(image: Image.Image) -> Image.Image:
 def _decode(data: bytes, name: str, number: int) -> tuple[Image.Image, bool]:
     """Page ``number`` of an image file, and whether the file has several: only a TIFF's frames are pages."""
     with _open_image(data, name) as image:
-        several = image.format == "TIFF" and image.is_animated
+        frames = _frames(image, data)
+        if not 1 <= number <= len(frames):
+            raise _no_page(name, number, len(frames))
         if number != 1:
-            last = _frames(image, name)
-            if not 1 <= number <= last:
-                raise _no_page(name, number, last)
-            with _damage_explained(name):
-                image.seek(number - 1)
+            return _decode(_from_frame(data, frames[number - 1]), name, 1)[0], True
         most = min(MAX_PIXELS, MAX_BYTES // _BYTES_A_PIXEL.get(str(image.format), 14))
         if image.width * image.height > most:
             raise _too_large(name, most)
         with _damage_explained(name):
             image.load()
-        return _upright(image), several
+        return _upright(image), len(frames) > 1
 
 
-def _frames(image: Any, name: str) -> int:
-    with _damage_explained(name):
-        return image.n_frames if image.format == "TIFF" else 1
+def _frames(image: Any, data: bytes) -> list[int]:
+    """Where a TIFF's frames begin in its file, the first 10,001 of them; one place for any other image.
+
+    Pillow parses every frame before the one that it seeks, which takes hours for a file of thousands.
+    """
+    if image.format != "TIFF":
+        return [0]
+    order, at, first, count, entry = _tiff_form(data)
+    found: dict[int, None] = {}
+    try:
+        (start,) = struct.unpack_from(order + at, data, first)
+        while start and start not in found and len(found) <= MOST_FILE_PAGES:
+            found[start] = None
+            (entries,) = struct.unpack_from(order + count, data, start)
+            (start,) = struct.unpack_from(order + at, data, start + struct.calcsize(count) + entries * entry)
+    except struct.error:  # the file ends there
+        pass
+    return list(found)
+
+
+def _from_frame(data: bytes, start: int) -> bytes:
+    """A TIFF file as one that begins with the frame at ``start``."""
+    order, at, first, *_ = _tiff_form(data)
+    return data[:first] + struct.pack(order + at, start) + data[first + struct.calcsize(at) :]
+
+
+def _tiff_form(data: bytes) -> tuple[str, str, int, str, int]:
+    """A TIFF's byte order, form of an offset, place of the first, form of a count, and bytes of an entry."""
+    order = "<" if data.startswith(b"II") else ">"
+    return (order, "Q", 8, "Q", 20) if 43 in data[2:4] else (order, "I", 4, "H", 12)
 
 
 @contextlib.contextmanager
@@ -263,14 +288,15 @@ def _page_number(text: str) -> int:
 def page_count(path: str | Path) -> int:
     """How many pages a file has, none of them drawn; `OcrPhasesError` as `load_page` raises it.
 
-    Only a PDF's pages and a TIFF's frames are pages: an animation is its first frame.
+    Only a PDF's pages and a TIFF's frames are pages: an animation is its first frame. Of a TIFF's frames at
+    most one more than `MOST_FILE_PAGES` are counted.
     """
     data, name, suffix, _ = _read(path)
     if _is_pdf(data, suffix):
         with _open_pdf(data, name) as document:
             return len(document)
     with _open_image(data, name) as image:
-        return _frames(image, name)
+        return len(_frames(image, data))
 
 
 def unnamed_pages(page: str | Path) -> str:
@@ -280,7 +306,8 @@ def unnamed_pages(page: str | Path) -> str:
         return ""
     name = Path(page).name
     others = f"name another one as {name}#2, or several as {name}#1-2"
-    return f"{name} has {count:,} pages and page 1 is taken: {others}."
+    many = f"{count:,}" if count <= MOST_FILE_PAGES else f"more than {MOST_FILE_PAGES:,}"
+    return f"{name} has {many} pages and page 1 is taken: {others}."
 
 
 def _is_pdf(data: bytes, suffix: str) -> bool:
@@ -288,6 +315,8 @@ def _is_pdf(data: bytes, suffix: str) -> bool:
 
 
 def _no_page(name: str, number: int, last: int) -> OcrPhasesError:
+    if last > MOST_FILE_PAGES:
+        return OcrPhasesError(f"{name} has too many pages: choose one from 1 to {last:,}.")
     return OcrPhasesError(f"{name} has no page {number}: choose one from 1 to {last}.")
 
 

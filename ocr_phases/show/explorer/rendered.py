@@ -14,6 +14,7 @@ from typing import Any
 import mistune
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding
+from ocr_phases.analyse.read_text import few_blanks
 
 Node = str | list[Any]
 
@@ -67,7 +68,7 @@ def rendered(text: str, grounding: Grounding) -> list[list[Any]]:
 def markdown_nodes(text: str) -> list[Node]:
     """Markdown, with the tables in it that are HTML, as nodes."""
     nodes: list[Node] = []
-    for place, piece in enumerate(_TABLE.split(text)):
+    for place, piece in enumerate(_TABLE.split(few_blanks(text))):
         nodes += [_html_table(piece)] if place % 2 else _nodes(_MARKDOWN(piece))
     return nodes
 

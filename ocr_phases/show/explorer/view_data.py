@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
     grounding = parse_grounding(text, family)
     tokens = run.tokens_of(row)
     times = numbers(tokens["device_ms"])
-    labels = list(dict.fromkeys(region.label for region in grounding.regions))
+    labels = Counter(region.label for region in grounding.regions)
     found = [time for time in times if time is not None]
     pages = pages_of_row(run, row)
     table = regions_of(run, row)
@@ -68,10 +69,10 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
         "kinds": [
             {
                 "label": printable(label),
-                "count": sum(region.label == label for region in grounding.regions),
+                "count": count,
                 "colour": hex_colour(label_colour(label)),
             }
-            for label in labels
+            for label, count in labels.items()
         ],
         "pages": [
             {
@@ -81,7 +82,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
                 "boxes": boxes(
                     grounding.on_page(place).regions,
                     (int(run.pages[number]["width"]), int(run.pages[number]["height"])),
-                    labels,
+                    list(labels),
                     uncertain,
                 ),
             }
@@ -137,7 +138,8 @@ def boxes(
     uncertain: Collection[int] = (),
 ) -> list[dict[str, Any]]:
     """Every box of the regions in pixels of a page of ``size``; ``kind`` is a label's place in ``labels``."""
-    kinds = {region.index: labels.index(region.label) for region in regions}
+    places = {label: place for place, label in enumerate(labels)}
+    kinds = {region.index: places[region.label] for region in regions}
     return [
         {
             "region": region,
