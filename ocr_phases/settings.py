@@ -33,7 +33,7 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
-    """A field with its help; ``least`` with ``most``, and ``choices``, are checked; see `REQUEST_SETTINGS`."""
+    """A field with its help; ``least`` with ``most``, and ``choices``, are checked."""
     return field(default=default, metadata={"text": text, **rules})
 
 
