@@ -1,0 +1,111 @@
+"""Papermill's engine ``ocr_phases``: runs a notebook in this process, where the model and the record are.
+
+A kernel cannot be given live objects. Papermill loads this module with every ``import papermill``: it imports
+nothing heavy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from papermill.engines import Engine
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import CapturedIO
+
+_PARAMETERS = {"parameters", "injected-parameters"}
+
+
+class InProcess(Engine):
+    """``papermill --engine ocr_phases``."""
+
+    @classmethod
+    def execute_managed_notebook(
+        cls,
+        nb_man: Any,
+        kernel_name: str,
+        given: Mapping[str, Any] | None = None,
+        stills: bool = True,
+        **_: Any,
+    ) -> None:
+        """Run the code cells in a namespace of their own, up to the first that fails.
+
+        ``given`` are live values for parameters of those names. ``stills=False`` leaves out the bitmap of
+        each figure, for which a report has no use.
+        """
+        from IPython.utils.capture import capture_output
+
+        cells = list(enumerate(nb_man.nb.cells))
+        last = max((i for i, cell in cells if _PARAMETERS & {*cell.metadata.get("tags", [])}), default=-1)
+        with _own_namespace(stills) as shell:
+            for number, cell in cells:
+                nb_man.cell_start(cell, number)
+                error = None
+                if cell.cell_type == "code":
+                    # Within the shell's own trap, or it would take the display hook back.
+                    with shell.display_trap, capture_output(stderr=False) as captured:
+                        result = shell.run_cell(cell.source)
+                    error = result.error_before_exec or result.error_in_exec
+                    cell.execution_count = sum(other.cell_type == "code" for _, other in cells[: number + 1])
+                    cell.outputs = [*_outputs(captured), *([] if error is None else [_error(error)])]
+                if error is not None:
+                    nb_man.cell_exception(cell, number, exception=error)
+                nb_man.cell_complete(cell, number)
+                if number == last:
+                    shell.user_ns.update(given or {})
+                if isinstance(error, KeyboardInterrupt):
+                    raise error
+                if error is not None:
+                    return
+
+
+@contextlib.contextmanager
+def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
+    """This process's IPython shell, made where there is none, with a new namespace for a while."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    if not InteractiveShell.initialized():
+        # Neither a history nor a profile of its own in the user's home.
+        quiet = Config({"HistoryManager": {"enabled": False}})
+        folder = tempfile.mkdtemp()
+        InteractiveShell.instance(config=quiet, ipython_dir=folder, user_module=ModuleType("notebook"))
+    shell = InteractiveShell.instance()
+    kept = {name: getattr(shell, name) for name in ("user_module", "user_ns", "custom_exceptions", "CustomTB")}
+    shell.user_module, shell.user_ns = shell.prepare_user_module(ModuleType("__main__"))
+    shell.init_user_ns()
+    shell.set_custom_exc((BaseException,), lambda *_: None)  # an error goes into the notebook, not to a screen
+    bundles = shell.display_formatter.mimebundle_formatter
+    picture = ("ocr_phases.show.figures", "Picture")
+    if not stills:
+        bundles.for_type_by_name(*picture, lambda figure, **_: figure.bundle(still=False))
+    try:
+        yield shell
+    finally:
+        for name, value in kept.items():
+            setattr(shell, name, value)
+        if not stills:
+            bundles.pop(".".join(picture))
+
+
+def _outputs(captured: CapturedIO) -> Iterator[Any]:
+    from nbformat.v4 import new_output
+
+    if captured.stdout:
+        yield new_output("stream", name="stdout", text=captured.stdout)
+    # What shows itself by display() gives an empty one besides.
+    for shown in filter(lambda output: output.data, captured.outputs):
+        yield new_output("display_data", data=shown.data, metadata=shown.metadata)
+
+
+def _error(error: BaseException) -> Any:
+    from nbformat.v4 import new_output
+
+    told = "".join(traceback.format_exception(error)).splitlines()
+    return new_output("error", ename=type(error).__name__, evalue=str(error), traceback=told)
