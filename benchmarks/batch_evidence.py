@@ -38,7 +38,7 @@ import numpy as np
 from ocr_phases import PhaseRun
 from ocr_phases.batch.pool import thread_share
 from ocr_phases.batch.store import read_listing, read_status
-from ocr_phases.words import bytes_text
+from ocr_phases.text import bytes_text
 
 SMALL = ["--max-new-tokens", "48", "--repeats", "1", "--warmup", "0"]
 SETTINGS = {

@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from ocr_phases import OCRSession
-from ocr_phases.assets import asset
+from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS.parent / "tests"))

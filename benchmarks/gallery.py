@@ -23,13 +23,13 @@ from ocr_phases.analyse.environments import run_labels
 from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.sweep import decode_curves
-from ocr_phases.assets import asset
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import report_page
 from ocr_phases.show import compare, kernels, plots, regions, sweep
 from ocr_phases.show.overlay import draw_decode_time
 from ocr_phases.show.roofline import plot_roofline
 from ocr_phases.show.runs import plot_prefill_stages
+from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"
 GPU_RECORD, OTHER_RECORD = "h200-dummy-gundam", "h200-dummy-base"

@@ -21,8 +21,8 @@ from benchmarks.tables import BENCH_SCHEMA, KIND
 from ocr_phases.analyse.cost import run_shape
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
-from ocr_phases.catalogue import check_preset
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import check_preset
 from ocr_phases.files import each_page, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
@@ -33,7 +33,7 @@ from ocr_phases.measure.steps.execution import current_device, decode_attention
 from ocr_phases.measure.steps.timeline import NoTimeline, Timeline
 from ocr_phases.measure.sweep import free_memory, one_sentence
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
-from ocr_phases.strategies import STRATEGIES, VISIONS
+from ocr_phases.settings import STRATEGIES, VISIONS
 
 PARTS = ("marks", "overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
 

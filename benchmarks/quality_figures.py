@@ -15,7 +15,7 @@ from benchmarks import uncertain_regions
 from ocr_phases.analyse.cost_quality import cost_quality_sentence, preset_points, preset_table
 from ocr_phases.files import write_atomic
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
-from ocr_phases.words import ms_text, percent_text
+from ocr_phases.text import ms_text, percent_text
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs" / "quality"

@@ -23,8 +23,8 @@ from benchmarks.tables import (
     strategy_table,
 )
 from ocr_phases.files import write_atomic
-from ocr_phases.strategies import STRATEGIES
-from ocr_phases.words import ms_text
+from ocr_phases.settings import STRATEGIES
+from ocr_phases.text import ms_text
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs"

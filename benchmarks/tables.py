@@ -15,7 +15,7 @@ import pandas as pd
 
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS, median_interval, paired_ratio
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.words import percent_text
+from ocr_phases.text import percent_text
 
 KIND = "ocr_phases bench"
 BENCH_SCHEMA = 2

@@ -21,8 +21,8 @@ from benchmarks.quality_pages import draw
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.differences import EXTRA, region_differences
 from ocr_phases.analyse.probabilities import UNCERTAIN_BELOW, text_tokens, token_probabilities
-from ocr_phases.truth import TrueRegion, Truth
-from ocr_phases.words import percent_text
+from ocr_phases.schema import TrueRegion, Truth
+from ocr_phases.text import percent_text
 
 RESULT = Path(__file__).parents[1] / "data" / "runs" / "quality" / "uncertain.csv.gz"
 WRONG_ABOVE = 0.1

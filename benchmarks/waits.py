@@ -28,7 +28,7 @@ import pandas as pd
 import psutil
 
 from ocr_phases import PhaseRun
-from ocr_phases.assets import asset
+from ocr_phases.versions import asset
 
 RECORD = asset("data", "runs", "h200-dummy-gundam.json")
 TINY = Path(__file__).parents[1] / "tests" / "golden" / "run.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.version import __version__
+from ocr_phases.versions import __version__
 
 # Imported on first use, so that reading a record never loads torch.
 _WHERE = {
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         from ocr_phases.errors import UnknownAttribute
-        from ocr_phases.words import nearest
+        from ocr_phases.text import nearest
 
         raise UnknownAttribute(f"ocr_phases has no {name}.{nearest(name, __all__)}")
     return getattr(importlib.import_module(_WHERE[name]), name)

@@ -9,7 +9,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ocr_phases.errors import OcrPhasesError, Stopped, UnknownAttribute, WrongCall
-from ocr_phases.words import nearest
+from ocr_phases.text import nearest
 
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)

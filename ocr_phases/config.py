@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, T
 
 from msgspec import Meta
 
-from ocr_phases.catalogue import FAMILIES, WINDOWED, FamilyFacts
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.plain_json import conform
+from ocr_phases.families import FAMILIES, WINDOWED, FamilyFacts
+from ocr_phases.schema import conform
 
 # Several times the published sizes; products of them stay within 64 bits.
 _Width = Annotated[int, Meta(ge=1, le=2**15)]

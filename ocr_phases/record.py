@@ -23,13 +23,11 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.calls import public
-from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.errors import OcrPhasesError, UnknownName
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.files import read_regular, split_page, unpacked, write_given
-from ocr_phases.plain_json import parse_json
-from ocr_phases.record_schema import MOST_BYTES, check_record, check_spans
-from ocr_phases.truth import Truth
-from ocr_phases.words import count_text, nearest
+from ocr_phases.schema import MOST_BYTES, Truth, check_record, check_spans, parse_json
+from ocr_phases.text import count_text, nearest
 
 if TYPE_CHECKING:
     from ipywidgets import VBox

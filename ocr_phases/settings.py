@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ocr_phases.calls import checked, short
-from ocr_phases.catalogue import PRESET_NAMES, check_preset, facts_of
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import PROMPTS, resolve_prompt
-from ocr_phases.strategies import STRATEGIES, VISIONS
-from ocr_phases.words import nearest
+from ocr_phases.families import PRESET_NAMES, PROMPTS, check_preset, facts_of, resolve_prompt
+from ocr_phases.text import nearest
 
+#: How a decode step is executed; what each does is in `ocr_phases.measure.steps.execution`.
+STRATEGIES = ("eager", "cuda_graph", "compiled")
+#: How the vision encoders run in the prefill.
+VISIONS = ("eager", "compiled")
 FIRST_TOKENS = ("prefill", "redecode")
 
 NEW_TOKENS = 512

@@ -19,7 +19,6 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.assets import asset
 from ocr_phases.errors import CannotWrite, OcrPhasesError
 from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, folder_for, write_given
 from ocr_phases.report import artifacts
@@ -37,6 +36,7 @@ from ocr_phases.report.artifacts import (
     write_artifacts,
     write_results,
 )
+from ocr_phases.versions import asset
 
 LINK = re.compile(r"!\[\]\(images/(\d+)\.jpg\)")
 LIMIT = "an output has at most 500 crops, and together they cover the page at most 20 times.*"

@@ -21,7 +21,7 @@ from ocr_phases.batch.job import make_jobs
 from ocr_phases.batch.manifest import find_pages
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.presets import resolve_prompt
+from ocr_phases.families import resolve_prompt
 
 # -- text of a model or a truth: read within two seconds of CPU, or refused ------------------
 

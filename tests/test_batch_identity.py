@@ -20,8 +20,8 @@ from ocr_phases.batch.manifest import Page
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import read_listing, read_status
 from ocr_phases.cli import main
-from ocr_phases.code_hash import code_hash
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.versions import code_hash
 
 HUB = "some-org/some-model"
 PACKAGE = Path(git_state.__file__).parent

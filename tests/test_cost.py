@@ -31,9 +31,9 @@ from ocr_phases.analyse.cost import (
     training_cost,
     vision_calls,
 )
-from ocr_phases.catalogue import FAMILIES
 from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FAMILIES
 from ocr_phases.measure.inputs.packing import image_token_count
 from ocr_phases.measure.models.deepseek_ocr import PUBLISHED
 from ocr_phases.measure.models.deepseek_ocr_2 import PUBLISHED as PUBLISHED_2

@@ -18,7 +18,6 @@ from mutants import mutants
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse import checks, compare, environments, floors, headline, sweep
 from ocr_phases.analyse.kernels import has_kernels
-from ocr_phases.assets import asset
 from ocr_phases.batch import figures, store
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job
@@ -31,6 +30,7 @@ from ocr_phases.show import kernels as kernel_plots
 from ocr_phases.show import sweep as sweep_show
 from ocr_phases.show.floors_html import floors_html
 from ocr_phases.show.roofline import plot_roofline
+from ocr_phases.versions import asset
 
 TEXT = "A title <|ref|>text<|/ref|><|det|>[[60, 40, 620, 90]]<|/det|>\nOne line of it."
 

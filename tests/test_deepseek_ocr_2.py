@@ -16,7 +16,7 @@ from test_page import BOS, IMAGE_ID, PAD, pooled, stand_in
 from test_phases import captured
 
 from ocr_phases import OcrPhasesError, OCRSession, decode_step, prefill
-from ocr_phases.catalogue import DEEPSEEK_OCR_2, FAMILIES
+from ocr_phases.families import DEEPSEEK_OCR_2, FAMILIES, crop_grid
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, image_token_count, make_views, pack
 from ocr_phases.measure.models.deepseek_ocr_2 import NATIVE, PUBLISHED
@@ -24,7 +24,6 @@ from ocr_phases.measure.models.families import native_config
 from ocr_phases.measure.models.native import dummy_config
 from ocr_phases.measure.steps.phases import generate, prompt_loss
 from ocr_phases.measure.steps.sampling import Sampler
-from ocr_phases.presets import crop_grid
 from ocr_phases.settings import SamplingSettings, resolve_infer
 
 FACTS = FAMILIES[DEEPSEEK_OCR_2]

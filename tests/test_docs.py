@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ocr_phases.families import PRESETS, PROMPTS
 from ocr_phases.measure.inputs.packing import image_token_count
-from ocr_phases.presets import PRESETS, PROMPTS
 from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 ROOT = Path(__file__).parents[1]

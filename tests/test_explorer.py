@@ -42,8 +42,7 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
-from ocr_phases.assets import asset
-from ocr_phases.catalogue import FAMILIES
+from ocr_phases.families import FAMILIES
 from ocr_phases.interrupts import Interrupts
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
@@ -61,6 +60,7 @@ from ocr_phases.show.explorer.static_picture import picture_bundle
 from ocr_phases.show.explorer.view import LiveView, View
 from ocr_phases.show.explorer.view_data import row_data, timeline_data
 from ocr_phases.show.sections import Section
+from ocr_phases.versions import asset
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
 

@@ -14,11 +14,11 @@ from PIL import Image
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.analyse.cost import run_cost
-from ocr_phases.catalogue import FAMILIES, VISION_STAGES, check_preset, facts_of, get_preset
 from ocr_phases.config import read_model_config
+from ocr_phases.families import FAMILIES, VISION_STAGES, check_preset, facts_of, get_preset
 from ocr_phases.measure.models.families import NATIVES, family_of
 from ocr_phases.measure.sweep import make_cells
-from ocr_phases.words import stage_name
+from ocr_phases.text import stage_name
 
 ROOT = Path(__file__).parents[1]
 RECEIPT = PAGES / "receipt.png"

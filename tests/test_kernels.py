@@ -34,7 +34,7 @@ from ocr_phases.show import kernels as plots
 from ocr_phases.show import kernels_html
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.kernels_html import kernel_details_html
-from ocr_phases.words import ms_text
+from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
 intervals = st.lists(

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from ocr_phases.assets import asset
+from ocr_phases.versions import asset
 
 NOTEBOOKS = sorted(asset("notebooks").glob("*.ipynb"))
 

@@ -23,13 +23,13 @@ from matplotlib.figure import Figure
 
 from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.cli import main
-from ocr_phases.plain_text import plain, plain_streams
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import compare, plots, regions, sweep
 from ocr_phases.show.blocks import element
 from ocr_phases.show.figures import figure_svg
+from ocr_phases.text import plain, plain_streams
 
 HOSTILE = "$\\frac{$ $x$ \x1b[31m\x00\x9b2J\r\u202e\uffff</text>{prompt}"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -27,7 +27,7 @@ from ocr_phases.show.plots import (
     plot_vision_stages,
     time_axis,
 )
-from ocr_phases.words import percent_text
+from ocr_phases.text import percent_text
 
 PLOTS = (plot_token_latency, plot_vision_stages, plot_phase_timeline, plot_memory)
 Plot = Callable[[PhaseRun], Figure]

@@ -35,10 +35,10 @@ from ocr_phases.measure.collectors.probabilities import Sureness, token_probabil
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.phases import generate
+from ocr_phases.schema import TrueRegion, Truth
 from ocr_phases.show import sections
 from ocr_phases.show.explorer.view_data import row_data
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, uncertain_in
-from ocr_phases.truth import TrueRegion, Truth
 
 TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
 NEW = 24

@@ -24,7 +24,7 @@ from ocr_phases.analyse.quality import (
 )
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.analyse.truth_files import check_for_pages, find_truth, load_truth
-from ocr_phases.truth import TrueRegion, Truth
+from ocr_phases.schema import TrueRegion, Truth
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(" ".join)
 

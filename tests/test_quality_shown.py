@@ -24,10 +24,9 @@ from ocr_phases.analyse.quality import quality_of, quality_table
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.analyse.truth_files import load_truth, page_truth, reference_of
 from ocr_phases.cli import main
-from ocr_phases.record_schema import check_record
+from ocr_phases.schema import TrueRegion, Truth, check_record
 from ocr_phases.show import sections
 from ocr_phases.show.quality import OUTCOME_COLOURS, draw_outcomes, edits_html, quality_html
-from ocr_phases.truth import TrueRegion, Truth
 
 ROOT = Path(__file__).parents[1]
 TRUTH = Truth(

@@ -18,7 +18,6 @@ from example_run import ATTACK, SHAPES, make_run, page_image, report_of
 
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.assets import asset
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import MANIFEST_NAME
@@ -28,6 +27,7 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
+from ocr_phases.versions import asset
 
 
 def fragments(run: PhaseRun) -> str:

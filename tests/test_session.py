@@ -20,17 +20,16 @@ from hypothesis import strategies as st
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.assets import asset
-from ocr_phases.catalogue import FAMILIES
 from ocr_phases.errors import Interrupted, Stopped
+from ocr_phases.families import FAMILIES, PROMPTS
 from ocr_phases.measure import session as session_module
 from ocr_phases.measure.collectors.live_checks import host_syncs_check, syncs_counted
 from ocr_phases.measure.models import native
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.recorder import TokenReader, _describe_row, token_texts
 from ocr_phases.measure.rerun import repeat_run
-from ocr_phases.presets import PROMPTS
 from ocr_phases.settings import SamplingSettings
+from ocr_phases.versions import asset
 
 RECEIPT = PAGES / "receipt.png"
 QUICK = {"max_new_tokens": 24, "repeats": 1, "warmup": 0}

@@ -11,9 +11,9 @@ import pytest
 from conftest import RECORD
 
 from ocr_phases import OCRSession
-from ocr_phases.assets import asset
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook
+from ocr_phases.versions import asset
 
 ROOT = Path(__file__).parents[1]
 #: Snippets that need what is not here, by page and place in it.

@@ -16,7 +16,7 @@ from ocr_phases.analyse.compare import Compared
 from ocr_phases.analyse.strategy_text import ways_sentence
 from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import ms_text
+from ocr_phases.text import ms_text
 
 RUNS = PAGES.parent / "runs"
 NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}

@@ -27,7 +27,7 @@ from ocr_phases.analyse.summary import (
 from ocr_phases.analyse.typical import one_repeat, typical_repeat, typical_run, typical_sentence
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show import html
-from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
+from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
 
 
 @pytest.mark.parametrize("shape", SHAPES)

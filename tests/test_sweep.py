@@ -24,10 +24,10 @@ from ocr_phases.analyse.sweep import (
     sweep_table,
     sweep_verdict,
 )
-from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.cli import main
 from ocr_phases.cli.sweep import model_list
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
 from ocr_phases.measure.sweep_models import sweep
 from ocr_phases.record import PhaseRun
@@ -35,7 +35,7 @@ from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.sweep_result import SweepResult
-from ocr_phases.words import ms_text
+from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
 CELLS = make_cells(["tiny"], ["eager"], [1, 2], [3])

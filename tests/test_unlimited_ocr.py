@@ -31,8 +31,8 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.cost import decode_cost, generation_flops, run_cost
 from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
-from ocr_phases.catalogue import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.cli import main
+from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, image_token_count, make_views, pack
 from ocr_phases.measure.inputs.request import make_rows

@@ -26,9 +26,9 @@ from ocr_phases.analyse.steps import (
 )
 from ocr_phases.analyse.summary import vision_share
 from ocr_phases.analyse.typical import one_repeat, typical_run
-from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import bytes_text, count_text, ms_text, percent_text
+from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")

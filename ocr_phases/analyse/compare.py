@@ -24,10 +24,10 @@ from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.analyse.strategy_text import ways_sentence
 from ocr_phases.analyse.summary import PHASES, repeat_table
 from ocr_phases.analyse.sweep import sweep_table
-from ocr_phases.catalogue import VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import count_text, nearest, percent_text, stage_name
+from ocr_phases.text import count_text, nearest, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     "run",

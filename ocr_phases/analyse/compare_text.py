@@ -9,7 +9,7 @@ from ocr_phases.analyse.quality import QUALITY_HIGHER, quality_of, quality_table
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.analyse.truth_files import reference_of
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import percent_text
+from ocr_phases.text import percent_text
 
 EQUIVALENT = "equivalent"
 """The verdict of figures that are equal, or so near that their difference does not count."""

@@ -33,8 +33,8 @@ from ocr_phases.analyse.work import (
     sam_work,
     swiglu,
 )
-from ocr_phases.catalogue import get_preset, windowed_length
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import get_preset, windowed_length
 from ocr_phases.record import PhaseRun
 
 COST_COLUMNS = (

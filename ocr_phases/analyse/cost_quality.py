@@ -12,7 +12,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of, text_measures
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import percent_text
+from ocr_phases.text import percent_text
 
 #: One row a way to read a page: ``lost`` is its distance to the truth, or from agreement with the reference,
 #: a share of one; ``frontier`` whether no other costs and loses less.

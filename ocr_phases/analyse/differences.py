@@ -11,7 +11,7 @@ from ocr_phases.analyse.grounding import Box, parse_grounding
 from ocr_phases.analyse.quality import match_boxes, text_measures
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.record import PhaseRun
-from ocr_phases.truth import Truth
+from ocr_phases.schema import Truth
 
 DIFFERENCE_COLUMNS = ("region", "label", "box", "outcome", "cer", "written", "true")
 EQUAL, DIFFERENT, MISSING, EXTRA = OUTCOMES = ("equal", "different", "missing", "extra")

@@ -24,7 +24,7 @@ from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import attended, step_table, typical_stage_ms
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import bytes_text, ms_text
+from ocr_phases.text import bytes_text, ms_text
 
 FLOOR_COLUMNS = (
     "phase",

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ocr_phases.catalogue import FAMILIES
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FAMILIES
 
 PREAMBLE = -1
 """Region number of the tokens before the first region, of a page too where pages are marked."""

@@ -12,7 +12,7 @@ from ocr_phases.analyse.steps import decode_trend
 from ocr_phases.analyse.summary import OUTLIER_FACTOR, PHASES, repeat_table, step_table, vision_share
 from ocr_phases.analyse.typical import typical_run, typical_sentence
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import bytes_text, count_text, digits_text, ms_text, percent_text
+from ocr_phases.text import bytes_text, count_text, digits_text, ms_text, percent_text
 
 # A smaller difference between the clocks does not show which side waits.
 _CLEAR_GAP = 0.15

@@ -23,10 +23,10 @@ import pandas as pd
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
-from ocr_phases.catalogue import ENCODERS, VISION_STAGES
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import ENCODERS, VISION_STAGES
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import count_text, ms_text, percent_text, stage_name
+from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 KERNEL_COLUMNS = (
     "phase",

@@ -26,7 +26,7 @@ from ocr_phases.analyse.floors import (
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import PHASES, repeat_table
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import bytes_text, ms_text, percent_text, stage_name
+from ocr_phases.text import bytes_text, ms_text, percent_text, stage_name
 
 CONDITION_COLUMNS = (
     "repeat",

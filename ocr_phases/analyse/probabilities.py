@@ -8,7 +8,7 @@ import pandas as pd
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.kept import kept
 from ocr_phases.record import PROBABILITY_COLUMNS, PhaseRun
-from ocr_phases.words import percent_text
+from ocr_phases.text import percent_text
 
 UNCERTAIN_BELOW = 0.9
 """A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md)."""

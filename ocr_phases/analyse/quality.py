@@ -26,7 +26,7 @@ from ocr_phases.analyse.steps import repetition_loop
 from ocr_phases.analyse.tables import table_similarity, tables_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
-from ocr_phases.truth import TrueRegion, Truth
+from ocr_phases.schema import TrueRegion, Truth
 
 QUALITY_COLUMNS = ("measure", "label", "value", "count")
 #: What measures are called against a reference; the others are then left out.

@@ -11,7 +11,7 @@ import numpy as np
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import OUTLIER_FACTOR, attended, step_table
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import percent_text
+from ocr_phases.text import percent_text
 
 #: A loop: a period of at most so many tokens, at least so often and over at least so many tokens at the end.
 LOOP_PERIOD = 64

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ocr_phases.catalogue import preset_job
-from ocr_phases.strategies import STRATEGIES, VISIONS
-from ocr_phases.words import ms_text
+from ocr_phases.families import preset_job
+from ocr_phases.settings import STRATEGIES, VISIONS
+from ocr_phases.text import ms_text
 
 _NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
 _ALLOWS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}

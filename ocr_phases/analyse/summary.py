@@ -14,7 +14,7 @@ import pandas as pd
 
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.typical import typical_run
-from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
 
 PHASES = ("prepare", "prefill", "decode", "generate")

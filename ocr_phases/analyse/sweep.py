@@ -20,7 +20,7 @@ from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_table
 from ocr_phases.calls import public
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
-from ocr_phases.words import count_text, ms_text
+from ocr_phases.text import count_text, ms_text
 
 SWEEP_COLUMNS = (
     "cell",

@@ -12,10 +12,8 @@ from ocr_phases.analyse.grounding import GRID, Box, parse_grounding
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page
-from ocr_phases.plain_json import conform, parse_json
 from ocr_phases.record import PhaseRun
-from ocr_phases.record_schema import KeptTruth
-from ocr_phases.truth import TrueRegion, Truth
+from ocr_phases.schema import KeptTruth, TrueRegion, Truth, conform, parse_json
 
 TRUTH_SUFFIXES = (".md", ".mmd", ".txt", ".json")
 """The suffixes of a truth by its page's name, in the order in which they are looked for."""

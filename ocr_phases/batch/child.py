@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ocr_phases.assets import child_environment
 from ocr_phases.batch.outcome import Outcome
+from ocr_phases.versions import child_environment
 
 # With -P nothing is imported from the current folder, which may hold a timeit.py.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "ocr_phases.batch.worker")

@@ -13,13 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.assets import asset
 from ocr_phases.batch.manifest import Page, file_problem
-from ocr_phases.code_hash import code_hash
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 from ocr_phases.measure.models.folders import folder_hash, hub_commit, local_folder
-from ocr_phases.version import __version__
+from ocr_phases.versions import __version__, asset, code_hash
 
 #: The folder of all pages' folders, below the batch's.
 PAGES = "pages"

@@ -27,9 +27,9 @@ from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import RECORD, TRUTH, attempt_folder, drop_open_attempts
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
 from ocr_phases.files import TemporaryFolder, each_page, split_page
-from ocr_phases.garbage import seldom_collected
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Settings
+from ocr_phases.versions import seldom_collected
 
 Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 

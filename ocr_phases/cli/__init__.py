@@ -26,8 +26,8 @@ from ocr_phases.cli.options import Parser
 from ocr_phases.cli.results import as_json
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.interrupts import signals_to
-from ocr_phases.plain_text import plain_streams
-from ocr_phases.version import __version__
+from ocr_phases.text import plain_streams
+from ocr_phases.versions import __version__
 
 _OUTPUT_FAILED = 141  # as a shell names SIGPIPE's end
 _BUG = 70  # EX_SOFTWARE of sysexits.h

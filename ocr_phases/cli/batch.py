@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.catalogue import PRESET_NAMES, check_preset
 from ocr_phases.cli.options import (
     BATCH,
     add_out,
@@ -25,7 +24,8 @@ from ocr_phases.cli.options import (
     settings_of,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.words import count_text
+from ocr_phases.families import PRESET_NAMES, check_preset
+from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.batch.driver import Counts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ocr_phases.cli.options import add_out, number
 from ocr_phases.cli.results import rows
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.garbage import seldom_collected
-from ocr_phases.words import percent_text
+from ocr_phases.text import percent_text
+from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.options import refuse, settings_of
 from ocr_phases.errors import Interrupted
-from ocr_phases.garbage import seldom_collected
 from ocr_phases.settings import ModelSettings
+from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
     from ocr_phases.measure.session import OCRSession

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, setting_names
-from ocr_phases.words import nearest
+from ocr_phases.text import nearest
 
 #: ``--trace`` names this file.
 _NO_OPTION = ("kernel_trace",)

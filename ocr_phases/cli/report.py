@@ -24,7 +24,7 @@ from ocr_phases.cli.options import (
 from ocr_phases.cli.results import run_result
 from ocr_phases.errors import Interrupted, OcrPhasesError
 from ocr_phases.files import NOTHING, REPORT_FOLDER, save_or_rescue, split_page
-from ocr_phases.garbage import seldom_collected
+from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun

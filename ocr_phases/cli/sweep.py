@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.catalogue import PRESET_NAMES
 from ocr_phases.cli.options import (
     VENDOR,
     add_out,
@@ -21,6 +20,7 @@ from ocr_phases.cli.options import (
 )
 from ocr_phases.cli.results import rows
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import PRESET_NAMES
 from ocr_phases.settings import Settings
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ocr_phases.calls import checked, public
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped
+from ocr_phases.families import GROUNDING_TAG
 from ocr_phases.files import TemporaryFolder
-from ocr_phases.garbage import seldom_collected
 from ocr_phases.interrupts import uninterrupted
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
@@ -56,10 +56,10 @@ from ocr_phases.measure.steps.one_shot import one_shot
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
 from ocr_phases.measure.sweep import make_cells, one_sentence, run_sweep
-from ocr_phases.presets import GROUNDING_TAG
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, ModelSettings, RunSettings, is_published, resolve_infer
-from ocr_phases.words import bytes_text, millions_text, stage_name
+from ocr_phases.text import bytes_text, millions_text, stage_name
+from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
     from ocr_phases.show.sweep_result import SweepResult

@@ -19,17 +19,16 @@ from typing import Any, Protocol, TypedDict
 import torch
 
 from ocr_phases.analyse.truth_files import load_truth
-from ocr_phases.catalogue import FamilyFacts, check_preset
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FamilyFacts, check_preset
 from ocr_phases.files import only_writer, output_folder, read_regular, reserved, write_atomic
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
-from ocr_phases.plain_json import conform, parse_json
 from ocr_phases.record import PhaseRun, describe_page
-from ocr_phases.strategies import STRATEGIES, VISIONS
-from ocr_phases.truth import Truth
-from ocr_phases.words import nearest
+from ocr_phases.schema import Truth, conform, parse_json
+from ocr_phases.settings import STRATEGIES, VISIONS
+from ocr_phases.text import nearest
 
 RUNS = "runs"
 FAILED = ".failed.json"

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding
-from ocr_phases.catalogue import FAMILIES, facts_of
+from ocr_phases.families import FAMILIES, facts_of
 from ocr_phases.files import same_file, save_or_rescue, write_into
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable

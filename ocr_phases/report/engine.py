@@ -77,10 +77,14 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
         folder = tempfile.mkdtemp()
         InteractiveShell.instance(config=quiet, ipython_dir=folder, user_module=ModuleType("notebook"))
     shell = InteractiveShell.instance()
-    kept = {name: getattr(shell, name) for name in ("user_module", "user_ns", "custom_exceptions", "CustomTB")}
+    kept = {
+        name: getattr(shell, name) for name in ("user_module", "user_ns", "custom_exceptions", "CustomTB")
+    }
     shell.user_module, shell.user_ns = shell.prepare_user_module(ModuleType("__main__"))
     shell.init_user_ns()
-    shell.set_custom_exc((BaseException,), lambda *_: None)  # an error goes into the notebook, not to a screen
+    shell.set_custom_exc(
+        (BaseException,), lambda *_: None
+    )  # an error goes into the notebook, not to a screen
     bundles = shell.display_formatter.mimebundle_formatter
     picture = ("ocr_phases.show.figures", "Picture")
     if not stills:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.assets import asset
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.files import (
     TemporaryFolder,
@@ -16,7 +15,6 @@ from ocr_phases.files import (
     only_writer,
     write_into,
 )
-from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.artifacts import RECORD_NAME, RESULTS, write_record
 from ocr_phases.report.handed import handing
@@ -30,6 +28,8 @@ from ocr_phases.report.notebooks import (
 )
 from ocr_phases.report.progress import followed_by
 from ocr_phases.show.document import document_html
+from ocr_phases.text import plain
+from ocr_phases.versions import asset
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from PIL.Image import Image, Resampling
 
-from ocr_phases.plain_text import plain
+from ocr_phases.text import plain
 
 _EMPTY = ("img",)
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")

@@ -32,7 +32,7 @@ from ocr_phases.show.plots import (
 )
 from ocr_phases.show.runs import LONGEST_LABEL, plot_decode_curves
 from ocr_phases.show.runs import plot_prefill_stages as plot_prefill_stages
-from ocr_phases.words import ms_text, stage_name
+from ocr_phases.text import ms_text, stage_name
 
 VERDICT_COLOURS = {
     "faster": BLUE,

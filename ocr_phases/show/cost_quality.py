@@ -28,7 +28,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
-from ocr_phases.words import count_text
+from ocr_phases.text import count_text
 
 _COSTS = (("page_ms", "Time per page"), ("prompt_tokens", "Prompt tokens"), ("peak_bytes", "Peak memory"))
 _LOST = {"edit_distance": "edit distance to the truth (%)", "agreement": "distance to the reference (%)"}

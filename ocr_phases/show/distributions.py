@@ -19,7 +19,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
-from ocr_phases.words import ms_text, percent_text
+from ocr_phases.text import ms_text, percent_text
 
 _PANELS = (
     ("ttft_ms", "Time to first token", "ms", BLUE),

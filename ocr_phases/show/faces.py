@@ -9,7 +9,6 @@ import pandas as pd
 
 from ocr_phases.analyse.checks import checks_verdict, run_checks
 from ocr_phases.analyse.headline import headline, subject
-from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, sections
 from ocr_phases.show.blocks import Html, element, fragment
@@ -17,7 +16,7 @@ from ocr_phases.show.document import notebook_style
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.overlay import printable
 from ocr_phases.show.plots import plot_spans
-from ocr_phases.words import count_text
+from ocr_phases.text import count_text, plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -29,9 +29,9 @@ from matplotlib.layout_engine import TightLayoutEngine
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 
-from ocr_phases.plain_text import plain
 from ocr_phases.show.blocks import Html, data_address, element
 from ocr_phases.show.document import notebook_theme
+from ocr_phases.text import plain
 
 FIGURE_DPI = 100
 SHARPNESS = 2

@@ -6,7 +6,7 @@ from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, fragment
 from ocr_phases.show.html import note_html, table_html
-from ocr_phases.words import stage_name
+from ocr_phases.text import stage_name
 
 _WHOLES = {"prefill": "whole prefill", "decode_step": "whole decode step"}
 _HEADINGS = {

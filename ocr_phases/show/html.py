@@ -22,7 +22,7 @@ from ocr_phases.analyse.noise import conditions_table
 from ocr_phases.analyse.probabilities import uncertain_sentence
 from ocr_phases.analyse.summary import repeat_table, stage_table
 from ocr_phases.analyse.typical import typical_run
-from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import (
     Html,
@@ -39,7 +39,7 @@ from ocr_phases.show.blocks import (
 )
 from ocr_phases.show.figures import SHARPNESS
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
+from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,7 +15,7 @@ from ocr_phases.show.figures import Picture
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.index_quality import quality_section
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import ms_text, percent_text
+from ocr_phases.text import ms_text, percent_text
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
 MOST_ROWS = 2_000

@@ -30,7 +30,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
-from ocr_phases.words import ms_text, percent_text, stage_name
+from ocr_phases.text import ms_text, percent_text, stage_name
 
 _UNITS = {"prefill": "the prefill", "decode": "one decode step"}
 _WHOLE = {"prefill": "whole prefill", "decode_step": "whole step"}

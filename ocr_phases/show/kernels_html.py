@@ -17,7 +17,7 @@ from ocr_phases.analyse.kernels import (
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, fold, fragment, section_heading
 from ocr_phases.show.html import note_html, table_html
-from ocr_phases.words import percent_text, stage_name
+from ocr_phases.text import percent_text, stage_name
 
 _HEADINGS = {
     "kernels": ("kernels", ""),

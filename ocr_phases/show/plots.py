@@ -26,12 +26,12 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_share
 from ocr_phases.analyse.typical import typical_repeat
-from ocr_phases.catalogue import VISION_STAGES
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show.bars import draw_bars
 from ocr_phases.show.figures import LiteralFigure, Margins
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import bytes_text, count_text, ms_text, percent_text, stage_name
+from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 WIDTH = 10.0
 NARROW = 4.8  # for a phone, where type of 9 points would be 4 pixels high otherwise

@@ -17,12 +17,12 @@ from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.quality import quality_table
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.record import PhaseRun
+from ocr_phases.schema import Truth
 from ocr_phases.show.blocks import Html, element, fragment, section_heading
 from ocr_phases.show.html import note_html, pictures_html, table_html
 from ocr_phases.show.overlay import Colour, draw_tagged, printable
 from ocr_phases.show.regions import pages_of_row
-from ocr_phases.truth import Truth
-from ocr_phases.words import count_text, percent_text
+from ocr_phases.text import count_text, percent_text
 
 OUTCOME_COLOURS: dict[str, Colour] = {
     EQUAL: (0, 114, 178),

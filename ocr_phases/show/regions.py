@@ -35,7 +35,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
-from ocr_phases.words import ms_text, percent_text
+from ocr_phases.text import ms_text, percent_text
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12

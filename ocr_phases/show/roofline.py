@@ -35,7 +35,7 @@ from ocr_phases.show.plots import (
     style_axes,
     title_axes,
 )
-from ocr_phases.words import stage_name
+from ocr_phases.text import stage_name
 
 _MARKERS = {"global": "o", "local": "s", "": "D"}
 _LINE = 0.07  # of the key's height, from one line to the next

@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from ocr_phases.analyse.summary import stage_table, vision_share
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.settings import STRATEGIES
 from ocr_phases.show.bars import draw_bars
 from ocr_phases.show.overlay import printable
 from ocr_phases.show.plots import (
@@ -37,8 +38,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
-from ocr_phases.strategies import STRATEGIES
-from ocr_phases.words import ms_text, percent_text, stage_name
+from ocr_phases.text import ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48
 RUN_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)

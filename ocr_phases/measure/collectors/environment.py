@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from ocr_phases.code_hash import code_hash
-from ocr_phases.git_state import git_state
 from ocr_phases.measure.steps.execution import decode_backends
-from ocr_phases.version import __version__
+from ocr_phases.versions import __version__, code_hash, git_state
 
 _CODE = code_hash()  # while the modules are loaded, not when they may have been edited
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.analyse.check_texts import RULES
-from ocr_phases.catalogue import windowed_length
+from ocr_phases.families import windowed_length
 from ocr_phases.measure.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
 from ocr_phases.measure.models.caches import cache_length
 from ocr_phases.measure.models.family import Family
-from ocr_phases.words import count_text
+from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.models.checkpoint import LoadedModel

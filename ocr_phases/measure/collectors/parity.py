@@ -13,7 +13,7 @@ from ocr_phases.measure.inputs.request import Request
 from ocr_phases.measure.steps import phases
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.sampling import Sampler
-from ocr_phases.words import count_text
+from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.models.checkpoint import LoadedModel

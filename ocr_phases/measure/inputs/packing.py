@@ -16,18 +16,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ocr_phases.calls import public
-from ocr_phases.catalogue import get_preset
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.inputs.images import as_rgb, load_page
-from ocr_phases.presets import (
+from ocr_phases.families import (
     IMAGE_TAG,
     PRESETS,
     PROMPTS,
     Preset,
     crop_grid,
+    get_preset,
     resolve_prompt,
 )
-from ocr_phases.words import count_text
+from ocr_phases.measure.inputs.images import as_rgb, load_page
+from ocr_phases.text import count_text
 
 __all__ = [
     "PRESETS",

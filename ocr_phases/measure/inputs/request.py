@@ -10,11 +10,11 @@ from typing import Any
 
 from PIL import Image
 
-from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES, FamilyFacts
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, FamilyFacts
 from ocr_phases.files import each_page
 from ocr_phases.settings import REQUEST_SETTINGS, RunSettings, SamplingSettings, check_text
-from ocr_phases.words import count_text
+from ocr_phases.text import count_text
 
 Page = str | Path | bytes | Image.Image
 

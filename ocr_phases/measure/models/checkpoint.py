@@ -17,7 +17,7 @@ from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.models.folders import (
     read_json,
 )
-from ocr_phases.words import count_text, nearest
+from ocr_phases.text import count_text, nearest
 
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"

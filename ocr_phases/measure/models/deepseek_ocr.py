@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES, FULL, WINDOWED
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, FULL, WINDOWED
 from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.catalogue import DEEPSEEK_OCR_2, FAMILIES
+from ocr_phases.families import DEEPSEEK_OCR_2, FAMILIES
 from ocr_phases.measure.models.deepseek_ocr import PUBLISHED as FIRST
 from ocr_phases.measure.models.family import DUMMY_SIZES, Family, StepState, native_views
 

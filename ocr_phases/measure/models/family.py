@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
-from ocr_phases.catalogue import FamilyFacts
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FamilyFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class StepState(Protocol):
 class Family:
     """One row of the table. Module paths are dotted names under the loaded model.
 
-    ``facts`` is the family's row in `ocr_phases.catalogue`. ``parts`` are the modules that hold a stage's
+    ``facts`` is the family's row in `ocr_phases.families`. ``parts`` are the modules that hold a stage's
     parameters where they are not those of the stage's own module. Where the language model is no module of
     its own, ``language_model_between`` are the first and the last module of the stage.
     ``published`` is ``config.json`` as published, and ``sizes`` names the numbers of it that a dummy may have

@@ -14,8 +14,8 @@ from typing import Any
 from ocr_phases.config import AnyConfig, Generation, WeightsIndex
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
-from ocr_phases.plain_json import conform, parse_json
-from ocr_phases.words import nearest
+from ocr_phases.schema import conform, parse_json
+from ocr_phases.text import nearest
 
 _MOST_JSON = 64 << 20
 _MOST_HEADER = 100_000_000  # the format's own limit

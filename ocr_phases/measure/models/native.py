@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ocr_phases.assets import asset
-from ocr_phases.catalogue import DEEPSEEK_OCR
-from ocr_phases.catalogue import FAMILIES as FACTS
 from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import DEEPSEEK_OCR
+from ocr_phases.families import FAMILIES as FACTS
 from ocr_phases.measure.models.checkpoint import Checkpoint, image_token, load_tokenizer
 from ocr_phases.measure.models.families import NATIVES, native_config
 from ocr_phases.measure.models.family import Family
@@ -35,7 +34,8 @@ from ocr_phases.measure.models.folders import (
     read_config,
     transformers_version,
 )
-from ocr_phases.words import bytes_text, count_text, millions_text, nearest
+from ocr_phases.text import bytes_text, count_text, millions_text, nearest
+from ocr_phases.versions import asset
 
 NATIVE_NEEDS = (5, 20)
 _LARGE = 300_000_000  # parameters, from which a CPU takes seconds a page

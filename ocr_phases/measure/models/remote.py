@@ -36,7 +36,7 @@ from ocr_phases.measure.models.folders import (
     read_config,
     transformers_version,
 )
-from ocr_phases.words import nearest
+from ocr_phases.text import nearest
 
 PINNED = "transformers==4.46.3 tokenizers==0.20.3"
 CONSTRAINED = "pip install -c constraints-4.46.txt"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ocr_phases.catalogue import FAMILIES, UNLIMITED_OCR
+from ocr_phases.families import FAMILIES, UNLIMITED_OCR
 from ocr_phases.measure.models.deepseek_ocr import NATIVE as FIRST
 from ocr_phases.measure.models.deepseek_ocr import (
     UNPADDED,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ocr_phases.catalogue import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.measure.models.family import Family, StepState
-from ocr_phases.words import count_text
+from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
     from ocr_phases.measure.inputs.packing import DeviceInputs

@@ -18,7 +18,7 @@ from ocr_phases.measure.steps.execution import (
     forwards,
     preparing,
 )
-from ocr_phases.words import stage_name
+from ocr_phases.text import stage_name
 
 
 class CompiledVision:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.calls import checked, hinted
-from ocr_phases.catalogue import windowed_length
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import windowed_length
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.caches import (
     cache_bytes_per_token,
@@ -35,7 +35,7 @@ from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.words import bytes_text, count_text
+from ocr_phases.text import bytes_text, count_text
 
 _NOTHING = contextlib.nullcontext()
 _MOST_IDS, _MOST_ROWS = 24, 8  # of a state that a cell shows

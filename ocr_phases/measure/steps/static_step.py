@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ocr_phases.catalogue import windowed_length
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import windowed_length
 from ocr_phases.measure.models.caches import cache_bytes_per_token, read_up_to, static_cache
 from ocr_phases.measure.models.families import family_of
 from ocr_phases.measure.steps.captured_prefill import CapturedPrefill

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS
-from ocr_phases.assets import asset
-from ocr_phases.catalogue import FAMILIES, PRESET_NAMES
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPTS
 from ocr_phases.files import each_page
 from ocr_phases.page_formats import PAGE_SUFFIXES
-from ocr_phases.presets import PROMPTS
 from ocr_phases.settings import NEW_TOKENS, Settings, help_text, kind
 from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.places import found
 from ocr_phases.show.html import image_html
-from ocr_phases.words import count_text
+from ocr_phases.text import count_text
+from ocr_phases.versions import asset
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import ipywidgets as widgets
 
-from ocr_phases.assets import asset
 from ocr_phases.files import save_new
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.places import placed
 from ocr_phases.show.overlay import printable
-from ocr_phases.words import bytes_text, count_text
+from ocr_phases.text import bytes_text, count_text
+from ocr_phases.versions import asset
 
 FOLDER = "ocr_phases_records"
 #: What this kernel measured, each with its file if it has one: a panel made anew shows them again.

@@ -18,7 +18,7 @@ import numpy as np
 from ocr_phases.errors import Stopped
 from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.view import LiveView
-from ocr_phases.words import ms_text
+from ocr_phases.text import ms_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -33,7 +33,7 @@ from ocr_phases.show.explorer.script import PanelScript
 from ocr_phases.show.explorer.static_picture import StaticPicture, picture_bundle
 from ocr_phases.show.html import note_html
 from ocr_phases.show.sections import Section
-from ocr_phases.words import count_text
+from ocr_phases.text import count_text
 
 _NONE = ""  # a value of None would leave the list blank
 _NO_KERNELS = "This record has no kernel view: measure on a GPU with kernels=True."

@@ -15,7 +15,6 @@ from ocr_phases.analyse.probabilities import UNCERTAIN_TEXT
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.summary import PHASES
 from ocr_phases.analyse.typical import typical_run, typical_sentence
-from ocr_phases.plain_text import plain
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import jpeg_file
 from ocr_phases.show.explorer.rendered import rendered
@@ -30,7 +29,7 @@ from ocr_phases.show.overlay import (
 )
 from ocr_phases.show.plots import MUTED, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.regions import pages_of_row
-from ocr_phases.words import count_text, ms_text, percent_text, stage_name
+from ocr_phases.text import count_text, ms_text, percent_text, plain, stage_name
 
 _PAGE_SIDE = 2_000  # pixels of the embedded page, which can be magnified
 _COLOURS = 24

@@ -1,14 +1,85 @@
-"""Makes foreign text (file names, records, model output) plain text before it is printed."""
+"""Words and numbers of every sentence; foreign text made plain before it is printed."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
+
+
+def count_text(number: int, noun: str) -> str:
+    """``"1 page"``, ``"2,000 pages"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+_LONGEST_NAME = 100  # comparing is quadratic in the length
+_STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_head": "LM head"}
+
+
+def ms_text(ms: float | None) -> str:
+    """Milliseconds with three digits and a fitting unit (``"4.02 ms"``, ``"1.25 s"``); ``"n/a"`` for none."""
+    if ms is None or not math.isfinite(ms):
+        return "n/a"
+    # The limits lie where rounding to three digits would show four.
+    if abs(ms) >= 999.5:
+        seconds = ms / 1000.0
+        return f"{seconds:,.0f} s" if abs(seconds) >= 99.95 else f"{digits_text(seconds)} s"
+    return f"{digits_text(ms)} ms"
+
+
+def bytes_text(count: float | None) -> str:
+    """Bytes in decimal units with three digits (``"1.90 GB"``); ``"n/a"`` for none."""
+    if count is None or not math.isfinite(count):
+        return "n/a"
+    value = float(count)
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} B" if unit == "B" else f"{digits_text(value)} {unit}"
+        value /= 1000.0
+    return f"{digits_text(value)} GB"
+
+
+def millions_text(count: int) -> str:
+    """A number of parameters in millions (``"95.6 M"``) or thousand millions (``"3.34 B"``)."""
+    value, unit = (count / 1e9, "B") if count >= 999.5e6 else (count / 1e6, "M")
+    return f"{digits_text(value)} {unit}"
+
+
+def percent_text(share: float | None) -> str:
+    """A share of one as per cent (``"62 %"``, ``"0.4 %"``); ``"n/a"`` for none."""
+    if share is None or not math.isfinite(share):
+        return "n/a"
+    value = share * 100.0
+    return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:.0f} %"
+
+
+def stage_name(stage: str) -> str:
+    """What a stage is called in a picture or a report."""
+    return _STAGE_NAMES.get(stage, stage.replace("_", " "))
+
+
+def digits_text(value: float) -> str:
+    """Three significant digits, without an exponent and never fewer than the integer part has."""
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{min(decimals, 3)}f}"
+    # 9.996 rounds up to 10.00: one digit too many.
+    return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?`` with the name of ``known`` that is most like ``name``, in any case; else empty."""
+    lowered = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), lowered, n=1)
+    return f" Did you mean {lowered[found[0]]}?" if found else ""
+
 
 # What a terminal obeys, what XML and UTF-8 cannot hold, and what turns the direction of the text after it.
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")

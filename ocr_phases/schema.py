@@ -7,14 +7,126 @@ kept as they are, as long as they are plain JSON: a later version may have writt
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+import msgspec
 import numpy as np
 import pandas as pd
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.plain_json import AtLeastOne, Count, Plain, conform
+
+#: Whole numbers that a double holds exactly, which is more than any count here needs.
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=2**53)]
+
+#: Bytes that a decoded JSON text may take. Each value takes at most 200, each character of a text 4.
+MOST_MEMORY = 2_000_000_000
+
+_DEPTH = 8
+_Scalar = (
+    None
+    | bool
+    | str
+    | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+    | Annotated[float, Meta(ge=-1e300, le=1e300)]
+)
+_Plain: Any = _Scalar
+for _ in range(_DEPTH):
+    _Plain = _Scalar | list[_Plain] | dict[str, _Plain]
+
+
+class Plain(TypedDict):
+    """A value that can be shown and saved again: finite numbers, lists and objects a few levels deep."""
+
+    value: _Plain
+
+
+def parse_json(data: bytes) -> Any:
+    """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything else."""
+    values = sum(map(data.count, (b"[", b"{", b",")))
+    if 4 * len(data) + 200 * values > MOST_MEMORY:
+        raise OcrPhasesError("it would take more than 2 GB of memory")
+    try:
+        return msgspec.json.decode(data)
+    except MemoryError as error:
+        raise OcrPhasesError("it takes more memory than there is") from error
+    except RecursionError as error:
+        raise OcrPhasesError("its JSON is nested too deeply") from error
+    except ValueError as error:  # msgspec's own, and text that is no UTF-8
+        raise OcrPhasesError(f"it is no JSON ({_sentence(error)})") from error
+
+
+def conform(value: Any, shape: Any, name: str = "") -> None:
+    """Check ``value`` against the msgspec type ``shape``; entries that a `TypedDict` lacks pass.
+
+    Raises `OcrPhasesError` with the entry, below ``name``, and what is wrong with it, as in
+    ``pages[0].row: expected int, got str``.
+    """
+    try:
+        msgspec.convert(value, shape)
+    except ValueError as error:  # msgspec's own, and a name that is no Unicode
+        raise OcrPhasesError(_sentence(error, name)) from error
+    except RecursionError as error:
+        raise OcrPhasesError(f"{name}: it is nested too deeply".lstrip(": ")) from error
+
+
+_MISSING = "Object missing required field "
+
+
+def _sentence(error: Exception, name: str = "") -> str:
+    """msgspec's message with the entry in front: ``Expected `int`, got `str` - at `$.pages[0].row```."""
+    problem, _, path = str(error).replace("`", "").partition(" - at ")
+    place = name + path.removeprefix("key in ").lstrip("$")
+    if problem.startswith(_MISSING):
+        place, problem = f"{place}.{problem.removeprefix(_MISSING)}", "it is missing"
+    return f"{place.strip('.')}: {problem[:1].lower()}{problem[1:]}".lstrip(": ")
+
+
+@dataclass(frozen=True)
+class TrueRegion:
+    """A region of a truth: its label, its box `(x1, y1, x2, y2)` on the 0..999 grid, and its text."""
+
+    label: str
+    box: tuple[int, int, int, int] | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A page's text as Markdown in reading order, and its regions in that order where they are known.
+
+    ``reference`` is true where another run wrote it: a run is in agreement with that, not right or wrong.
+    ``category`` is the kind of page, where the truth says it. ``ignored`` are labels of regions that the text
+    leaves out: what a run wrote in such regions is left out, too.
+    """
+
+    text: str
+    regions: tuple[TrueRegion, ...] = ()
+    file: str = ""
+    reference: bool = False
+    category: str = ""
+    ignored: tuple[str, ...] = ()
+
+    def says(self) -> tuple[Any, ...]:
+        """What two truths have to share to be one: all but their names."""
+        return self.text, self.regions, self.reference, self.ignored
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as a record keeps them; `from_dict` is the inverse."""
+        regions = [{**asdict(region), "box": region.box and list(region.box)} for region in self.regions]
+        return {**asdict(self), "regions": regions, "ignored": list(self.ignored)}
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Truth:
+        """The truth that `as_dict` wrote."""
+        regions = [{**region, "box": region["box"] and tuple(region["box"])} for region in kept["regions"]]
+        found = tuple(TrueRegion(region["label"], region["box"], region["text"]) for region in regions)
+        known = {item.name: kept[item.name] for item in fields(cls)}  # a later version may keep more
+        return cls(**{**known, "regions": found, "ignored": tuple(kept["ignored"])})
+
 
 #: A record of 8,000 tokens and 5 repeats has 12 MB.
 MOST_BYTES = 500_000_000
@@ -199,7 +311,7 @@ class _TrueRegion(TypedDict):
 
 
 class KeptTruth(TypedDict):
-    """`ocr_phases.truth.Truth` in a record."""
+    """`ocr_phases.schema.Truth` in a record."""
 
     text: str
     regions: list[_TrueRegion]

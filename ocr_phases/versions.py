@@ -1,0 +1,99 @@
+"""Which code this is, where its files are, and garbage collection that waits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import hashlib
+import os
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from ocr_phases.errors import OcrPhasesError
+
+__version__ = "0.1.0"
+
+_PACKAGE = Path(__file__).resolve().parent
+_DIGITS = 16
+
+
+@lru_cache(maxsize=1)
+def code_hash(package: Path = _PACKAGE) -> str:
+    """The first 16 hex digits of a SHA-256 over names and contents of the package's Python files.
+
+    Read once in a process: what runs is what was imported, not what was edited since.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).digest()
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + content)
+    return digest.hexdigest()[:_DIGITS]
+
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+@functools.cache
+def git_state() -> str | None:
+    """Commit of the source tree the package runs from, with ``-dirty`` behind it.
+
+    As it was when first asked for: it costs a process. None when the package is installed, or git cannot say.
+    """
+    if not (_ROOT / ".git").exists():
+        return None
+    command = ["git", "--no-optional-locks", "-C", str(_ROOT)]
+    try:
+        answer = subprocess.run(
+            [*command, "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def asset(*parts: str) -> Path:
+    """The path of a shipped file or folder (``asset("data", "tiny")``); `OcrPhasesError` if missing."""
+    package = Path(str(resources.files("ocr_phases")))
+    installed = package / "_assets"
+    path = (installed if installed.is_dir() else package.parent).joinpath(*parts)
+    if not path.exists():
+        raise OcrPhasesError(f"{'/'.join(parts)} is missing here: install ocr_phases again.")
+    return path
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment for one it starts; in a source tree the package is found from anywhere."""
+    environment = dict(os.environ)
+    package = str(Path(str(resources.files("ocr_phases"))).parent)
+    if package not in sysconfig.get_paths().values():
+        paths = (package, environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment
+
+
+_NEW_OBJECTS = 50_000  # some 10 MB of them; Python's own is 700
+
+
+@contextlib.contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Look for it less often for the length of a ``with`` block.
+
+    Tables, figures and torch's modules are many objects and little garbage: the search takes a tenth of a
+    report's time, and of that in which torch is imported.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(_NEW_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
