@@ -1,4 +1,4 @@
-"""The families of models by name: what must be known of each without torch, a row a family; presets and prompts."""
+"""The families of models, a row each, with presets and prompts: what must be known without torch."""
 
 from __future__ import annotations
 

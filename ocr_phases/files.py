@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.errors import CannotWrite, OcrPhasesError
-from ocr_phases.interrupts import uninterrupted
+from ocr_phases.errors import CannotWrite, OcrPhasesError, uninterrupted
 
 try:
     import fcntl
@@ -40,6 +39,23 @@ VERIFY_FOLDER = "ocr_phases_verify"
 
 TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}
 """The first entry of every trace that this package writes."""
+
+FORMATS = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),  # Pillow reads MPO, the pictures of some phones, through it
+    "JPEG2000": (".jp2",),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+}
+"""Pillow's names of the formats that a page may have, and their suffixes. No other one is tried: some start
+programs (PostScript starts Ghostscript)."""
+
+PAGE_SUFFIXES = frozenset((".pdf", *itertools.chain(*FORMATS.values())))
+"""The suffixes of a page's file, in small letters."""
 
 PAGED_SUFFIXES = (".pdf", ".tif", ".tiff")
 """The suffixes of files that may have several pages, in small letters."""

@@ -22,8 +22,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from ocr_phases.calls import public
-from ocr_phases.errors import OcrPhasesError, UnknownName
+from ocr_phases.errors import OcrPhasesError, UnknownName, public
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.files import read_regular, split_page, unpacked, write_given
 from ocr_phases.schema import MOST_BYTES, Truth, check_record, check_spans, parse_json

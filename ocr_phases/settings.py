@@ -13,8 +13,7 @@ from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from ocr_phases.calls import checked, short
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, checked, short
 from ocr_phases.families import PRESET_NAMES, PROMPTS, check_preset, facts_of, resolve_prompt
 from ocr_phases.text import nearest
 

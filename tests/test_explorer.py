@@ -42,8 +42,8 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
+from ocr_phases.errors import Interrupts
 from ocr_phases.families import FAMILIES
-from ocr_phases.interrupts import Interrupts
 from ocr_phases.measure.models.checkpoint import load_tokenizer
 from ocr_phases.measure.setup import Setup
 from ocr_phases.settings import Settings

@@ -29,6 +29,7 @@ from safetensors.numpy import load_file
 from wording import says
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import FORMATS
 from ocr_phases.measure.inputs import images
 from ocr_phases.measure.inputs.packing import (
     PRESETS,
@@ -45,7 +46,6 @@ from ocr_phases.measure.inputs.packing import (
     resolve_prompt,
     valid_image_tokens,
 )
-from ocr_phases.page_formats import FORMATS
 from ocr_phases.record import describe_page
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -17,8 +17,7 @@ from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
 from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_table
-from ocr_phases.calls import public
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import count_text, ms_text
 

@@ -18,8 +18,7 @@ from typing import Any
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import LARGEST_FILE, MOST_FILE_PAGES, PAGED_SUFFIXES, split_page
-from ocr_phases.page_formats import PAGE_SUFFIXES
+from ocr_phases.files import LARGEST_FILE, MOST_FILE_PAGES, PAGE_SUFFIXES, PAGED_SUFFIXES, split_page
 from ocr_phases.schema import Plain, conform, parse_json
 from ocr_phases.settings import setting_from_text
 

@@ -24,8 +24,7 @@ from collections.abc import Sequence
 from ocr_phases.cli import artifacts, batch, compare, profile, report, sweep, verify
 from ocr_phases.cli.options import Parser
 from ocr_phases.cli.results import as_json
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.interrupts import signals_to
+from ocr_phases.errors import OcrPhasesError, signals_to
 from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
 

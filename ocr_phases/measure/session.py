@@ -14,11 +14,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.calls import checked, public
-from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped
+from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, uninterrupted
 from ocr_phases.families import GROUNDING_TAG
 from ocr_phases.files import TemporaryFolder
-from ocr_phases.interrupts import uninterrupted
 from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.collectors.ceilings import measure_ceilings
 from ocr_phases.measure.collectors.conditions import Conditions

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.calls import checked
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, checked
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.measure.session import OCRSession
 from ocr_phases.measure.sweep import RUNS, free_memory

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from ocr_phases.errors import Stopped
-from ocr_phases.interrupts import signals_to
+from ocr_phases.errors import Stopped, signals_to
 
 Callbacks = dict[str, Callable[..., None]]
 _SILENT_S = 10.0

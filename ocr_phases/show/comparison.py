@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.compare import MARGIN, Compared, in_units
-from ocr_phases.calls import checked, hinted, public
+from ocr_phases.errors import checked, hinted, public
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare as drawing
 from ocr_phases.show import html

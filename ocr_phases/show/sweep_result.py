@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.sweep import Sweep, decode_curves
-from ocr_phases.calls import public
+from ocr_phases.errors import public
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html
 from ocr_phases.show import sweep as drawing

@@ -18,8 +18,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import MOST_FILE_PAGES, PAGED_SUFFIXES, read_regular, split_page
-from ocr_phases.page_formats import FORMATS
+from ocr_phases.files import FORMATS, MOST_FILE_PAGES, PAGED_SUFFIXES, read_regular, split_page
 
 MAX_PIXELS = 2 * 89_478_485
 """Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression bomb."""

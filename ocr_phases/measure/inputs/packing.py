@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from ocr_phases.calls import public
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.families import (
     IMAGE_TAG,
     PRESETS,

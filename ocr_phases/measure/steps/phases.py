@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.calls import checked, hinted
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, checked, hinted
 from ocr_phases.families import windowed_length
 from ocr_phases.measure.inputs.packing import DeviceInputs
 from ocr_phases.measure.models.caches import (

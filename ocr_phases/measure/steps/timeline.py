@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ocr_phases.calls import checked, hinted
+from ocr_phases.errors import checked, hinted
 from ocr_phases.measure.models.checkpoint import resolve_device
 from ocr_phases.measure.models.family import Family
 from ocr_phases.record import SPAN_COLUMNS, make_spans

@@ -12,8 +12,7 @@ import ipywidgets as widgets
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPTS
-from ocr_phases.files import each_page
-from ocr_phases.page_formats import PAGE_SUFFIXES
+from ocr_phases.files import PAGE_SUFFIXES, each_page
 from ocr_phases.settings import NEW_TOKENS, Settings, help_text, kind
 from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.places import found

@@ -12,8 +12,7 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import display
 
-from ocr_phases.errors import OcrPhasesError, Stopped
-from ocr_phases.interrupts import Interrupts
+from ocr_phases.errors import Interrupts, OcrPhasesError, Stopped
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import sections
 from ocr_phases.show.document import notebook_style
