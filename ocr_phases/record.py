@@ -95,7 +95,7 @@ _ELSEWHERE = {
     "plot_kernels": "ocr_phases.show.kernels",
     "plot_page": "ocr_phases.show.regions",
     "plot_region_types": "ocr_phases.show.regions",
-    "report_record": "ocr_phases.report.render",
+    "page_report": "ocr_phases.report.render",
     "write_chrome_trace": "ocr_phases.report.chrome_trace",
     "page_image": "ocr_phases.measure.inputs.images",
     "Explorer": "ocr_phases.show.explorer",
@@ -379,10 +379,10 @@ class PhaseRun:
     def report(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write this record's report into ``folder`` and return the path of its HTML file.
 
-        An earlier report there is replaced. Raises as `ocr_phases.report.render.report_page` does, so for
+        An earlier report there is replaced. Raises as `ocr_phases.report.render.page_report` does, so for
         other files in its way, unless ``overwrite``.
         """
-        return _elsewhere("report_record")(self, folder, overwrite=overwrite)
+        return _elsewhere("page_report")(self, folder, overwrite=overwrite)
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.show.explorer.Explorer`."""

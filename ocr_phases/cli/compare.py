@@ -27,10 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
     from ocr_phases.analyse.compare import Compared, against_limit, in_units
     from ocr_phases.analyse.environments import run_labels
-    from ocr_phases.files import folder_for, only_writer
+    from ocr_phases.files import folder_for
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.handed import handing
-    from ocr_phases.report.render import execute_notebook, render_html
+    from ocr_phases.report.render import write_report
 
     if arguments.metric and arguments.fail_above is None:
         raise OcrPhasesError("--metric selects what --fail-above judges: give both.")
@@ -51,9 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
     parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
-    with only_writer(folder), handing(dict(zip(parameters["records"], runs, strict=True))):
-        notebook = execute_notebook("compare_runs", parameters, folder / "compare.ipynb", overwrite=overwrite)
-        written = render_html(notebook, folder / "compare.html", title=title, overwrite=overwrite)
+    given = {"runs": runs}
+    written = write_report("compare_runs", folder, "compare", parameters, given, title, overwrite)
     print(f"\nWrote {written}")
     arguments.result = {
         "headline": compared.verdict,

@@ -58,11 +58,16 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
     return kept_session(**settings.of_model())
 
 
-def measure(arguments: argparse.Namespace, session: OCRSession | None = None, **changes: Any) -> PhaseRun:
-    """Measure the page with the command's settings and ``changes``."""
+def measure(
+    arguments: argparse.Namespace,
+    session: OCRSession | None = None,
+    page: str | None = None,
+    **changes: Any,
+) -> PhaseRun:
+    """Measure ``page``, or the command's, with the command's settings and ``changes``."""
     session = session or load_session(arguments)
     settings = settings_of(arguments)
-    run = partial(session.run_inference, arguments.page, **settings.of_run() | changes)
+    run = partial(session.run_inference, page or arguments.page, **settings.of_run() | changes)
     return watched(arguments, run, settings.warmup, settings.expected_tokens)
 
 
@@ -70,7 +75,7 @@ def watched(
     arguments: argparse.Namespace, measure: Callable[..., PhaseRun], warmup: int, tokens_a_run: int
 ) -> PhaseRun:
     """What ``measure`` gives, shown while it runs; where it is stopped, of the finished repeats."""
-    from ocr_phases.report.progress import watching
+    from ocr_phases.cli.progress import watching
 
     with watching(warmup, tokens_a_run) as watch:
         try:

@@ -6,9 +6,9 @@ import argparse
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ocr_phases.cli.measuring import load_session
+from ocr_phases.cli.measuring import load_session, measure
 from ocr_phases.cli.options import (
     EVERY,
     KERNELS,
@@ -22,8 +22,8 @@ from ocr_phases.cli.options import (
     shows_saved,
 )
 from ocr_phases.cli.results import run_result
-from ocr_phases.errors import Interrupted, OcrPhasesError
-from ocr_phases.files import NOTHING, REPORT_FOLDER, save_or_rescue, split_page
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import NOTHING, REPORT_FOLDER, split_page
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
@@ -42,18 +42,16 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _write_reports(arguments: argparse.Namespace) -> None:
-    from ocr_phases.files import check_names, folder_for
+    from ocr_phases.analyse.truth_files import load_truth
+    from ocr_phases.files import TRACE_NAME, check_names, folder_for
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import RECORD_NAME, RESULTS
-    from ocr_phases.report.handed import handing
-    from ocr_phases.report.progress import watching
+    from ocr_phases.report.artifacts import RESULTS
     from ocr_phases.report.render import page_report
 
     # A wrong page, setting or record is refused before anything slow starts.
     asked, kernels = settings_of(arguments), asks_kernels(arguments)
     settings = {name: getattr(asked, name) for name in (*EVERY, *KERNELS)}
     shown = PhaseRun.load(arguments.record) if arguments.record else None
-    read = {} if shown is None else {str(Path(arguments.record).resolve()): shown}
     truths = _truths(arguments, shown)
     out, overwrite = arguments.out, arguments.overwrite
     wanted = out or Path(REPORT_FOLDER)
@@ -62,31 +60,29 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     for folder in jobs.values() if out else ():
         check_names(folder, RESULTS, overwrite=overwrite, arguments=others, record=arguments.record)
     if arguments.pages:
-        session = load_session(arguments, arguments.pages)  # the notebook takes the same one
+        session = load_session(arguments, arguments.pages)
         for page in arguments.pages:
             session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
     arguments.result = {"reports": []}
     for page, wanted in jobs.items():
         folder = folder_for(out and wanted, wanted, NOTHING)
-        if page is None:
-            parameters = {"record": next(iter(read)), "truth": truths.get(None)}
+        parameters: dict[str, Any] = {"truth": truths.get(page)}
+        if shown is not None:
+            record = shown
+            parameters["record"] = str(Path(arguments.record).resolve())
         else:
-            name, number = split_page(page)
-            parameters = {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
-            parameters["truth"] = truths.get(page)
-        with handing(read), watching(asked.warmup, asked.expected_tokens) as watch:
-            options = {"show_code": arguments.show_code, "watch": watch, "overwrite": overwrite}
-            try:
-                written, record = page_report(folder, parameters, **options)
-            except Interrupted as stop:
-                if stop.run is not None:
-                    print(f"Wrote {save_or_rescue(stop.run.save, folder / RECORD_NAME)}")
-                raise
-        files = {"record": str(folder / "run.json"), "report": str(written["report.html"])}
-        told = run_result(record) | files
+            trace = {"kernel_trace": folder / TRACE_NAME} if arguments.trace else {}
+            record = measure(arguments, session, page, kernels=kernels, **trace)
+            name, number = split_page(str(page))
+            parameters |= {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
+        if page in truths:
+            record = record.with_truth(load_truth(truths[page], page or record.page_name()))
+        report = page_report(
+            record, folder, parameters, show_code=arguments.show_code, overwrite=overwrite
+        )
+        told = run_result(record) | {"record": str(folder / "run.json"), "report": str(report)}
         arguments.result["reports"].append(told)
         print(f"{told['headline']}\n{told['checks']['sentence']}\nWrote {told['report']}")
-        arguments.stopped = watch.asked
         if arguments.stopped:
             return
 

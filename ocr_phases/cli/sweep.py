@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     saved = shows_saved(arguments, "records", arguments.page, (*SHARED, *_MEASURED))
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.sweep import Sweep
-    from ocr_phases.files import only_writer
-    from ocr_phases.report.render import execute_notebook, render_html
+    from ocr_phases.report.render import write_report
 
     if saved:
         found = Sweep.load(arguments.records)
@@ -79,10 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     for _, row in found.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
     parameters = {"records": str(source.resolve()), "truth": truth}
-    with only_writer(folder):
-        notebook = execute_notebook("sweep_report", parameters, folder / "sweep.ipynb", overwrite=overwrite)
-        title = "Sweep – ocr_phases"
-        written = render_html(notebook, folder / "sweep.html", title=title, overwrite=overwrite)
+    title, given = "Sweep – ocr_phases", {"sweep": found}
+    written = write_report("sweep_report", folder, "sweep", parameters, given, title, overwrite)
     headline = found.verdict
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in found.runs.items()}
     doubtful = ", ".join(f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass")

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Wrote {saved}")
     if arguments.out:
         references = None if session is None else session.references()
-        arguments.result["report"] = str(verify_report(arguments.out, record, references, **options))
+        arguments.result["report"] = str(verify_report(record, arguments.out, references, **options))
         print(f"Wrote {arguments.result['report']}")
     return 1 if failed(checks) else 0
 

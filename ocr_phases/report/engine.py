@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import CapturedIO
 
-_PARAMETERS = {"parameters", "injected-parameters"}
-
-
 class InProcess(Engine):
     """``papermill --engine ocr_phases``."""
 
@@ -36,15 +33,15 @@ class InProcess(Engine):
     ) -> None:
         """Run the code cells in a namespace of their own, up to the first that fails.
 
-        ``given`` are live values for parameters of those names. ``stills=False`` leaves out the bitmap of
-        each figure, for which a report has no use.
+        ``given`` are live objects, which the cells find under that name. ``stills=False`` leaves out the
+        bitmap of each figure, for which a report has no use.
         """
         from IPython.utils.capture import capture_output
 
-        cells = list(enumerate(nb_man.nb.cells))
-        last = max((i for i, cell in cells if _PARAMETERS & {*cell.metadata.get("tags", [])}), default=-1)
+        count = 0
         with _own_namespace(stills) as shell:
-            for number, cell in cells:
+            shell.user_ns["given"] = dict(given or {})
+            for number, cell in enumerate(nb_man.nb.cells):
                 nb_man.cell_start(cell, number)
                 error = None
                 if cell.cell_type == "code":
@@ -52,13 +49,12 @@ class InProcess(Engine):
                     with shell.display_trap, capture_output(stderr=False) as captured:
                         result = shell.run_cell(cell.source)
                     error = result.error_before_exec or result.error_in_exec
-                    cell.execution_count = sum(other.cell_type == "code" for _, other in cells[: number + 1])
+                    count += 1
+                    cell.execution_count = count
                     cell.outputs = [*_outputs(captured), *([] if error is None else [_error(error)])]
                 if error is not None:
                     nb_man.cell_exception(cell, number, exception=error)
                 nb_man.cell_complete(cell, number)
-                if number == last:
-                    shell.user_ns.update(given or {})
                 if isinstance(error, KeyboardInterrupt):
                     raise error
                 if error is not None:

@@ -1,22 +1,16 @@
-"""Progress of a measurement on stderr; Ctrl-C ends it and keeps the finished repeats.
-
-A notebook that a command runs finds the command's `Watch` by `notebook_callbacks`.
-"""
+"""Progress of a measurement on stderr; Ctrl-C ends it and keeps the finished repeats."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Iterator
 from typing import Any
 
 from ocr_phases.errors import Stopped, signals_to
 
-Callbacks = dict[str, Callable[..., None]]
 _SILENT_S = 10.0
-_CALLBACKS: ContextVar[Callbacks | None] = ContextVar("callbacks", default=None)
 
 
 class Watch:
@@ -110,20 +104,3 @@ def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
             yield watch
         finally:
             watch.close()
-
-
-@contextlib.contextmanager
-def followed_by(watch: Watch | None) -> Iterator[None]:
-    """For the length of a ``with`` block, `notebook_callbacks` are those of ``watch``, or none."""
-    told: Callbacks = {} if watch is None else {"progress": watch.progress, "on_tokens": watch.on_tokens}
-    token = _CALLBACKS.set(told)
-    try:
-        yield
-    finally:
-        _CALLBACKS.reset(token)
-
-
-def notebook_callbacks() -> Callbacks:
-    """`run_inference`'s callbacks in a notebook: they tell the command that runs it; a kernel prints."""
-    told = _CALLBACKS.get()
-    return {"progress": lambda done, total: print(f"{done} of {total} runs done")} if told is None else told
