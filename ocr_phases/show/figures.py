@@ -31,7 +31,7 @@ from matplotlib.textpath import text_to_path
 
 from ocr_phases.plain_text import plain
 from ocr_phases.show.blocks import Html, data_address, element
-from ocr_phases.show.document import notebook_theme
+from ocr_phases.show.web import notebook_theme
 
 FIGURE_DPI = 100
 SHARPNESS = 2

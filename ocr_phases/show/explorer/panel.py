@@ -15,7 +15,7 @@ from IPython.display import display
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import sections
-from ocr_phases.show.document import notebook_style
+from ocr_phases.show.web import notebook_style
 from ocr_phases.show.explorer.compare_tab import ComparePane
 from ocr_phases.show.explorer.form import Asked, Fold, Form, first_image
 from ocr_phases.show.explorer.head import head_html
