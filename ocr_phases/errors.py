@@ -56,16 +56,7 @@ class CannotWrite(OcrPhasesError):
 
 
 class NotebookFailed(OcrPhasesError):
-    """A notebook was not run to its end.
-
-    ``ename`` and ``evalue`` are the type and the text of what ended it: the error of a cell, or
-    ``DeadKernelError``.
-    """
-
-    def __init__(self, message: str, ename: str, evalue: str) -> None:
-        super().__init__(message)
-        self.ename = ename
-        self.evalue = evalue
+    """A bug of this package ended a notebook."""
 
 
 class Stopped(Exception):

@@ -25,16 +25,13 @@ from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.job import Job, code_versions
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import RECORD, TRUTH, attempt_folder, drop_open_attempts
-from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError, OutOfMemory
-from ocr_phases.files import TemporaryFolder, each_page, split_page
+from ocr_phases.errors import CannotWrite, OcrPhasesError, OutOfMemory
+from ocr_phases.files import each_page, write_into
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
 Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
-
-#: Errors of a notebook's cell that say more than that something unexpected happened, by their names.
-_OWN_ERRORS = {kind.__name__: kind for kind in (OcrPhasesError, OutOfMemory, CannotWrite)}
 
 
 class Refused(Exception):
@@ -80,7 +77,7 @@ def serve(handler: Handler) -> None:
 
 
 def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-    """Measure one page with the loaded model and save its record."""
+    """Measure one page with the loaded model and save its record; in mode ``notebook``, report on it too."""
     job, folder = _job_and_folder(request)
     settings = _settings(job)
     with _failing_as("model"):
@@ -93,10 +90,25 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     except OcrPhasesError as error:
         raise _refused(job, error) from error
     _check_unchanged(job, run)
+    unrendered = ""
     with _failing_as("output"), attempt_folder(folder) as place:
-        run.save(place / RECORD)
+        write_into(place, {RECORD: run.to_json()})
         write_figures(place, run)
-    return Outcome(place=place.name)
+        if request["mode"] == "notebook":
+            unrendered = _report(run, place, {**job.settings, "page": job.source})
+    return Outcome(place=place.name, report=unrendered)
+
+
+def _report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> str:
+    """Write a page's report; why there is none, if so: a page that is measured stays so."""
+    from ocr_phases.report.render import page_report
+
+    try:
+        page_report(run, place, parameters)
+    except OcrPhasesError as error:
+        # What an attempt wrote is named as it will be called.
+        return str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
+    return ""
 
 
 def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
@@ -116,64 +128,17 @@ def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     return Outcome(device=resolve_device("auto"))
 
 
-def measure_in_notebook(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-    """Measure within ``page_report``, and render it."""
-    from ocr_phases.report.render import report_page
-
-    job, folder = _job_and_folder(request)
-    settings = _settings(job)
-    with _failing_as("model"):
-        from ocr_phases.measure.kept_session import kept_session
-
-        kept_session(**settings.of_model())
-    ready()
-    unrendered = ""
-    with _failing_as("output"), attempt_folder(folder) as place, _readable_name(job.source) as page:
-        try:
-            report_page(place, {**job.settings, "page": page})
-        except Exception as error:  # whatever it was: a page that is measured stays so
-            if not (place / RECORD).is_file():
-                if isinstance(error, OcrPhasesError):
-                    raise _notebook_refused(job, error) from error
-                raise
-            unrendered = _without(place, error)
-        run = PhaseRun.load(place / RECORD)
-        _check_unchanged(job, run)
-        write_figures(place, run)
-    return Outcome(place=place.name, report=unrendered)
-
-
-def _without(place: Path, error: Exception) -> str:
-    """An error's message, in which what an attempt wrote is named as it will be called."""
-    return str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
-
-
-def _notebook_refused(job: Job, error: OcrPhasesError) -> Refused:
-    """The failure of a notebook that measured nothing, as `measure_page` would have told it."""
-    if not isinstance(error, NotebookFailed):
-        return _refused(job, error)
-    if error.ename in _OWN_ERRORS:
-        return _refused(job, _OWN_ERRORS[error.ename](error.evalue))
-    if error.ename == "MemoryError":
-        return Refused("memory", f"The host is out of memory ({error.evalue}).")
-    return Refused("error", f"{error.ename}: {error.evalue}")
-
-
 @seldom_collected()
 def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Render a record that is there, which stays as it is: the notebook's own copy is dropped."""
-    from ocr_phases.report.render import report_page
-
     ready()
     folder = Path(request["folder"])
-    truth = folder / TRUTH
-    parameters = {"record": str(folder / RECORD), "truth": str(truth) if truth.exists() else None}
-    failed = ""
+    record, truth = folder / RECORD, folder / TRUTH
+    with _failing_as("report"):
+        run = PhaseRun.load(record)
+        run = run.with_truth(truth) if truth.exists() else run
     with _failing_as("output"), attempt_folder(folder) as place:
-        try:
-            report_page(place, parameters)
-        except OcrPhasesError as error:
-            failed = _without(place, error)
+        failed = _report(run, place, {"record": str(record)})
         (place / RECORD).unlink(missing_ok=True)
     return Outcome("report" if failed else None, failed, place=place.name)
 
@@ -182,7 +147,7 @@ def handle_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Handle a request by its ``mode``: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
     handlers = {
         "measure": measure_page,
-        "notebook": measure_in_notebook,
+        "notebook": measure_page,
         "render": render,
         "device": find_device,
         "count": count_pages,
@@ -235,21 +200,6 @@ def _refused(job: Job, error: OcrPhasesError) -> Refused:
 def _check_unchanged(job: Job, run: PhaseRun) -> None:
     if job.sha256 not in (None, run.page["sha256"]):
         raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
-
-
-@contextlib.contextmanager
-def _readable_name(source: str) -> Iterator[str]:
-    """``source``, or where its name is no UTF-8, and so cannot be a notebook's parameter, a link to it."""
-    try:
-        source.encode()
-    except UnicodeEncodeError:
-        file, number = split_page(source)
-        with TemporaryFolder() as folder:
-            link = Path(folder, Path(file).name.encode("utf-8", "replace").decode())
-            link.symlink_to(file)
-            yield f"{link}{number}"
-    else:
-        yield source
 
 
 def worker_name() -> str:

@@ -77,9 +77,7 @@ def _write_reports(arguments: argparse.Namespace) -> None:
             parameters |= {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
         if page in truths:
             record = record.with_truth(load_truth(truths[page], page or record.page_name()))
-        report = page_report(
-            record, folder, parameters, show_code=arguments.show_code, overwrite=overwrite
-        )
+        report = page_report(record, folder, parameters, show_code=arguments.show_code, overwrite=overwrite)
         told = run_result(record) | {"record": str(folder / "run.json"), "report": str(report)}
         arguments.result["reports"].append(told)
         print(f"{told['headline']}\n{told['checks']['sentence']}\nWrote {told['report']}")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import CapturedIO
 
+
 class InProcess(Engine):
     """``papermill --engine ocr_phases``."""
 

@@ -40,6 +40,7 @@ def page_report(
     others = [values.get(name) for name in ("page", "truth")]
     options: dict[str, Any] = {"arguments": others, "record": values.get("record"), "overwrite": overwrite}
     folder = folder_for(output_dir, "", RESULTS, **options).resolve()
+    values |= {"output_dir": str(folder), "overwrite": overwrite}
     title = f"{Path(run.page_name()).name} – ocr_phases"
     return write_report("page_report", folder, "report", values, {"run": run}, title, overwrite, show_code)
 
@@ -59,8 +60,9 @@ def verify_report(
     """
     folder = folder_for(output_dir, "", VERIFICATION, record=record, overwrite=overwrite).resolve()
     title = f"Verification: {run.page['file']} – ocr_phases"
+    values = {"record": record, "output_dir": str(folder), "overwrite": overwrite}
     given = {"run": run, "references": references}
-    return write_report("verify", folder, "verify", {"record": record}, given, title, overwrite)
+    return write_report("verify", folder, "verify", values, given, title, overwrite)
 
 
 def write_report(

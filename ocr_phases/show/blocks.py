@@ -24,6 +24,10 @@ class Html(str):
 
     __slots__ = ()
 
+    def __html__(self) -> Html:
+        """What a template takes as HTML."""
+        return self
+
 
 def element(name: str, *content: object, **attributes: object) -> Html:
     """``<name attributes>content</name>``: everything is text that is nothing but text, except `Html`.

@@ -12,10 +12,10 @@ from ocr_phases.analyse.headline import headline, subject
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, sections
 from ocr_phases.show.blocks import Html, element, fragment
-from ocr_phases.show.document import notebook_style
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.overlay import printable
 from ocr_phases.show.plots import plot_spans
+from ocr_phases.show.web import notebook_style
 from ocr_phases.text import count_text, plain
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 
 from ocr_phases.show.blocks import Html, data_address, element
-from ocr_phases.show.document import notebook_theme
+from ocr_phases.show.web import notebook_theme
 from ocr_phases.text import plain
 
 FIGURE_DPI = 100

@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from ocr_phases.show.blocks import cards_block, element, title_block
+from ocr_phases.show.blocks import Html, cards_block, element, title_block
 from ocr_phases.show.distributions import plot_distributions
-from ocr_phases.show.document import document_html
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.index_quality import quality_section
 from ocr_phases.show.overlay import printable
+from ocr_phases.show.web import document_html
 from ocr_phases.text import ms_text, percent_text
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
@@ -62,7 +62,7 @@ def index_html(
     )
     head = title_block(title, [f"{label} {value}" for label, value in facts.items()])
     contents = [(heading, anchor) for heading, anchor, _ in shown]
-    return document_html(title, contents, head + _cards(pages, measured, failed) + body, css=_WIDER)
+    return document_html(title, contents, Html(head + _cards(pages, measured, failed) + body), css=_WIDER)
 
 
 def _cards(pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame) -> str:

@@ -15,10 +15,10 @@ from ocr_phases.analyse.summary import step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, kernels_html, plots, regions
 from ocr_phases.show import kernels as kernel_plots
-from ocr_phases.show.document import notebook_style
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.floors_html import floors_html
 from ocr_phases.show.roofline import plot_roofline
+from ocr_phases.show.web import notebook_style
 
 _SLOWEST = 8
 

@@ -15,7 +15,6 @@ from IPython.display import display
 from ocr_phases.errors import Interrupts, OcrPhasesError, Stopped
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import sections
-from ocr_phases.show.document import notebook_style
 from ocr_phases.show.explorer.compare_tab import ComparePane
 from ocr_phases.show.explorer.form import Asked, Fold, Form, first_image
 from ocr_phases.show.explorer.head import head_html
@@ -32,6 +31,7 @@ from ocr_phases.show.explorer.script import PanelScript
 from ocr_phases.show.explorer.static_picture import StaticPicture, picture_bundle
 from ocr_phases.show.html import note_html
 from ocr_phases.show.sections import Section
+from ocr_phases.show.web import notebook_style
 from ocr_phases.text import count_text
 
 _NONE = ""  # a value of None would leave the list blank

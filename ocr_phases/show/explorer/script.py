@@ -6,7 +6,7 @@ from importlib import resources
 
 import anywidget
 
-from ocr_phases.show.document import sorting_script
+from ocr_phases.show.web import sorting_script
 
 _FILE = resources.files("ocr_phases.show.explorer").joinpath("panel.js")
 

@@ -1,50 +1,52 @@
-"""The HTML file around every report and every index of a batch: one frame, one style, one script."""
+"""HTML from the templates beside this file, escaped by Jinja; the file around every report."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
+from typing import Any
 
-from ocr_phases.show.blocks import element
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ocr_phases.show.blocks import Html
+from ocr_phases.text import plain
 
 
-def document_html(title: str, sections: Sequence[tuple[str, str]], body: str, *, css: str = "") -> str:
-    """A whole file that fetches nothing; its policy also forbids the browser to.
+def render(template: str, **values: Any) -> Html:
+    """A template filled with ``values``: each is text, control characters replaced, except `Html`."""
+    return Html(_environment().get_template(f"{template}.html.j2").render(values))
 
-    ``sections`` are the contents, a heading and its id each. ``body`` is HTML of this package, ``css`` goes
-    behind the style that all files share.
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("ocr_phases.show"),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Html) else plain(str(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def document_html(title: str, contents: Sequence[tuple[str, str]], body: Html, *, css: str = "") -> str:
+    """A whole file that fetches nothing.
+
+    ``contents`` are a heading and its id each. ``css`` goes behind the style that all files share.
     """
     script = sorting_script() + 'document.querySelectorAll("table.op-table").forEach(sortable);'
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'"
+    return render(
+        "document",
+        title=title,
+        contents=contents,
+        body=body,
+        style=Html(fragments_css() + _file("page.css") + css),
+        script=Html(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-    items = [element("li", element("a", name, href=f"#{anchor}")) for name, anchor in sections]
-    above = element("p", "Contents", aria_hidden="true")
-    contents = element("nav", above, element("ul", *items), aria_label="Contents") if items else ""
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-{element("title", title)}
-<link rel="icon" href="data:,">
-<style>{fragments_css()}{_file("page.css")}{css}</style>
-</head>
-<body>
-<a class="skip" href="#report">Skip to the report</a>
-{contents}
-<main id="report" tabindex="-1">{body}</main>
-<footer>Made with ocr_phases. This file fetches nothing and runs only its own table sorting.</footer>
-<script>{script}</script>
-</body>
-</html>
-"""
 
 
 def notebook_style() -> str:
