@@ -50,7 +50,9 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
         "--no-embed",
     ]
     assert main(command) == 1
-    assert says(capsys.readouterr().out, "4 pages", "2 measured", "0 kept", "2 failed")
+    assert says(
+        capsys.readouterr().out, "4 pages", "2 measured", "0 kept", "2 failed", "1 file left out (.txt)"
+    )
     found = statuses(tmp_path / "out")
     assert list(found) == ["broken.pdf", "truncated.png", "two.pdf#1", "two.pdf#2"]
     assert [status["state"] for status in found.values()] == ["failed", "failed", "done", "done"]
