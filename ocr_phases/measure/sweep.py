@@ -26,6 +26,7 @@ from ocr_phases.measure.collectors import environment
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
 from ocr_phases.record import PhaseRun, describe_page
+from ocr_phases.settings import MOST_TOKENS
 from ocr_phases.strategies import STRATEGIES, VISIONS
 from ocr_phases.truth import Truth
 
@@ -90,10 +91,13 @@ def make_cells(
         for name in names:
             if name not in known:
                 raise OcrPhasesError(f"Unknown {what} {name!r}: use {' or '.join(known)}.")
-    for name, values in (("batch size", batches), ("number of new tokens", lengths)):
+    for name, values, most in (
+        ("batch size", batches, 1_000),
+        ("number of new tokens", lengths, MOST_TOKENS),
+    ):
         for value in values:
-            if value < 1:
-                raise OcrPhasesError(f"{value} is no {name}: it must be at least 1.")
+            if not 1 <= value <= most:
+                raise OcrPhasesError(f"{value} is no {name}: it must be at least 1 and at most {most:,}.")
     combined = itertools.product(presets, strategies, batches, lengths, visions)
     cells = list(dict.fromkeys(Cell(*values) for values in combined))
     if not cells:
