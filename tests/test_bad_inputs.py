@@ -20,7 +20,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import match_boxes
 from ocr_phases.analyse.read_text import one_line, plain_text
 from ocr_phases.analyse.region_pairs import matched_regions
-from ocr_phases.analyse.tables import tables_of
+from ocr_phases.analyse.tables import similarities, tables_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.images import load_page, page_count
 from ocr_phases.measure.rerun import load_recorded
@@ -74,6 +74,11 @@ TEXTS = {
 def test_text_is_read_in_time(name: str, read: Callable[[str], Any]) -> None:
     first, repeated, last = TEXTS[name]
     read_in_time(read, first + repeated * (_CHARACTERS // len(repeated)) + last)
+
+
+def test_tables_are_compared_in_time() -> None:
+    ours, theirs = (tables_of(f"<table>{f'<tr><td>{cell}' * 59}</table>" * 100) for cell in "ab")
+    assert read_in_time(lambda theirs: similarities(ours, theirs), theirs)[-1] == pytest.approx(60 / 119)
 
 
 def test_what_cannot_be_read_stays() -> None:
