@@ -17,7 +17,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.plain_json import AtLeastOne, Count, Plain, conform
 
 #: A record of 8,000 tokens and 5 repeats has 12 MB.
-MOST_BYTES = 500_000_000
+MOST_BYTES = 400_000_000
 
 # Up to 2^33 ms, 99 days: sums of times in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
 _Ms = Annotated[float, Meta(ge=0, le=2**33)]
