@@ -27,6 +27,7 @@ from ocr_phases.cli.results import as_json
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.interrupts import signals_to
 from ocr_phases.plain_text import plain_streams
+from ocr_phases.settings import Settings, setting_names
 from ocr_phases.version import __version__
 
 _OUTPUT_FAILED = 141  # as a shell names SIGPIPE's end
@@ -94,6 +95,8 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
     names = "|".join(vars(arguments))
     words = re.compile(rf"""(?<![\w/.-])({names})=(?:(True|False)|["']?([\w./:-]+)["']?)""")
     message = words.sub(_as_option, message)
+    names = "|".join(name for name in setting_names(Settings) if name in vars(arguments))
+    message = re.sub(rf"^({names})(?= is )", _as_option, message) if names else message
     names = "|".join(name for name in vars(arguments) if "_" in name)
     words = re.compile(rf"(?<![\w/.-])({names})(?![\w/=-]|\.\w)")
     return words.sub(_as_option, message) if names else message
