@@ -81,7 +81,7 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     if then.model.get("implementation") == "vendor":
         name, trusted = options.get("model", then.model["name"]), arguments.trust_remote_code
         settings = ModelSettings(model=name, implementation="vendor", trust_remote_code=trusted)
-        measuring.warn_of_remote_code(settings)
+        measuring.warn_of_remote_code(arguments, settings)
     if options["kernels"]:
         options["kernel_steps"] = arguments.kernel_steps
     repeat = partial(repeat_run, then, page=arguments.page, **options)
