@@ -235,7 +235,8 @@ def hinted(kind: _Class) -> _Class:
     def no_attribute(self: Any, name: str) -> Any:
         if hasattr(type(self), name):  # a property that raised AttributeError
             return object.__getattribute__(self, name)
-        known = [each for each in dir(self) if not each.startswith("_")]
+        # IPython asks for many private names.
+        known = [] if name.startswith("_") else [each for each in dir(self) if not each.startswith("_")]
         raise UnknownAttribute(f"{type(self).__name__} has no {name}.{nearest(name, known)}")
 
     # Not a method of a base class: type checkers would then believe in any attribute.

@@ -34,7 +34,7 @@ except ImportError:  # Windows has no such locks
 
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
-MANIFEST_NAME = ".ocr_phases.json"
+MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records
 REPORT_FOLDER = "ocr_phases_report"
 VERIFY_FOLDER = "ocr_phases_verify"
 

@@ -450,7 +450,7 @@ class PhaseRun:
         try:
             record = parse_json(data)
         except OcrPhasesError as error:
-            raise OcrPhasesError(f"This is not an ocr_phases record: {error}.") from error
+            raise OcrPhasesError(f"This is not an ocr_phases record: {error}. Give a run.json.") from error
         return cls.from_dict(record)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -485,6 +485,8 @@ class PhaseRun:
             return cls.from_json(unpacked(data, MOST_BYTES))
         except OcrPhasesError as error:
             raise OcrPhasesError(f"{path}: {error}") from error
+        except MemoryError as error:
+            raise OcrPhasesError(f"{path} takes more memory than there is.") from error
 
     @property
     def decoded_tokens(self) -> int:

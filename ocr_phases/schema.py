@@ -22,8 +22,10 @@ from ocr_phases.errors import OcrPhasesError
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**53)]
 
-#: Bytes that a decoded JSON text may take. Each value takes at most 200, each character of a text 4.
-MOST_MEMORY = 2_000_000_000
+#: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte of its kind.
+_MOST_MEMORY = 2_000_000_000
+_MEMORY = {b"{": 600, b"[": 150, b":": 200, b",": 40}
+_CHARACTER = 5
 
 _DEPTH = 8
 _Scalar = (
@@ -46,8 +48,7 @@ class Plain(TypedDict):
 
 def parse_json(data: bytes) -> Any:
     """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything else."""
-    values = sum(map(data.count, (b"[", b"{", b",")))
-    if 4 * len(data) + 200 * values > MOST_MEMORY:
+    if _CHARACTER * len(data) + sum(data.count(sign) * each for sign, each in _MEMORY.items()) > _MOST_MEMORY:
         raise OcrPhasesError("it would take more than 2 GB of memory")
     try:
         return msgspec.json.decode(data)
@@ -56,7 +57,7 @@ def parse_json(data: bytes) -> Any:
     except RecursionError as error:
         raise OcrPhasesError("its JSON is nested too deeply") from error
     except ValueError as error:  # msgspec's own, and text that is no UTF-8
-        raise OcrPhasesError(f"it is no JSON ({_sentence(error)})") from error
+        raise OcrPhasesError(f"it is not valid JSON ({_sentence(error)})") from error
 
 
 def conform(value: Any, shape: Any, name: str = "") -> None:
@@ -79,6 +80,7 @@ _MISSING = "Object missing required field "
 def _sentence(error: Exception, name: str = "") -> str:
     """msgspec's message with the entry in front: ``Expected `int`, got `str` - at `$.pages[0].row```."""
     problem, _, path = str(error).replace("`", "").partition(" - at ")
+    problem = problem.removeprefix("JSON is malformed: ").replace(" (byte ", " at byte ").removesuffix(")")
     place = name + path.removeprefix("key in ").lstrip("$")
     if problem.startswith(_MISSING):
         place, problem = f"{place}.{problem.removeprefix(_MISSING)}", "it is missing"
@@ -129,7 +131,7 @@ class Truth:
 
 
 #: A record of 8,000 tokens and 5 repeats has 12 MB.
-MOST_BYTES = 500_000_000
+MOST_BYTES = 400_000_000
 
 # Up to 2^33 ms, 99 days: sums of times in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
 _Ms = Annotated[float, Meta(ge=0, le=2**33)]

@@ -29,12 +29,18 @@ NEW_TOKENS = 512
 LARGEST_NUMBER = 2**63 - 1
 """Largest whole number of a setting: what a seed may be, and what every reader of a record can hold."""
 
+MOST_TOKENS = 1_000_000
+"""Most tokens or steps that a setting may ask for."""
+
 # Logits divided by less or by more overflow or underflow float32.
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 def _setting(default: Any, text: str, **rules: Any) -> Any:
-    """A field with its help; ``least`` with ``most``, and ``choices``, are checked."""
+    """A field with its help; ``least``, ``most`` and ``choices`` are checked.
+
+    One with ``kept=False`` is not in the request.
+    """
     return field(default=default, metadata={"text": text, **rules})
 
 
@@ -220,7 +226,7 @@ class RunSettings:
         None,
         "most tokens, the prefill's included; by default 512, or a published infer's limit",
         least=1,
-        most=1_000_000,
+        most=MOST_TOKENS,
     )
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
@@ -232,7 +238,10 @@ class RunSettings:
     return_text: bool = _setting(True, "keep the text in the record")
     ignore_eos: bool | None = _setting(None, "continue after the end token; by default only for dummy")
     eos_check_every: int | None = _setting(
-        None, "steps between reads of the end token; by default 1 in eager, else 16", least=1, most=1_000_000
+        None,
+        "steps between reads of the end token; by default 1 in eager, else 16",
+        least=1,
+        most=MOST_TOKENS,
     )
     first_token: str = _setting(
         "prefill",
@@ -256,7 +265,7 @@ class RunSettings:
     kernels: bool = _setting(
         False, "CUDA: profile kernels and host syncs of each stage in one more run", kept=False
     )
-    kernel_steps: int = _setting(32, "most decode steps of that run", least=1, most=1_000_000, kept=False)
+    kernel_steps: int = _setting(32, "most decode steps of that run", least=1, most=MOST_TOKENS, kept=False)
     kernel_trace: str | Path | None = _setting(None, "Chrome trace file of that run (.json.gz)", kept=False)
 
     def __post_init__(self) -> None:
@@ -376,8 +385,8 @@ def _check(setting: Field[Any], value: Any) -> None:
             raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
         if value < least:
             raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
-        if value > setting.metadata["most"]:
-            raise OcrPhasesError(f"{name} is {value}: it must be at most {setting.metadata['most']:,}.")
+        if value > (most := setting.metadata["most"]):
+            raise OcrPhasesError(f"{name} is larger than {most}: give a smaller number.")
     if kind(setting) == "bool" and not isinstance(value, bool):
         raise OcrPhasesError(f"{name} is {value!r}: it must be True or False.")
     if choices is not None and value not in choices:

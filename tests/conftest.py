@@ -41,6 +41,10 @@ SMALL_DUMMY_2 = SMALL_DUMMY.replace("dummy:", "dummy:deepseek-ocr-2,").replace("
 SMALL_UNLIMITED = SMALL_DUMMY.replace("dummy:", "dummy:unlimited-ocr,")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--approve", action="store_true", help="accept what users see now (tests/approved)")
+
+
 @pytest.fixture(scope="session")
 def golden_session() -> OCRSession:
     return OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")

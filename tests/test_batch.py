@@ -64,6 +64,7 @@ def test_every_failure_has_its_reason_and_stops_no_other_page(tmp_path):
     ):
         assert status["failure"] == failure
         assert reason in status["reason"]
+    assert "something nobody thought of" in found[2]["attempts"][0]["stderr"]
 
 
 def test_failures_are_retried_as_often_as_asked(tmp_path):

@@ -23,6 +23,7 @@ from batch_example import (
     statuses,
     wait_for,
 )
+from conftest import PAGES
 
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.outcome import Outcome
@@ -155,3 +156,20 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
     outcome = child.run({"job": {}})
     assert outcome.failure == "died"
     assert "exit code 1" in outcome.reason and "no_such_module_here" in outcome.reason
+    assert outcome.stderr.splitlines()[0].startswith("Traceback")
+
+
+def test_a_worker_that_died_is_noticed_though_a_process_it_started_holds_its_pipe():
+    program = "import subprocess, sys; subprocess.Popen(['sleep', '100'], stdin=-3); sys.exit(3)"
+    child = Child(command=[sys.executable, "-c", program])
+    assert "exit code 3" in child.run({"job": {}}).reason
+
+
+def test_a_worker_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "timeit.py").write_text("raise IndexError('not the standard library')")
+    monkeypatch.chdir(tmp_path)
+    child = Child()
+    try:
+        assert child.run({"mode": "count", "source": str(PAGES / "slide.png")}).pages == 1
+    finally:
+        child.stop()

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from ocr_phases.batch.child import Child
 from ocr_phases.batch.job import make_jobs
-from ocr_phases.batch.manifest import Page, find_pages
+from ocr_phases.batch.manifest import Page, Walk, find_pages
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.measure.inputs.images import load_page
 
@@ -43,6 +44,14 @@ def test_a_folder_gives_all_pages_below_it_in_order(folder):
     sources = [page.source for page in find_pages([str(folder)], KNOWN)]
     assert sources[0] == str(folder / "a.png")
     assert sources[-1] == str(folder / "sub" / "doc.pdf#3")
+
+
+def test_what_is_left_out_is_counted_and_a_second_walk_opens_no_file(folder, monkeypatch):
+    walk = Walk()
+    first = list(find_pages([str(folder)], KNOWN, walk=walk))
+    assert walk.left_out == {".txt": 1, ".json": 1}
+    monkeypatch.delattr(Child, "run")
+    assert list(find_pages([str(folder)], KNOWN, walk=walk)) == first
 
 
 def test_files_globs_and_pages_of_a_pdf(folder):

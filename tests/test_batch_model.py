@@ -50,7 +50,8 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
         "--no-embed-page",
     ]
     assert main(command) == 1
-    assert says(capsys.readouterr().out, "4 pages", "2 measured", "0 kept", "2 failed")
+    said = capsys.readouterr().out
+    assert says(said, "1 file left out (.txt)", "4 pages", "2 measured", "0 kept", "2 failed")
     found = statuses(tmp_path / "out")
     assert list(found) == ["broken.pdf", "truncated.png", "two.pdf#1", "two.pdf#2"]
     assert [status["state"] for status in found.values()] == ["failed", "failed", "done", "done"]

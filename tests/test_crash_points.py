@@ -1,4 +1,4 @@
-"""A batch is killed at every write, rename and unlink: what was finished stays so, and it completes."""
+"""A batch is killed before each write, rename and unlink: what was finished stays so, and it completes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a fork")
 def test_the_real_model_s_page_stays_finished_when_its_batch_is_killed(tmp_path: Path) -> None:
-    """While it puts the record in place, while it writes the truth, and while it puts the report in place."""
+    """While its record is put in its place, while the truth is written, while the report is put in place."""
     out = tmp_path / "out"
     command = ["batch", str(PAGES / "slide.png"), "--out", str(out), *QUICK, "--truth", str(PAGES)]
     seen = []

@@ -123,6 +123,7 @@ def test_a_sound_run_passes(session: OCRSession) -> None:
     assert found["parity"] == "pass"
     assert [name for name, verdict in found.items() if verdict == "n/a"] == [
         "repeat_spread",
+        "host_syncs",  # of a CPU
         "decode_trend",
     ]
 

@@ -259,7 +259,9 @@ def test_verdicts_with_and_without_floors(monkeypatch: pytest.MonkeyPatch) -> No
     assert step["verdict"] == "launch-bound"
     assert "164 launches" in step["reason"] or "165 launches" in step["reason"]
     assert says(analyse.kernel_sentence(run), "decode", "launch-bound")
-    assert says(analyse.kernel_sentence(run), "CUDA graph", ms_text(step["busy_ms"]))
+    # Measured on an H200: captured steps take 1.19 to 1.39 times what the eager step kept the GPU busy.
+    ends = [ms_text(times * step["busy_ms"]) for times in (1.1, 1.4)]
+    assert says(analyse.kernel_sentence(run), "CUDA graph", " to ".join(ends))
     assert analyse.kernel_sentence(run) in verdict(run)
     graph = dataclasses.replace(run, model={**run.model, "strategy": "cuda_graph"})
     assert "CUDA graph" not in analyse.kernel_sentence(graph)

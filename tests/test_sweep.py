@@ -28,6 +28,7 @@ from ocr_phases.cli import main
 from ocr_phases.cli.sweep import model_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
+from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
 from ocr_phases.measure.sweep_models import sweep
 from ocr_phases.record import PhaseRun
@@ -469,7 +470,8 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     said = capsys.readouterr().out
     assert says(said, "measured", "tiny-eager-b2-n3")
     assert says(said, "tiny-eager-b1-n9999", "failed")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"runs", "sweep.ipynb", "sweep.html"}
+    files = {MANIFEST_NAME, "sweep.ipynb", "sweep.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*files, "runs"}
     elements = Elements((tmp_path / "out" / "sweep.html").read_text(encoding="utf-8"))
     assert not elements.open
     assert "2 cells" in elements.said and "not be measured" in elements.said
@@ -478,7 +480,7 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     assert "times floor" in elements.said
     assert main(["sweep", "--records", str(tmp_path / "out"), "--out", str(tmp_path / "shown")]) == 0
     assert "Wrote" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "shown").iterdir()} == {"sweep.ipynb", "sweep.html"}
+    assert {path.name for path in (tmp_path / "shown").iterdir()} == files
 
 
 def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

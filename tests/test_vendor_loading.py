@@ -231,4 +231,6 @@ def test_the_command_line_measures_the_vendor_s_class_and_warns_once(standin, tm
     assert PhaseRun.load(target).model["implementation"] == "vendor"
     again = ["profile", "--from", str(target), "--save", str(tmp_path / "again.json"), "--no-ceilings"]
     assert main(again) == 2
+    capsys.readouterr()
     assert main([*again, "--trust-remote-code"]) == 0
+    assert capsys.readouterr().err.count("Warning: this runs the Python files of") == 1

@@ -68,12 +68,14 @@ def difference_and_ratio(
     lower, upper = resampled(base, quantile, seed), resampled(other, quantile, seed + 1)
     difference = _interval(after - before, upper - lower, least)
     each = [np.nanquantile(samples, quantile, axis=1) for samples in (base, other)]
-    if 2 <= least < LEAST_REPEATS:
+    # Without any spread the bootstrap is exact, and a logarithm would round it.
+    few = 2 <= least < LEAST_REPEATS and any(np.ptp(values) > 0 for values in each)
+    if few:
         difference = _widened(difference, *_welch(*each))
     if before == 0 or not lower.all():
         return difference, Interval(float("nan"), float("nan"), float("nan"))
     ratio = _interval(after / before, upper / lower, least)
-    if 2 <= least < LEAST_REPEATS and all((values > 0).all() for values in each):
+    if few and all((values > 0).all() for values in each):
         ratio = _widened(ratio, *np.exp(_welch(*map(np.log, each))))
     return difference, ratio
 

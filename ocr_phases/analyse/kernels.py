@@ -69,6 +69,8 @@ _SYNC_BOUND = 0.5
 FLOOR_BOUND = 0.5
 #: From this share of the prefill on, both under the profiler, one operator's waits are worth a word.
 _CLEAR_WAIT = 0.05
+# A captured step over the busy time of an eager one: 1.19 to 1.39 on an H200 (README.md, docs/bench.md).
+_CAPTURED = (1.1, 1.4)
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|std::")
 
 
@@ -218,8 +220,8 @@ def kernel_sentence(run: PhaseRun) -> str:
             if phase == "prefill":
                 parts += _waits(run)
             elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
-                busy = ms_text(row["busy_ms"])
-                parts.append(f"a CUDA graph could bring a step down to about {busy}")
+                least, most = (ms_text(times * row["busy_ms"]) for times in _CAPTURED)
+                parts.append(f"a CUDA graph could bring a step down to {least} to {most}")
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 

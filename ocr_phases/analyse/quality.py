@@ -23,7 +23,7 @@ from ocr_phases.analyse.grounding import (
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.analyse.steps import repetition_loop
-from ocr_phases.analyse.tables import table_similarity, tables_of
+from ocr_phases.analyse.tables import similarities, tables_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import TrueRegion, Truth
@@ -117,8 +117,7 @@ def _tables(written: str, true: str) -> list[tuple[float, int]]:
     theirs = tables_of(true)
     if not theirs:
         return []
-    scores = [table_similarity(mine, table) for mine, table in zip(tables_of(written), theirs, strict=False)]
-    return [(sum(scores) / len(theirs), len(theirs))]
+    return [(sum(similarities(tables_of(written), theirs)) / len(theirs), len(theirs))]
 
 
 def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[tuple[str, str, float, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -13,6 +14,8 @@ from ocr_phases.analyse.read_text import feed, few_blanks, one_line, plain_text,
 
 #: Nodes of a table; comparing the trees of two larger ones takes seconds.
 MOST_NODES = 120
+#: Pairs of nodes of all tables of a text that are compared as trees, which takes 8 µs a pair.
+MOST_TREE_PAIRS = 200_000
 
 _MARKED = ("*", "_", "$", "\\", "`", "~")
 _HTML = mistune.create_markdown(plugins=["table"])
@@ -41,17 +44,27 @@ def tables_of(text: str) -> list[Cell]:
     return found
 
 
-def table_similarity(mine: Cell, true: Cell) -> float:
+def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
+    """`table_similarity` of each table with the one in its place, those within `MOST_TREE_PAIRS` as trees."""
+    left, found = MOST_TREE_PAIRS, []
+    for ours, theirs in zip(mine, true, strict=False):
+        counts = ours.count(), theirs.count()
+        left -= counts[0] * counts[1] if max(counts) <= MOST_NODES else 0
+        found.append(table_similarity(ours, theirs, MOST_NODES if left >= 0 else 0))
+    return found
+
+
+def table_similarity(mine: Cell, true: Cell, most: int = MOST_NODES) -> float:
     """Tree edit distance similarity of two tables (TEDS, Zhong et al. 2020): 1 is equal, 0 nothing alike.
 
     As there, but for heads: ``thead``, ``th`` and looks within a cell do not count. Of a table of more than
-    `MOST_NODES` nodes the nodes in their order are compared, not as a tree.
+    ``most`` nodes the nodes in their order are compared, not as a tree.
     """
     ours, theirs = _flat(mine), _flat(true)
     if ours == theirs:
         return 1.0
     nodes = max(len(ours), len(theirs))
-    if nodes > MOST_NODES:
+    if nodes > most:
         return float(Levenshtein.normalized_similarity(ours, theirs))
     return 1.0 - float(APTED(mine, true, _Costs()).compute_edit_distance()) / nodes
 

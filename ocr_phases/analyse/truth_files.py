@@ -187,8 +187,8 @@ def _annotated(pages: Sequence[Mapping[str, Any]], page: str, file: str) -> Trut
 
 
 def _file_name(path: str) -> str:
-    """A path's last part in Unicode NFC, as file systems and annotations differ."""
-    return unicodedata.normalize("NFC", path.replace("\\", "/").rpartition("/")[2])
+    """A path's last part in Unicode NFC, as file systems and annotations differ; no name is longer."""
+    return unicodedata.normalize("NFC", path.replace("\\", "/").rpartition("/")[2][:1_000])
 
 
 def _on_grid(across: Sequence[float], down: Sequence[float], width: float, height: float) -> Box:

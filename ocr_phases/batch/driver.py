@@ -217,10 +217,10 @@ def render_pages(
             folder = out / entry["folder"]
             if any(folder == other for other, _, _ in handed_out.values()):
                 continue
-            clear_left_behind(folder)
             status = unrendered(folder, entry["id"])
             if status is None:
                 continue
+            clear_left_behind(folder)
             while len(handed_out) >= pool.room():
                 collect()
             hand_out(folder, status, 0)

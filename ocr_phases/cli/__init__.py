@@ -25,6 +25,7 @@ from ocr_phases.cli import artifacts, batch, compare, profile, report, sweep, ve
 from ocr_phases.cli.options import Parser
 from ocr_phases.cli.results import as_json
 from ocr_phases.errors import OcrPhasesError, signals_to
+from ocr_phases.settings import Settings, setting_names
 from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
 
@@ -93,6 +94,8 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
     names = "|".join(vars(arguments))
     words = re.compile(rf"""(?<![\w/.-])({names})=(?:(True|False)|["']?([\w./:-]+)["']?)""")
     message = words.sub(_as_option, message)
+    names = "|".join(name for name in setting_names(Settings) if name in vars(arguments))
+    message = re.sub(rf"^({names})(?= is )", _as_option, message) if names else message
     names = "|".join(name for name in vars(arguments) if "_" in name)
     words = re.compile(rf"(?<![\w/.-])({names})(?![\w/=-]|\.\w)")
     return words.sub(_as_option, message) if names else message

@@ -20,6 +20,7 @@ from ocr_phases.cli.options import (
 )
 from ocr_phases.cli.results import run_result
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.settings import ModelSettings
 
 if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
@@ -77,6 +78,10 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     options |= {name: getattr(arguments, name) for name in _EACH}
     if "--model" in arguments.given:
         options["model"] = arguments.model
+    if then.model.get("implementation") == "vendor":
+        name, trusted = options.get("model", then.model["name"]), arguments.trust_remote_code
+        settings = ModelSettings(model=name, implementation="vendor", trust_remote_code=trusted)
+        measuring.warn_of_remote_code(arguments, settings)
     if options["kernels"]:
         options["kernel_steps"] = arguments.kernel_steps
     repeat = partial(repeat_run, then, page=arguments.page, **options)

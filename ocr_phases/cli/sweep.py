@@ -124,7 +124,6 @@ def _measure(arguments: argparse.Namespace) -> tuple[Sweep, Path]:
     from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells
     from ocr_phases.measure.sweep_models import sweep
 
-    folder = _folder(arguments)
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     axes = {
         "presets": arguments.presets,
@@ -134,6 +133,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[Sweep, Path]:
         "visions": arguments.visions,
     }
     count = len(make_cells(**axes)) * max(1, len(arguments.models))
+    folder = _folder(arguments)
     with tqdm(total=count, unit="cell", disable=None, leave=False) as bar:
 
         def on_run(cell: Cell, runs_done: int, runs: int) -> None:

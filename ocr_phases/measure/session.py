@@ -199,6 +199,7 @@ class OCRSession:
         where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
+        self.last_run = None
         asked = RunSettings(prompt=prompt, **settings)
         request = self._request(page, asked)
         warmup, repeats = request.warmup, request.repeats
@@ -206,7 +207,6 @@ class OCRSession:
         waits: tuple[int, int] | None = None
         after: dict[str, Any] = {}
         interrupt: KeyboardInterrupt | None = None
-        self.last_run = None
         explained = memory_errors_explained(self.device, request, self.family.facts)
         with current_device(self.device), explained:
             try:

@@ -27,7 +27,7 @@ from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.models.checkpoint import LoadedModel
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.schema import Truth, conform, parse_json
-from ocr_phases.settings import STRATEGIES, VISIONS
+from ocr_phases.settings import MOST_TOKENS, STRATEGIES, VISIONS
 from ocr_phases.text import nearest
 
 RUNS = "runs"
@@ -92,10 +92,13 @@ def make_cells(
             if name not in known:
                 hint = nearest(name, known)
                 raise OcrPhasesError(f"Unknown {what} {name!r}: use {' or '.join(known)}.{hint}")
-    for name, values in (("batch size", batches), ("number of new tokens", lengths)):
+    for name, values, most in (
+        ("batch size", batches, 1_000),
+        ("number of new tokens", lengths, MOST_TOKENS),
+    ):
         for value in values:
-            if not isinstance(value, int) or value < 1:
-                raise OcrPhasesError(f"{value!r} is no {name}: give a whole number from 1.")
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise OcrPhasesError(f"{value!r} is no {name}: give a whole number from 1 to {most:,}.")
     combined = itertools.product(presets, strategies, batches, lengths, visions)
     cells = list(dict.fromkeys(Cell(*values) for values in combined))
     if not cells:

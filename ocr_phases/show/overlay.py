@@ -261,13 +261,10 @@ def _place_tags(boxes: Sequence[Box], texts: Sequence[str], page_size: tuple[int
             continue
         spots = _corner_spots(box, width, height, page_size)
         # Another tag is far worse to hide than a box; a later spot has to hide clearly less to be taken.
-        costs = [
-            _overlap(spot, others)
-            + 20 * _overlap(spot, placed[max(index - _MOST_NEIGHBOURS, 0) : index])
-            + rank * width * height // 16
-            for rank, spot in enumerate(spots)
-        ]
-        placed[index] = best = spots[costs.index(min(costs))]
+        before = placed[max(index - _MOST_NEIGHBOURS, 0) : index]
+        dislike = np.arange(len(spots)) * (width * height) // 16
+        costs = _overlap(spots, others) + 20 * _overlap(spots, before) + dislike
+        placed[index] = best = spots[int(costs.argmin())]
         tags[index] = Tag(text, best, (best[0] + pad, best[1] + pad // 2 + ascent), size)
     return tags
 
@@ -282,12 +279,12 @@ def _corner_spots(box: Box, width: int, height: int, page_size: tuple[int, int])
     return [(x, y, x + width, y + height) for x, y in inside]
 
 
-def _overlap(spot: Box, others: np.ndarray) -> int:
-    """Pixels of the spot that other rectangles cover, counted once for each of them."""
-    left, top, right, bottom = spot
+def _overlap(spots: Sequence[Box], others: np.ndarray) -> np.ndarray:
+    """Pixels of each spot that other rectangles cover, counted once for each of them."""
+    left, top, right, bottom = np.array(spots).T[..., None]
     across = np.minimum(right, others[:, 2]) - np.maximum(left, others[:, 0])
     down = np.minimum(bottom, others[:, 3]) - np.maximum(top, others[:, 1])
-    return int((np.maximum(across, 0) * np.maximum(down, 0)).sum())
+    return (np.maximum(across, 0) * np.maximum(down, 0)).sum(axis=1)
 
 
 def _readable_on(colour: Colour) -> Colour:

@@ -147,14 +147,15 @@ def host_syncs_check(
         counts = view["decode_steps"]["host_syncs"]
         seen.append(("the profiler saw ", sum(counts), len(counts)))
     good = all(syncs <= -(-steps // every) for _, syncs, steps in seen)
+    verdict = "pass" if good else "note"
     measured = "; ".join(f"{who}{syncs} in {count_text(steps, 'step')}" for who, syncs, steps in seen)
-    if not seen:
-        measured = "a CPU has no device to wait for"
-        if torch.device(device).type == "cuda":
-            measured = "counted in a warm-up run, and there was none"
+    if torch.device(device).type != "cuda":
+        verdict, measured = "n/a", "a CPU has no device to wait for"
+    elif not seen:
+        verdict, measured = "n/a", "counted in a warm-up run, and there was none"
     return {
         "name": "host_syncs",
-        "verdict": "n/a" if not seen else "pass" if good else "note",
+        "verdict": verdict,
         "expected": f"one wait every {count_text(every, 'step')}, for the end token",
         "measured": measured,
     }

@@ -315,7 +315,7 @@ def _is_pdf(data: bytes, suffix: str) -> bool:
 
 def _no_page(name: str, number: int, last: int) -> OcrPhasesError:
     if last > MOST_FILE_PAGES:
-        return OcrPhasesError(f"{name} has too many pages: choose one from 1 to {last:,}.")
+        return OcrPhasesError(f"{name} has too many pages: choose one from 1 to {MOST_FILE_PAGES:,}.")
     return OcrPhasesError(f"{name} has no page {number}: choose one from 1 to {last}.")
 
 

@@ -128,13 +128,16 @@ def dummy_config(name: str) -> dict[str, Any]:
     raw = copy.deepcopy(dict(family.published))
     for part in filter(None, given):
         key, _, value = part.partition("=")
-        if key not in family.sizes or not re.fullmatch(r"[1-9]\d*", value):
+        if key not in family.sizes or not re.fullmatch(r"[1-9]\d{0,8}", value):
             raise OcrPhasesError(
                 f"{part!r} is no size of dummy: write dummy:KEY=NUMBER,... with {', '.join(family.sizes)}, "
                 f"or in front of them a family ({', '.join(FACTS)}).{nearest(key, (*family.sizes, *FACTS))}"
             )
         *above, field = family.sizes[key]
-        reduce(dict.__getitem__, above, raw)[field] = int(value)
+        sizes = reduce(dict.__getitem__, above, raw)
+        if int(value) > 8 * sizes[field]:
+            raise OcrPhasesError(f"dummy's {key} is {value}: it must be at most {8 * sizes[field]}.")
+        sizes[field] = int(value)
     text = raw["language_config"]
     text["num_key_value_heads"] = text["num_attention_heads"]
     if text["hidden_size"] % text["num_attention_heads"]:

@@ -1,0 +1,108 @@
+"""What every verb prints and writes of eight records, against approved files.
+
+``pytest tests/test_approved.py --approve`` accepts what a change does to them; the commit shows it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from approving import APPROVED, check_approved, seen
+from conftest import GOLDEN, PAGES, RUNS
+
+from ocr_phases import PhaseRun
+from ocr_phases.batch.job import Job
+from ocr_phases.batch.store import Listing, record_hash, write_status
+from ocr_phases.cli import main
+
+FAMILIES = RUNS / "families"
+RECORDS = {
+    "eager": RUNS / "h200-dummy-gundam.json",
+    "compiled": RUNS / "h200-dummy-base-compiled.json",
+    "captured": APPROVED / "records" / "captured.json.gz",
+    "deepseek-ocr-2": FAMILIES / "h200-deepseek-ocr-2-base1024.json",
+    "unlimited-ocr": FAMILIES / "h200-unlimited-ocr-8-pages.json",
+    "cpu": GOLDEN / "run.json",
+    "rows": APPROVED / "records" / "rows.json.gz",
+    "noisy": APPROVED / "records" / "noisy.json.gz",
+}
+PAIRS = {
+    "strategies": ("eager", "compiled", "captured"),
+    "families": ("eager", "deepseek-ocr-2"),
+    "noise": ("cpu", "noisy"),
+}
+
+ATTEMPT = {"seconds": 1.5, "failure": None}
+
+Show = Callable[..., None]
+
+
+@pytest.fixture
+def show(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Show:
+    """Run a verb in an empty folder and check its JSON, what else it printed, and its page."""
+    monkeypatch.chdir(tmp_path)
+    hide = {str(tmp_path): "FOLDER", str(RUNS): "RUNS", str(APPROVED): "APPROVED", str(GOLDEN): "GOLDEN"}
+
+    def shown(name: str, *command: str, page: str | None = None) -> None:
+        code = main([*command, "--json"])
+        printed = capsys.readouterr()
+        texts = {"json": printed.out, "txt": f"{printed.err}exit code {code}\n"}
+        if page is not None:
+            texts["html.txt"] = seen((tmp_path / page).read_text(encoding="utf-8"))
+        for kind, text in texts.items():
+            check_approved(f"{name}.{kind}", text, hide=hide, approve=request.config.getoption("--approve"))
+
+    return shown
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_is_shown_as_approved(name: str, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = RECORDS[name]
+    run = PhaseRun.load(record)
+    session = SimpleNamespace(run_inference=lambda *_, **__: run)
+    monkeypatch.setattr("ocr_phases.measure.kept_session.kept_session", lambda **_: session)
+    show(f"{name}/profile", "profile", str(PAGES / "slide.png"), "--device", "cpu")
+    show(f"{name}/report", "report", "--record", str(record), "--out", "out", page="out/report.html")
+    show(f"{name}/verify", "verify", "--record", str(record), "--out", "checks", page="checks/verify.html")
+    show(f"{name}/artifacts", "artifacts", str(record), "--out", "artifacts")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_comparison_is_shown_as_approved(name: str, show: Show) -> None:
+    records = [str(RECORDS[each]) for each in PAIRS[name]]
+    show(f"compare/{name}", "compare", *records, "--out", "out", page="out/compare.html")
+
+
+def test_a_sweep_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
+    runs = tmp_path / "cells" / "runs"
+    runs.mkdir(parents=True)
+    for name in ("eager", "compiled", "captured", "cpu", "noisy"):
+        shutil.copy(RECORDS[name], runs / f"{name}{''.join(RECORDS[name].suffixes)}")
+    show("sweep/records", "sweep", "--records", "cells", "--out", "out", page="out/sweep.html")
+
+
+def test_a_batch_index_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
+    out = tmp_path / "batch"
+    out.mkdir()
+    with Listing(out) as listing:
+        for name in ("cpu", "noisy", "eager", "failed"):
+            job = Job(f"{name}.png", f"/in/{name}.png", "ab", {"model": "tiny", "preset": None}, {}, None)
+            listing.add(job)
+            status = {**job.as_dict(), "failure": None, "reason": "", "attempts": [ATTEMPT], "report": None}
+            folder = out / job.folder
+            if name == "failed":
+                write_status(folder, status | {"state": "failed", "failure": "page", "reason": "No image."})
+                continue
+            folder.mkdir(parents=True)
+            PhaseRun.load(RECORDS[name]).save(folder / "run.json")
+            write_status(folder, status | {"state": "done", "record": record_hash(folder)})
+    show("batch/index", "batch", "--out", "batch", "--render", "only", page="batch/index.html")
