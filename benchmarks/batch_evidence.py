@@ -589,17 +589,17 @@ def report(out: Path, count: int = 20) -> dict[str, Any]:
     """What rendering a report takes in a worker that has made one, and its size."""
     import tempfile
 
-    from ocr_phases.report.render import report_page
+    from ocr_phases.report.render import page_report
 
     records = [
         out / entry["folder"] / "run.json" for entry, status in all_statuses(out) if status["state"] == "done"
     ]
     took_s, sizes = [], []
     with tempfile.TemporaryDirectory() as folder:
-        report_page(folder, {"record": str(records[0])})
+        page_report(PhaseRun.load(records[0]), folder)
         for record in records[:count]:
             began = time.perf_counter()
-            report_page(folder, {"record": str(record)})
+            page_report(PhaseRun.load(record), folder)
             took_s.append(time.perf_counter() - began)
             sizes.append(
                 sum(path.stat().st_size for path in Path(folder).glob("*") if path.name != "run.json")

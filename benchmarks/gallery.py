@@ -24,7 +24,7 @@ from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.sweep import decode_curves
 from ocr_phases.files import write_atomic
-from ocr_phases.report.render import report_page
+from ocr_phases.report.render import page_report
 from ocr_phases.show import compare, kernels, plots, regions, sweep
 from ocr_phases.show.overlay import draw_decode_time
 from ocr_phases.show.roofline import plot_roofline
@@ -88,7 +88,7 @@ def screens(record: Path) -> dict[str, Image.Image]:
 
     found = {}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        html = report_page(folder, {"record": str(record)})["report.html"]
+        html = page_report(PhaseRun.load(record), folder)
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, width, scheme in (
             ("report", 1400, "light"),

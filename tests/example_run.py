@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from ocr_phases.analyse.checks import Check, run_checks
 from ocr_phases.analyse.sweep import FAILURE_COLUMNS
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
-from ocr_phases.report.render import report_page
+from ocr_phases.report.render import page_report
 
 EOS = "<｜end▁of▁sentence｜>"
 
@@ -67,8 +67,8 @@ def page_image(width: int = 620, height: int = 877) -> Image.Image:
 
 def report_of(run: PhaseRun, folder: Path) -> dict[str, Path]:
     """The files of the page report made from a record."""
-    record = run.save(folder / "measured.json")
-    return report_page(folder / "out", {"record": str(record)})
+    report = page_report(run, folder / "out")
+    return {path.name: path for path in report.parent.iterdir()}
 
 
 def two_page_run() -> PhaseRun:

@@ -106,8 +106,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(tmp_path, capsys, monkeyp
         "sweep": ["--records", str(runs), "--out", out],
     }
     for verb, arguments in commands.items():
-        monkeypatch.setattr("ocr_phases.report.render.execute_notebook", lambda *_, **options: Path("x"))
-        monkeypatch.setattr("ocr_phases.report.render.render_html", lambda _, path, **options: path)
+        monkeypatch.setattr("ocr_phases.report.render.write_report", lambda *_, **__: Path("x"))
         code = main([verb, *arguments, "--json"])
         result = json.loads(capsys.readouterr().out)
         assert (result["verb"], result["exit_code"]) == (verb, code)

@@ -402,8 +402,7 @@ def test_what_is_undecided_is_named_and_has_its_own_exit_code(
 ) -> None:
     from ocr_phases.report import render
 
-    monkeypatch.setattr(render, "execute_notebook", lambda *_, **options: tmp_path / "compare.ipynb")
-    monkeypatch.setattr(render, "render_html", lambda _, path, **options: path)
+    monkeypatch.setattr(render, "write_report", lambda *_, **__: tmp_path / "compare.html")
     prefills = {
         "base": (90, 150, 100),
         "unsure": (120, 110, 160),

@@ -186,8 +186,7 @@ def test_only_texts_of_one_page_and_one_truth_are_compared() -> None:
 def test_fail_above_judges_a_measure_of_the_text_by_points(
     limit: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ocr_phases.report.render.execute_notebook", lambda *_, **__: None)
-    monkeypatch.setattr("ocr_phases.report.render.render_html", lambda *_, **__: tmp_path / "x.html")
+    monkeypatch.setattr("ocr_phases.report.render.write_report", lambda *_, **__: tmp_path / "x.html")
     paths = [
         str(run.with_truth(TRUTH).save(tmp_path / f"{name}.json"))
         for name, run in (("a", make_run()), ("b", make_run(text=TEXT_HEAVY)))

@@ -48,7 +48,7 @@ from ocr_phases.measure.inputs.packing import (
     resolve_prompt,
 )
 from ocr_phases.measure.steps import phases
-from ocr_phases.report.render import execute_notebook, report_page
+from ocr_phases.report.render import execute_notebook, page_report
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
 
@@ -652,7 +652,7 @@ def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(tm
     out = tmp_path / "out"
     records = [make_run(page_name=f"page-{n}.png", repeats=1).save(tmp_path / f"{n}.json") for n in (1, 2)]
     command = ["-m", "ocr_phases.cli", "report", "--out", str(out), "--record"]
-    report_page(out, {"record": str(records[0])})
+    page_report(PhaseRun.load(records[0]), out)
     chance = random.Random(7)
     for _ in range(3):
         killed([*command, str(records[1])], lambda: chance.uniform(0.5, 3.0), ready=False)
@@ -670,7 +670,7 @@ def test_a_killed_writer_leaves_its_folder_free(tmp_path: Path) -> None:
 
     def taken() -> float:
         with pytest.raises(OcrPhasesError, match="is being written into"):
-            report_page(tmp_path, {"record": str(GOLDEN / "run.json")})
+            page_report(PhaseRun.load(GOLDEN / "run.json"), tmp_path)
         return 0.0
 
     killed(["-c", holder, str(tmp_path)], taken, ready=True)
@@ -719,7 +719,7 @@ def test_a_full_disk_is_one_sentence(
     with pytest.raises(OcrPhasesError, match=r"run.json cannot be written \(No space left on device\)"):
         run.save(tmp_path / "run.json")
     with pytest.raises(OcrPhasesError, match="No space left on device"):
-        report_page(tmp_path / "out", {"record": str(GOLDEN / "run.json")})
+        page_report(PhaseRun.load(GOLDEN / "run.json"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
     assert not (tmp_path / "out" / LOCK_NAME).exists()
 
@@ -727,11 +727,10 @@ def test_a_full_disk_is_one_sentence(
 def test_a_disk_that_fills_up_while_the_notebook_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def filled(_: Any) -> dict[str, Any]:
+    def filled(*_: Any, **__: Any) -> None:
         monkeypatch.setattr(os, "fsync", full_disk)
-        return {}
 
-    monkeypatch.setattr("ocr_phases.report.render.run_cells", filled)
+    monkeypatch.setattr("ocr_phases.report.engine.InProcess.execute_notebook", filled)
     with pytest.raises(OcrPhasesError, match=r"report.ipynb cannot be written \(No space left"):
         execute_notebook("page_report", {}, tmp_path / "report.ipynb")
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,7 @@ from ocr_phases.analyse.typical import typical_run
 from ocr_phases.cli import main
 from ocr_phases.measure.collectors import kernel_profile as measure
 from ocr_phases.measure.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
-from ocr_phases.report.render import report_page
+from ocr_phases.report.render import page_report
 from ocr_phases.show import kernels as plots
 from ocr_phases.show import kernels_html
 from ocr_phases.show.figures import figure_png
@@ -446,9 +446,8 @@ def test_the_fragments_hold_the_figures_and_escape_names() -> None:
 
 
 def test_the_page_report_shows_the_view_of_a_record_that_has_one(tmp_path: Path) -> None:
-    record = with_kernels().save(tmp_path / "record.json")
-    written = report_page(tmp_path / "out", {"record": str(record)})
-    elements = Elements(written["report.html"].read_text(encoding="utf-8"))
+    report = page_report(with_kernels(), tmp_path / "out")
+    elements = Elements(report.read_text(encoding="utf-8"))
     assert not elements.open
     assert says(elements.said, "64.2 of 100 ms")
     assert "kernels" in elements.said

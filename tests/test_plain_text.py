@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib.text
@@ -150,17 +150,12 @@ def test_notebooks_run_in_folders_of_any_name(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No notebook is run; one of a page leaves a record."""
-
-    def run_cells(notebook: dict[str, Any]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        (injected,) = (cell for cell in notebook["cells"] if cell["id"] == "injected-parameters")
-        exec(injected["source"], values)
-        if "page" in values:
-            shutil.copy(RECORD, Path(values["output_dir"], "run.json"))
-        return {"run": PhaseRun.load(RECORD)}
-
-    monkeypatch.setattr(render, "run_cells", run_cells)
+    """No notebook is run, and nothing measured."""
+    session = SimpleNamespace(
+        run_inference=lambda *_, **__: PhaseRun.load(RECORD), check_request=lambda *_, **__: None
+    )
+    monkeypatch.setattr("ocr_phases.measure.kept_session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.report.engine.InProcess.execute_notebook", lambda *_, **__: None)
 
 
 def test_braces_in_a_name_are_part_of_the_name(not_run: None, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +13,14 @@ import nbformat
 import pandas as pd
 import papermill
 import pytest
-from conftest import RECORD
+from conftest import PAGES, RECORD
 from elements import Elements
 from example_run import ATTACK, SHAPES, make_run, page_image, report_of
 
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.cli import main
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.measure.inputs import images
 from ocr_phases.measure.inputs.images import load_page
@@ -144,9 +145,7 @@ def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_pa
 def test_a_failing_cell_leaves_the_notebook_with_its_error(notebooks: Path, tmp_path: Path) -> None:
     write_notebook(notebooks / "broken.ipynb", "x = 1", "raise ValueError('no such\\npage')", "y = 2")
     target = tmp_path / "out.ipynb"
-    with pytest.raises(
-        OcrPhasesError, match=r"^Cell \d of broken failed \(ValueError: no such\): see "
-    ) as caught:
+    with pytest.raises(NotebookFailed, match=r"a bug of ocr_phases \(ValueError: no such\): see ") as caught:
         execute_notebook("broken", {}, target)
     assert "\n" not in str(caught.value)
     outputs = itertools.chain(
@@ -154,6 +153,57 @@ def test_a_failing_cell_leaves_the_notebook_with_its_error(notebooks: Path, tmp_
     )
     assert "ValueError" in {output.get("ename") for output in outputs}
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_an_error_of_the_package_in_a_cell_is_raised_as_it_is(notebooks: Path, tmp_path: Path) -> None:
+    source = "from ocr_phases.errors import CannotWrite\nraise CannotWrite('x cannot be written.')"
+    write_notebook(notebooks / "own.ipynb", "x = 1", source)
+    with pytest.raises(CannotWrite, match=r"^x cannot be written\.$"):
+        execute_notebook("own", {}, tmp_path / "out.ipynb")
+    assert read_valid(tmp_path / "out.ipynb").cells[-1].outputs[0].ename == "CannotWrite"
+
+
+def test_a_report_in_a_kernel_leaves_the_user_s_names_and_history(tmp_path: Path) -> None:
+    """A real kernel: names, `_`, history and the count of cells are the user's own."""
+    cells = [
+        "from ocr_phases import PhaseRun\nrun, page = PhaseRun.load(record), 'mine'\n40 + 2",
+        "written = run.report(out)",
+        "[page, _, In[2][:5], get_ipython().execution_count, 'settings' in globals(), written.exists()]",
+    ]
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    values = {"record": str(RECORD), "out": str(tmp_path / "out")}
+    nb.cells.insert(0, nbformat.v4.new_code_cell(f"globals().update({values!r})"))
+    nbformat.write(nb, tmp_path / "user.ipynb")
+    done = papermill.execute_notebook(tmp_path / "user.ipynb", tmp_path / "done.ipynb", kernel_name="python3")
+    assert [len(cell.outputs) for cell in done.cells] == [0, 1, 0, 1]
+    assert done.cells[-1].outputs[0].data["text/plain"] == "['mine', 42, 'from ', 5, False, True]"
+
+
+PARAMETERS: dict[str, dict[str, object]] = {
+    "page_report": {"page": PAGES / "slide.png", "preset": "tiny", "max_new_tokens": 6, "ceilings": False},
+    "verify": {"record": RECORD},
+    "compare_runs": {},
+    "sweep_report": {"records": "cells"},
+}
+RUNS = [*((name, "nbclient") for name in PARAMETERS), ("verify", "ocr_phases")]
+
+
+@pytest.mark.parametrize(("name", "engine"), RUNS)
+def test_the_papermill_command_runs_every_notebook(name: str, engine: str, tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    shutil.copy(RECORD, tmp_path / "cells" / "a.json")
+    source = str(asset("notebooks", f"{name}.ipynb"))
+    given = [word for item in PARAMETERS[name].items() for word in ("-p", *map(str, item))]
+    command = [sys.executable, "-m", "papermill", source, "out.ipynb", *given, "-k", "python3"]
+    command += ["--engine", engine] if engine != "nbclient" else []
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Executing" in done.stderr  # papermill's bar
+    outputs = [
+        found for cell in read_valid(tmp_path / "out.ipynb").cells for found in cell.get("outputs", [])
+    ]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
 def read_valid(path: Path) -> nbformat.NotebookNode:
@@ -289,11 +339,11 @@ def test_headings_are_in_order_and_the_contents_lead_to_them(plain_report: dict[
 
 def test_a_report_holds_no_code_unless_asked(plain_report: dict[str, Path], tmp_path: Path) -> None:
     body = plain_report["report.html"].read_text(encoding="utf-8").partition("<main>")[2]
-    assert "open_record" not in body
+    assert "PhaseRun.load" not in body
     assert "JupyterLab" not in body
     shown = render_html(plain_report["report.ipynb"], tmp_path / "code.html", show_code=True, title="<i>")
     document = shown.read_text(encoding="utf-8")
-    assert "open_record" in document
+    assert "PhaseRun.load" in document
     assert "<title>&lt;i&gt;</title>" in document
     assert str(plain_report["run.json"].parent) not in document.partition("PhaseRun.load")[2]
 

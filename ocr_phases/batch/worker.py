@@ -105,7 +105,7 @@ def _report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> str:
 
     try:
         page_report(run, place, parameters)
-    except OcrPhasesError as error:
+    except Exception as error:  # noqa: BLE001  (whatever it was, the page has been measured)
         # What an attempt wrote is named as it will be called.
         return str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
     return ""

@@ -79,9 +79,8 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     }
     shell.user_module, shell.user_ns = shell.prepare_user_module(ModuleType("__main__"))
     shell.init_user_ns()
-    shell.set_custom_exc(
-        (BaseException,), lambda *_: None
-    )  # an error goes into the notebook, not to a screen
+    # An error goes into the notebook alone.
+    shell.set_custom_exc((BaseException,), lambda *_, **__: None)
     bundles = shell.display_formatter.mimebundle_formatter
     picture = ("ocr_phases.show.figures", "Picture")
     if not stills:

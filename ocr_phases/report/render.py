@@ -103,25 +103,23 @@ def execute_notebook(
     kept with its error, and an error of this package is raised again, any other as `NotebookFailed`.
     """
     from nbformat import writes
-    from papermill import inspect_notebook
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
+    from papermill.translators import PythonTranslator
 
     from ocr_phases.report.engine import InProcess
 
-    source = _notebook(name)
-    known = inspect_notebook(source)
+    notebook = load_notebook_node(str(_notebook(name)))
+    tagged = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
+    known = [parameter.name for cell in tagged for parameter in PythonTranslator.inspect(cell)]
     if unknown := ", ".join(sorted(set(parameters) - set(known))):  # papermill only warns
         raise OcrPhasesError(f"{name} has no parameter {unknown}: it takes {', '.join(known)}.")
     target = Path(output_path).absolute()
     folder_for(target.parent, "", re.escape(target.name), overwrite=overwrite)
-    notebook = load_notebook_node(str(source))
     notebook = parameterize_notebook(notebook, dict(parameters), kernel_name="python3", language="python")
-    try:
-        InProcess.execute_notebook(notebook, "python3", progress_bar=False, given=given, stills=False)
-    finally:
-        data = writes(notebook).encode("utf-8", "replace")
-        write_into(target.parent, {target.name: data}, overwrite=overwrite)
+    InProcess.execute_notebook(notebook, "python3", progress_bar=False, given=given, stills=False)
+    data = writes(notebook).encode("utf-8", "replace")
+    write_into(target.parent, {target.name: data}, overwrite=overwrite)
     outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
     failed = next((output for output in outputs if output.output_type == "error"), None)
     if failed is not None:
