@@ -57,6 +57,7 @@ def check_approved(name: str, text: str, *, hide: dict[str, str], approve: bool)
         text = text.replace(word, stand_in)
     text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
     text = re.sub(r"finished [\d-]+ [\d:]+ UTC", "finished WHEN", text)
+    text = re.sub(r"[\d.]+ pages/min", "N pages/min", text)
     path = APPROVED / name
     if approve:
         path.parent.mkdir(parents=True, exist_ok=True)
