@@ -185,7 +185,7 @@ def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
         ("a.csv", "page,embed_page\nx.png,perhaps\n", "it must be true or false"),
         ("a.csv", "page\nx.png,1\n", "a column without a name"),
         ("a.csv", "", "names no page"),
-        ("a.jsonl", "{", "line 1: it is no JSON"),
+        ("a.jsonl", "{", "line 1: it is not valid JSON"),
         ("a.jsonl", "[1]", "line 1 is no object"),
         ("a.jsonl", '{"page": 3}', "names no page"),
         ("none.jsonl", None, "cannot be read"),

@@ -237,7 +237,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
         "no record to repeat": (["profile", "--from", str(folder / "none.json")], "cannot be read"),
         "page and record": (["report", page, "--record", str(RECORD)], "Name either"),
         "no record": (["artifacts", str(folder / "bad.json")], "no schema number"),
-        "cut record": (["artifacts", str(folder / "cut.json")], "no JSON"),
+        "cut record": (["artifacts", str(folder / "cut.json")], "not valid JSON"),
         "another schema": (["report", "--record", str(folder / "other.json")], "schema 9"),
         "missing record": (["artifacts", str(folder / "none.json")], "cannot be read"),
     }

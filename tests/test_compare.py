@@ -32,6 +32,7 @@ from ocr_phases.analyse.environments import environment_table, run_labels, what_
 from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare as show
 from ocr_phases.show.figures import figure_png
@@ -382,7 +383,7 @@ def test_the_verb_writes_one_html_and_fails_above_a_limit(
     said = capsys.readouterr().out
     assert says(said, "after<i>", "prefill_ms", "worse", "10 %", "1.300")
     assert "inter_token_ms" not in said.partition("after<i>")[2]
-    assert {path.name for path in out.iterdir()} == {"compare.html", "compare.ipynb"}
+    assert {path.name for path in out.iterdir()} == {"compare.html", "compare.ipynb", MANIFEST_NAME}
     elements = Elements((out / "compare.html").read_text(encoding="utf-8"))
     assert not elements.open
     assert not elements.stray

@@ -161,7 +161,7 @@ def test_files_that_are_not_what_they_seem(folder):
     config.write_text("[" * 200_000)
     refuse(folder, "nested too deeply")
     config.write_text('{"model_type": NaN}')
-    refuse(folder, "no JSON")
+    refuse(folder, "not valid JSON")
     config.unlink()
     config.symlink_to("/dev/zero")
     refuse(folder, "no config.json")

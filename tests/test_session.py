@@ -17,11 +17,11 @@ from example_run import make_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import Interrupted, Stopped
-from ocr_phases.families import FAMILIES, PROMPTS
+from ocr_phases.families import FAMILIES
 from ocr_phases.measure import session as session_module
 from ocr_phases.measure.collectors.live_checks import host_syncs_check, syncs_counted
 from ocr_phases.measure.models import native
@@ -462,9 +462,5 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
         assert request["grounding"] is recorded
         again = asked_for(repeat_run, replace(make_run(), request=request))
         assert again == {**request, "preset_choice": "asked"}
-    early = {**request, "prompt": "markdown", "prompts": [PROMPTS["markdown"]]}  # said False, had boxes
-    record = {**replace(make_run(), request=make_run().request | early).to_dict(), "schema": 1}
-    again = asked_for(repeat_run, PhaseRun.from_dict(record))
-    assert (again["prompts"], again["grounding"]) == ([PROMPTS["markdown"]], True)
     with pytest.raises(OcrPhasesError, match="asks for boxes"):
         golden_session.prepare(RECEIPT, grounding=False)

@@ -121,30 +121,6 @@ def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytes
     assert set(curves["cell"]) == {"tiny-eager-b1-n2"}
 
 
-def test_what_a_sweep_without_visions_left_is_taken_up(tiny_session: Any, tmp_path: Path) -> None:
-    cells = [*CELLS[:1], Cell("tiny", "eager", 1, 99_999)]
-    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["measured", "failed"]
-    record, failed = (
-        tmp_path / "runs" / f"{cell.name}{end}"
-        for cell, end in zip(cells, (".json", ".failed.json"), strict=True)
-    )
-    kept = json.loads(record.read_text())
-    kept["schema"] = 1
-    del kept["request"]["vision"]
-    record.write_text(json.dumps(kept))
-    reason = json.loads(failed.read_text())
-    del reason["cell"]["vision"], reason["asked"]["vision"]
-    reason["cell"] = dict(reversed(reason["cell"].items()))  # the order of keys says nothing
-    failed.write_text(json.dumps(reason))
-    row = Sweep.load(tmp_path).failures.iloc[0]
-    assert row[["preset", "strategy", "vision", "batch", "max_new_tokens"]].tolist() == [
-        "tiny", "eager", "eager", 1, 99_999
-    ]  # fmt: skip
-    again = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
-    assert states(again) == ["kept", "failed"]
-    assert again[1].reason == reason["reason"]
-
-
 def states(outcomes: list[CellOutcome]) -> list[str]:
     return [outcome.state for outcome in outcomes]
 

@@ -153,6 +153,8 @@ def test_a_second_gpu_is_timed_on_its_own_stream(monkeypatch):
         def elapsed_time(self, other):
             return 1.0
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "synchronize", asked.append)

@@ -33,6 +33,7 @@ from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.cli import main
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
+from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.measure.inputs.images import load_page
 from ocr_phases.measure.inputs.packing import DeviceInputs, image_token_count, make_views, pack
 from ocr_phases.measure.inputs.request import make_rows
@@ -659,6 +660,7 @@ def test_the_artifacts_of_a_record_are_its_pages(several_pages, tmp_path):
     record, out = several_pages.save(tmp_path / "run.json"), tmp_path / "out"
     assert main(["artifacts", str(record), "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir() if path.is_file()} == {
+        MANIFEST_NAME,
         "result.md",
         "result_with_boxes_0.jpg",
         "result_with_boxes_1.jpg",
