@@ -1,4 +1,4 @@
-"""The command line: a module a verb, each with ``SUMMARY``, ``run`` and ``add_options``.
+"""The command line: a module a verb, each with ``run``; its options are in ``options.toml``.
 
 Heavy imports wait until a verb runs, so that ``--help`` is immediate. `results.Exit` has the exit codes.
 """
@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 
 from ocr_phases.cli import artifacts, batch, compare, notebooks, profile, report, sweep, verify
-from ocr_phases.cli.options import Parser, Usage
+from ocr_phases.cli.options import Parser, Usage, add_options, option_texts
 from ocr_phases.cli.results import Exit, as_json
 from ocr_phases.errors import OcrPhasesError, signals_to
 from ocr_phases.text import plain_streams
@@ -115,12 +115,12 @@ def _parser(words: Sequence[str]) -> Parser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
         name = verb.__name__.rpartition(".")[2]
-        told = {"help": verb.SUMMARY, "description": verb.run.__doc__}
+        told = {"help": option_texts()["summary"][name], "description": verb.run.__doc__}
         command = verbs.add_parser(name, prog=f"ocr-phases {name} [options]", formatter_class=Usage, **told)
         command.set_defaults(verb=name, run=verb.run)
         command.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, everything else on stderr"
         )
         if name in words:  # building the options of every verb would slow --help down
-            verb.add_options(command)
+            add_options(command, name)
     return parser

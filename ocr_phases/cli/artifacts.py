@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.cli.options import add_all
 from ocr_phases.cli.results import wrote
 from ocr_phases.errors import OcrPhasesError
 
-SUMMARY = "write text, crops and boxes from a record"
 FOLDER = "ocr_phases_artifacts"
 
 
@@ -43,8 +41,3 @@ def run(arguments: argparse.Namespace) -> None:
         print(path.relative_to(folder))
     arguments.result = {"files": [str(path) for path in written]}
     wrote(folder)
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``artifacts``."""
-    add_all(command, "artifacts")

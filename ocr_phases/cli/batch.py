@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.cli.options import BATCH, add_all, check_truth, refuse, settings_of
+from ocr_phases.cli.options import BATCH, check_truth, refuse, settings_of
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import check_preset
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ocr_phases.batch.driver import Counts
     from ocr_phases.batch.manifest import Page, Walk
 
-SUMMARY = "measure many pages on several devices, with an index; resumes after a stop"
 #: Options for all that measure.
 _MEASURED = ("presets", "workers", "scheduler", "wait_workers")
 _SHOWN_FAILURES = 10
@@ -77,11 +76,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     check_truth(arguments)
     check_workers("render-workers", arguments.render_workers)
-    if not arguments.pages and arguments.render != "only":
+    only = arguments.render == "only"
+    if not arguments.pages and not only:
         raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
-    if arguments.pages and arguments.render == "only":
+    if arguments.pages and only:
         raise OcrPhasesError("--render only renders the pages in --out: drop the page arguments.")
-    if arguments.render == "only":
+    if only:
         refuse(arguments, (*BATCH, *_MEASURED), "--render only measures nothing")
     if arguments.render == "none":
         refuse(arguments, ("render_workers",), "--render none renders nothing")
@@ -269,8 +269,3 @@ def _failures(pages: pd.DataFrame, out: Path) -> dict[str, Any]:
     if more:
         print(f"and {more:,} more: see {index}")
     return {"failures": shown, "more_failures": more, "index": index}
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``batch``."""
-    add_all(command, "batch", BATCH, token_probabilities=False)  # another prefill for every page

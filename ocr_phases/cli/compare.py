@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ocr_phases.cli.options import add_all
 from ocr_phases.cli.results import Exit, rows, show, wrote
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.text import percent_text
@@ -15,7 +14,6 @@ from ocr_phases.versions import seldom_collected
 if TYPE_CHECKING:
     import pandas as pd
 
-SUMMARY = "compare records; can fail a CI job"
 FOLDER = "ocr_phases_compare"
 
 
@@ -73,8 +71,3 @@ def _judged(judged: pd.DataFrame, percent: float) -> int:
         print(f"{row['run']}: {row['metric']} is {said}")
     outcomes = set(judged["outcome"])
     return Exit.FAILED if "worse" in outcomes else Exit.UNDECIDED if "undecided" in outcomes else Exit.DONE
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``compare``."""
-    add_all(command, "compare")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from ocr_phases.cli.options import add_all
 from ocr_phases.cli.results import wrote
-
-SUMMARY = "copy the notebooks of this package into a folder"
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -22,8 +19,3 @@ def run(arguments: argparse.Namespace) -> None:
     with only_writer(folder):
         written = write_into(folder, files, overwrite=arguments.overwrite)
     arguments.result = {"files": [wrote(path) for path in written]}
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``notebooks``."""
-    add_all(command, "notebooks")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,16 @@ VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
 EVERY = [name for name in setting_names(Settings) if name not in (*KERNELS, "kernel_trace")]
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision")]
+#: The settings of a run that all cells of a sweep share; its lists give the others.
+SHARED = ("prompt", "ignore_eos", "repeats", "warmup", "seed")
+#: The settings that are options of a verb.
+SETTINGS = {
+    "report": [*EVERY, *KERNELS],
+    "profile": [*EVERY, *KERNELS],
+    "verify": [name for name in EVERY if name not in ("generate", "verify")],
+    "sweep": [*setting_names(ModelSettings), *SHARED],
+    "batch": BATCH,
+}
 
 
 class Usage(argparse.HelpFormatter):
@@ -66,11 +77,15 @@ class Parser(argparse.ArgumentParser):
             self.error(f"There is no {what} {value!r}: use {' or '.join(known)}.{nearest(value, known)}")
 
 
-def add_all(
-    command: argparse.ArgumentParser, verb: str, settings: Sequence[str] = (), **defaults: Any
-) -> None:
-    """The options of a verb, and one for each of these settings, some with ``defaults`` of the verb."""
-    texts = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+@functools.cache
+def option_texts() -> dict[str, Any]:
+    """``options.toml``."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def add_options(command: argparse.ArgumentParser, verb: str) -> None:
+    """The options of a verb: its own, and one for each of its `SETTINGS`."""
+    texts = option_texts()
     for name, own in texts[verb].items():
         options = {**texts["every"].get(name, {}), **own}
         options["help"] = options.get("help", "").format(presets=", ".join(PRESET_NAMES)) or None
@@ -83,12 +98,13 @@ def add_all(
     }
     for title, group in (("model", ModelSettings), ("measurement", RunSettings)):
         arguments = command.add_argument_group(title)
-        for setting in (setting for setting in fields(group) if setting.name in settings):
+        for setting in (setting for setting in fields(group) if setting.name in SETTINGS.get(verb, ())):
             name, text = setting.name.replace("_", "-"), help_text(setting).replace("%", "%%")
             if kind(setting) != "bool" and setting.default is not None:
                 text += " (default: %(default)s)"
             arguments.add_argument(f"--{name}", help=text, **kinds.get(kind(setting), {"metavar": "TEXT"}))
-            command.set_defaults(**{setting.name: defaults.get(setting.name, setting.default)})
+            command.set_defaults(**{setting.name: setting.default})
+    command.set_defaults(**texts["defaults"].get(verb, {}))
 
 
 def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -> None:

@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, KERNELS, add_all, asks_kernels, refuse
+from ocr_phases.cli.options import EVERY, asks_kernels, refuse
 from ocr_phases.cli.results import run_result, show, wrote
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
 
-SUMMARY = "measure a page, print a summary, save its record"
 _DIGITS = "{:.3f}"
 #: Settings that every repetition of a record takes from the command.
 _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings")
@@ -92,8 +91,3 @@ def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
     for line in what_differs(then, now):
         print(f"Differs: {line}")
     print()
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``profile``."""
-    add_all(command, "profile", [*EVERY, *KERNELS])

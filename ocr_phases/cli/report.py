@@ -12,7 +12,6 @@ from ocr_phases.cli.measuring import load_session, measure
 from ocr_phases.cli.options import (
     EVERY,
     KERNELS,
-    add_all,
     asks_kernels,
     check_truth,
     settings_of,
@@ -21,8 +20,6 @@ from ocr_phases.cli.options import (
 from ocr_phases.cli.results import run_result, wrote
 from ocr_phases.files import NOTHING, REPORT_FOLDER, split_page
 from ocr_phases.versions import seldom_collected
-
-SUMMARY = "measure pages, write one HTML report per page"
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -105,8 +102,3 @@ def folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
             folder, count = out / f"{stem}-{count}", count + 1
         found[page] = folder
     return found
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``report``."""
-    add_all(command, "report", [*EVERY, *KERNELS])

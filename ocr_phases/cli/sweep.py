@@ -7,19 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ocr_phases.cli.options import add_all, refuse, settings_of, shows_saved
+from ocr_phases.cli.options import SETTINGS, SHARED, refuse, settings_of, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.settings import ModelSettings, setting_names
 
 if TYPE_CHECKING:
     from ocr_phases.analyse.sweep import Sweep
 
-SUMMARY = "measure one page over presets, strategies, batch sizes and lengths"
 FOLDER = "ocr_phases_sweep"
-#: Settings that all cells share; the lists give the others.
-_RUN = ("prompt", "ignore_eos", "repeats", "warmup", "seed")
-SHARED = (*setting_names(ModelSettings), *_RUN)
 #: What the cells differ in.
 _AXES = ("presets", "strategies", "batches", "lengths", "visions")
 #: What else only a measurement asks for.
@@ -35,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Exit code 1: no cell could be measured.
     """
-    saved = shows_saved(arguments, "records", arguments.page, (*SHARED, *_MEASURED))
+    saved = shows_saved(arguments, "records", arguments.page, (*SETTINGS["sweep"], *_MEASURED))
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.sweep import Sweep
     from ocr_phases.report.render import write_report
@@ -115,12 +110,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[Sweep, Path]:
             bar.update()
             bar.write(f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}")
 
-        options = {name: getattr(arguments, name) for name in (*_RUN, "truth", "retry_failed")}
+        options = {name: getattr(arguments, name) for name in (*SHARED, "truth", "retry_failed")}
         options |= {"folder": folder, "load": load, "loading": bar.set_description_str}
         found = sweep(arguments.page, models, progress=done, on_run=on_run, **axes, **options)
     return found, folder
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``sweep``."""
-    add_all(command, "sweep", SHARED)

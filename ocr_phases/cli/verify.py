@@ -6,10 +6,8 @@ import argparse
 from typing import Any
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, add_all, shows_saved
+from ocr_phases.cli.options import EVERY, shows_saved
 from ocr_phases.cli.results import Exit, run_result, wrote
-
-SUMMARY = "check that the measurement is sound"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,8 +47,3 @@ def run(arguments: argparse.Namespace) -> int:
         references = None if session is None else session.references()
         arguments.result["report"] = wrote(verify_report(record, arguments.out, references, **options))
     return Exit.FAILED if failed(checks) else Exit.DONE
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``verify``."""
-    add_all(command, "verify", [name for name in EVERY if name not in ("generate", "verify")])
