@@ -12,7 +12,7 @@ from tqdm import tqdm
 from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import bench_text
 from ocr_phases import OCRSession
-from ocr_phases.cli.sweep import name_list, number_list
+from ocr_phases.cli.options import name_list, number_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page, output_file
 from ocr_phases.measure.inputs.images import load_page

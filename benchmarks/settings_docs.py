@@ -11,8 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from ocr_phases.cli.options import EVERY, KERNELS
-from ocr_phases.cli.sweep import SHARED
+from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS
 from ocr_phases.files import write_atomic
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, parameter_lines
 
@@ -21,7 +20,7 @@ BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
 #: The settings among each notebook's parameters.
 NOTEBOOKS = {
     "page_report": [*EVERY, *KERNELS],
-    "sweep_report": list(SHARED),
+    "sweep_report": list(SETTINGS["sweep"]),
     "verify": [name for name in EVERY if name not in ("generate", "verify")],
 }
 

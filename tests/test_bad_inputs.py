@@ -331,10 +331,11 @@ def test_an_error_of_the_caller_s_own_function_stays(tiny_session: OCRSession) -
 PAGE, RUN, LONG = str(PAGES / "slide.png"), str(RECORD), "x" * 300
 WRONG_COMMANDS = {
     "profil PAGE": "mean profile?",
-    "report --prest tiny": "mean --preset? (usage: ocr-phases report [options] PAGE",
+    "report --prest tiny": "mean --preset? (usage: ocr-phases report [options] [PAGE",
     "profile PAGE --max-new-token 8": "mean --max-new-tokens?",
     "profile PAGE --json=1": "--json",
     "batch PAGE --render non": "mean none?",
+    "batch PAGE --render after": "use during or none or only",
     "compare RUN": "B.json (usage: ocr-phases compare",
     "profile PAGE --preset tinny": "mean tiny?",
     "profile PAGE --strategy cudagraph": "mean cuda_graph?",
@@ -465,7 +466,7 @@ def test_a_measurement_outlives_its_streams(tiny_session, tmp_path, monkeypatch)
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
         assert main(["profile", PAGE, "--device", "cpu"]) == 141
-    assert PhaseRun.load("run.json").to_dict() == run.to_dict()
+    assert PhaseRun.load("run.json").to_json() == run.to_json()
 
 
 def test_a_name_that_is_no_unicode_has_a_report(tmp_path):

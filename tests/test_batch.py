@@ -21,7 +21,6 @@ from batch_example import (
 from conftest import GOLDEN, PAGES
 from hypothesis import given
 from hypothesis import strategies as st
-from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
@@ -31,11 +30,8 @@ from ocr_phases.batch.job import Job
 from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import finished, read_listing
 from ocr_phases.cli import main
-from ocr_phases.cli.batch import Progress
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer
-
-TLS = ["--tls-ca", "ca.pem", "--tls-cert", "cert.pem", "--tls-key", "key.pem"]
 
 
 def test_every_failure_has_its_reason_and_stops_no_other_page(tmp_path):
@@ -217,9 +213,6 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--wait-workers", "0"], "--wait-workers: '0' is not"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
         ([page, "--render-workers", "99999"], "render-workers is 99999"),
-        ([page, "--tls-ca", "ca.pem", "--scheduler", "tls://127.0.0.1:1"], "--tls-key together"),
-        ([page, *TLS], "Without --scheduler"),
-        ([page, *TLS, "--scheduler", "tcp://127.0.0.1:1"], "does not use TLS"),
         ([page, "--workers", "0"], "workers is 0"),
         ([page, "--workers", "99999"], "workers is 99999"),
         ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --workers or --scheduler"),
@@ -287,17 +280,3 @@ def test_a_million_pages_never_wait_in_memory(tmp_path):
     pool.close()
     assert pool.most <= pool.room() == 2
     assert max(taken) <= 2
-
-
-def test_progress_tells_pages_rate_and_time_left(capsys, monkeypatch):
-    clock = iter((-20.0, 0.0, 60.0, 90.0))
-    monkeypatch.setattr("ocr_phases.cli.batch.time.monotonic", lambda: next(clock))
-    progress = Progress("Measuring", 1000)
-    progress.show(pages=300, failed=0, worked=0, note=", waiting for a worker")  # the clock starts after it
-    progress.show(pages=400, failed=3, worked=97)  # 300 of them were there
-    progress.show(pages=1000, failed=3, worked=697)
-    progress.end()
-    lines = capsys.readouterr().err.splitlines()
-    assert says(lines[0], "Measuring", "400 of 1,000 pages", "3 failed", "97.0 pages/min", "6:11")
-    assert says(lines[-1], "Measuring", "1,000 of 1,000 pages", "3 failed", "464.7 pages/min")
-    assert "left" not in lines[-1]

@@ -157,18 +157,19 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
 
 def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
+    import dask
     from distributed import Security
 
     security = Security.temporary()
-    tls = {}
-    for name in ("tls_ca_file", "tls_client_cert", "tls_client_key"):
-        (tmp_path / name).write_text(getattr(security, name))
-        tls[name] = str(tmp_path / name)
+    files = {"ca-file": "tls_ca_file", "client.cert": "tls_client_cert", "client.key": "tls_client_key"}
+    tls = {f"distributed.comm.tls.{name}": str(tmp_path / name) for name in files}
+    for name, attribute in files.items():
+        (tmp_path / name).write_text(getattr(security, attribute))
     pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
     out.mkdir()
-    with dask_cluster(protocol="tls://", security=security) as cluster:
+    with dask_cluster(protocol="tls://", security=security) as cluster, dask.config.set(tls):
         address = cluster.scheduler_address
-        pool = DaskPool(address.removeprefix("tls://"), STUB, tls)
+        pool = DaskPool(address, STUB)
         try:
             assert not pool.plain
             assert driver.auto_device(pool) == "cpu"
@@ -180,10 +181,14 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
             pool.close()
         wait_for(lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in status_of(child))
         monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 0.5)
-        other = {**tls, "tls_ca_file": str(tmp_path / "none.pem")}
-        for wrong, files in ((address, None), (address.replace("tls", "tcp"), None), (address, other)):
-            with pytest.raises(OcrPhasesError, match="does not answer"):
-                DaskPool(wrong, tls=files)
+        other = {name: str(tmp_path / "none.pem") for name in tls}
+        for wrong, config in (
+            (address, dict.fromkeys(tls)),
+            (address.replace("tls", "tcp"), {}),
+            (address, other),
+        ):
+            with dask.config.set(config), pytest.raises(OcrPhasesError, match="does not answer"):
+                DaskPool(wrong)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -22,7 +21,7 @@ from batch_example import (
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch import figures, tables
+from ocr_phases.batch import figures
 from ocr_phases.batch import index as batch_index
 from ocr_phases.batch.figures import FIGURES, page_figures
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
@@ -41,20 +40,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["parquet", "csv"])
-def batch(request: Any, made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BatchIndex]:
-    """Three measured pages (one named twice), a failed one, one not finished, one with a damaged record.
-
-    Beside them what was written first under the names of both formats.
-    """
-    if request.param == "parquet":
-        pytest.importorskip("pyarrow")
-    folder = shutil.copytree(made, tmp_path_factory.mktemp("built") / request.param)
-    for suffix in ("csv", "parquet"):
-        (folder / f"spans.{suffix}").write_text("old")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "table_format", lambda: request.param)
-        return folder, build_index(folder)
+@pytest.fixture(scope="module")
+def batch(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BatchIndex]:
+    """Three measured pages (one named twice), a failed one, one not finished, one with a damaged record."""
+    folder = shutil.copytree(made, tmp_path_factory.mktemp("built") / "batch")
+    (folder / "spans.csv").write_text("old")
+    return folder, build_index(folder)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +63,8 @@ def records(out: Path) -> dict[str, PhaseRun]:
 
 
 def read_table(out: Path, name: str) -> pd.DataFrame:
-    (path,) = out.glob(f"{name}.*")
-    if path.suffix == ".parquet":
-        return pd.read_parquet(path)
-    return pd.read_csv(path, keep_default_na=False, na_values={"step": "", "device_ms": "", "cache_len": ""})
+    numbers = {"step": "", "device_ms": "", "cache_len": ""}
+    return pd.read_csv(out / f"{name}.csv", keep_default_na=False, na_values=numbers)
 
 
 def test_pages_say_what_their_records_say(batch):
@@ -217,7 +206,7 @@ def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, 
     assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr()
     assert says(said.out, "2 reports", "1 rendered", "1 failed")
-    assert "'damaged.png': " in said.err  # nothing is drawn of it
+    assert "damaged.png: " in said.out  # nothing is drawn of it
     pages = build_index(tmp_path).pages.set_index("page")
     assert pages.loc["c.pdf#2", ["report", "reason"]].tolist() == [False, "The notebook failed."]
     assert pages.loc[EVIL, "report"]
@@ -226,17 +215,10 @@ def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, 
     assert says(capsys.readouterr().out, "1 reports", "0 rendered", "1 failed")
 
 
-def test_the_first_reasons_of_failures_are_told(tmp_path, monkeypatch, capsys):
-    entries = [{"id": str(number), "page": f"{number}.png", "folder": ""} for number in range(14)]
-    state = {"0": "done", "1": "done"}
-    monkeypatch.setattr("ocr_phases.batch.store.read_listing", lambda out: iter(entries))
-
-    def status(out, entry):
-        drawn = {"state": "failed" if entry["id"] == "1" else "done", "reason": "not drawn"}
-        return {"state": state.get(entry["id"], "failed"), "reason": "is empty", "report": drawn}
-
-    monkeypatch.setattr("ocr_phases.batch.store.page_status", status)
-    result = command._tell_failures(tmp_path)
+def test_the_first_reasons_of_failures_are_told(tmp_path, capsys):
+    reasons = ["", "not drawn", *["is empty"] * 12]
+    pages = pd.DataFrame({"page": [f"{number}.png" for number in range(14)], "reason": reasons})
+    result = command._failures(pages, tmp_path)
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == ["1.png: not drawn", "2.png: is empty"]
     assert len(told) == 11 and says(told[10], "3 more", str(tmp_path / "index.html"))

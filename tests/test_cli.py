@@ -20,6 +20,7 @@ from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.cli.report import folders
 from ocr_phases.files import MANIFEST_NAME
+from ocr_phases.versions import asset
 
 QUICK = ["--max-new-tokens", "6", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
 
@@ -137,6 +138,20 @@ def test_artifacts_from_a_record(tmp_path, capsys):
     assert (tmp_path / "result.mmd").read_text().strip().startswith("# CORNER CAFE")
     assert Image.open(tmp_path / "result_with_boxes.jpg").size == (1024, 1024)
     assert (tmp_path / "images" / "0.jpg").is_file()
+
+
+def test_notebooks_are_copied_and_an_edited_one_is_kept(tmp_path, capsys):
+    folder = tmp_path / "mine"
+    assert main(["notebooks", str(folder)]) == 0
+    shipped = sorted(path.name for path in asset("notebooks").glob("*.ipynb"))
+    assert capsys.readouterr().out.splitlines() == [f"Wrote {folder / name}" for name in shipped]
+    assert main(["notebooks", str(folder)]) == 0
+    (folder / "verify.ipynb").write_text("edited")
+    for options, code in (([], 2), (["--overwrite"], 0)):
+        capsys.readouterr()
+        assert main(["notebooks", str(folder), *options, "--json"]) == code
+    assert len(json.loads(capsys.readouterr().out)["files"]) == len(shipped)
+    assert (folder / "verify.ipynb").read_bytes() == (asset("notebooks") / "verify.ipynb").read_bytes()
 
 
 def test_a_batch_gets_a_folder_a_row(tiny_session, tmp_path, capsys):
@@ -296,5 +311,5 @@ def test_help_names_every_verb():
     answer = subprocess.run(
         [sys.executable, "-m", "ocr_phases.cli", "--help"], capture_output=True, text=True, check=True
     )
-    for verb in ("report", "batch", "profile", "verify", "artifacts", "compare", "sweep"):
+    for verb in ("report", "batch", "profile", "verify", "artifacts", "compare", "sweep", "notebooks"):
         assert verb in answer.stdout

@@ -1,4 +1,4 @@
-"""Progress of a measurement, and Ctrl-C that keeps the repeats that are finished: here and in a notebook."""
+"""Progress on stderr, and Ctrl-C that keeps the repeats that are finished."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from conftest import PAGES
 
 from ocr_phases import PhaseRun
-from ocr_phases.cli import main
+from ocr_phases.cli import main, progress
+from ocr_phases.cli.progress import Bar, Watch, watching
 from ocr_phases.errors import Stopped
-from ocr_phases.report.progress import Watch, followed_by, notebook_callbacks, watching
 
 PAGE = str(PAGES / "slide.png")
 
@@ -33,14 +33,28 @@ def test_without_a_terminal_each_finished_run_is_a_line(capsys):
     ]
 
 
-def test_a_slow_run_says_how_long_it_takes(capsys, monkeypatch):
-    clock = iter(range(0, 1000, 4))
-    monkeypatch.setattr("ocr_phases.report.progress.time.monotonic", lambda: float(next(clock)))
-    watch = Watch(0, 41)
-    watch.progress(0, 2)
-    for _ in range(5):
-        watch.on_tokens(0, [[1]])
-    assert capsys.readouterr().err == "Repeat 1 of 2: 4 of at most 41 tokens, 148 s left at most\n"
+def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeypatch):
+    with Bar(1000, "page", "Measuring") as bar:
+        began = bar.start_t
+        for seconds, *told in (
+            (20.0, 300, 0, "0 failed, waiting for a worker"),  # the clock starts after it
+            (90.0, 400, 100, "3 failed"),  # 300 of them were there
+        ):
+            monkeypatch.setattr(bar, "_time", lambda seconds=seconds: began + seconds)
+            bar.tell(*told)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    for part in ("Measuring:  40%", "400/1000", "01:30<09:00", "1.11page/s", "3 failed"):
+        assert part in lines[0]
+
+
+def test_a_bar_on_a_terminal_goes_at_the_end(monkeypatch, capsys):
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    with Bar(2, "token") as bar:
+        bar.tell(1, 1, "1 of 2 runs done")
+        bar.refresh()
+    said = capsys.readouterr().err
+    assert "1 of 2 runs done" in said and said.endswith("\r") and "\n" not in said
 
 
 def test_the_first_signal_waits_only_where_a_repeat_is_finished():
@@ -57,24 +71,6 @@ def test_the_first_signal_waits_only_where_a_repeat_is_finished():
             os.kill(os.getpid(), signal.SIGINT)
     assert watch.asked == signal.SIGINT
     assert signal.getsignal(signal.SIGINT) == before
-
-
-def test_a_notebook_tells_the_command_that_runs_it_and_is_stopped_by_it(capsys):
-    watch = Watch(0, 8)
-    with followed_by(watch):
-        callbacks = notebook_callbacks()
-    callbacks["progress"](1, 3)
-    callbacks["on_tokens"](1, [[1, 2]])
-    assert (watch.done, watch.tokens) == (1, 2)
-    watch.ask(signal.SIGINT, None)
-    with pytest.raises(Stopped):
-        callbacks["on_tokens"](1, [[3]])
-    said = capsys.readouterr()
-    assert "Repeat 1 of 3 done" in said.err and not said.out
-    with followed_by(None):
-        assert notebook_callbacks() == {}
-    notebook_callbacks()["progress"](1, 3)
-    assert capsys.readouterr().out == "1 of 3 runs done\n"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 
 import ipywidgets as widgets
 import nbformat
@@ -15,8 +14,7 @@ import pytest
 from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
 from ocr_phases import OcrPhasesError, OCRSession, Settings
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS
-from ocr_phases.cli import batch, profile, report, sweep, verify
-from ocr_phases.cli.options import EVERY, KERNELS, Parser, settings_of
+from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS, Parser, add_options, settings_of
 from ocr_phases.settings import (
     REQUEST_SETTINGS,
     ModelSettings,
@@ -50,16 +48,16 @@ def test_an_unknown_keyword_is_refused(tiny_session) -> None:
         tiny_session.run_inference("page.png", max_tokens=3)
 
 
-@pytest.mark.parametrize("verb", [report, profile, verify, batch, sweep])
-def test_the_options_of_a_verb_have_the_settings_defaults(verb: ModuleType) -> None:
+@pytest.mark.parametrize("verb", SETTINGS)
+def test_the_options_of_a_verb_have_the_settings_defaults(verb: str) -> None:
     parser = Parser()
-    verb.add_options(parser)
+    add_options(parser, verb)
     asked = parser.parse_args([])
-    own = {"token_probabilities": False} if verb is batch else {}
-    if verb is not sweep:
+    own = {"token_probabilities": False} if verb == "batch" else {}
+    if verb != "sweep":
         assert settings_of(asked) == Settings(**own)
         assert set(EVERY) - set(vars(asked)) <= {*LEFT_OUT, "revision", "verify"}
-    shared = set(vars(asked)) & set(DEFAULTS) - {"max_new_tokens" if verb is sweep else ""}
+    shared = set(vars(asked)) & set(DEFAULTS) - {"max_new_tokens" if verb == "sweep" else ""}
     assert {name: vars(asked)[name] for name in shared} == {
         name: {**DEFAULTS, **own}[name] for name in shared
     }
@@ -67,7 +65,7 @@ def test_the_options_of_a_verb_have_the_settings_defaults(verb: ModuleType) -> N
 
 def test_every_setting_is_an_option_that_stores_its_type() -> None:
     parser = Parser()
-    report.add_options(parser)
+    add_options(parser, "report")
     words, wanted = [], {}
     for setting in fields(Settings):
         if setting.name not in (*EVERY, *KERNELS):

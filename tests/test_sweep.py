@@ -25,7 +25,7 @@ from ocr_phases.analyse.sweep import (
     sweep_verdict,
 )
 from ocr_phases.cli import main
-from ocr_phases.cli.sweep import model_list
+from ocr_phases.cli.options import model_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME

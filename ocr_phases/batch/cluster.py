@@ -25,9 +25,6 @@ _COUNT_SECONDS = 5.0
 _WATCH_SECONDS = 1.0
 _ENCRYPTED = ("tls://", "wss://", "gateway://")  # dask-gateway's is TLS, too
 
-#: Files of a TLS connection, as `distributed.Security` names them, by the command's options.
-TLS_FILES = {"tls_ca": "tls_ca_file", "tls_cert": "tls_client_cert", "tls_key": "tls_client_key"}
-
 _children: dict[tuple[str, ...], Child] = {}
 _one_page_at_a_time = threading.Lock()
 
@@ -86,26 +83,21 @@ def stop_children() -> None:
 class DaskPool:
     """The workers of the dask scheduler at ``address``.
 
-    ``tls`` names the files of a TLS connection (`TLS_FILES`); without it dask's own configuration may.
-    ``plain`` says that the connection is not encrypted, and so that the scheduler asks nobody who they are.
+    dask's own configuration names the files of a TLS connection. ``plain`` says that the connection is not
+    encrypted, and so that the scheduler asks nobody who they are.
     Raises `OcrPhasesError` without dask.distributed, or where the scheduler does not answer.
     """
 
-    def __init__(
-        self, address: str, command: Sequence[str] | None = None, tls: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, address: str, command: Sequence[str] | None = None) -> None:
         try:
             import distributed
         except ImportError as error:
             raise OcrPhasesError(
                 'A scheduler needs dask.distributed: pip install "ocr_phases[cluster]".'
             ) from error
-        if tls and "://" not in address:
-            address = f"tls://{address}"
         self.command = command
         try:
-            security = distributed.Security(**tls, require_encryption=True) if tls else None
-            self.client = distributed.Client(address, timeout=_CONNECT_SECONDS, security=security)
+            self.client = distributed.Client(address, timeout=_CONNECT_SECONDS)
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # the last two: of certificates
             raise OcrPhasesError(f"The scheduler {address} does not answer ({error}).") from error
         self.plain = not str(self.client.scheduler.address).startswith(_ENCRYPTED)

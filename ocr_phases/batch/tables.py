@@ -1,4 +1,4 @@
-"""All spans and tokens of a batch as one table each, written page by page: Parquet or CSV."""
+"""All spans and tokens of a batch as one table each, written page by page, in CSV."""
 
 from __future__ import annotations
 
@@ -19,25 +19,13 @@ from ocr_phases.record import SPAN_COLUMNS, PhaseRun
 
 #: What identifies the page in front of every row: its job and its name in the batch.
 KEY_COLUMNS = ("id", "page")
-FORMATS = ("parquet", "csv")
 #: The token's id is ``token_id`` here, the job's is ``id``.
 COLUMNS = {
     "spans": SPAN_COLUMNS,
     "tokens": tuple("token_id" if name == "id" else name for name in TOKENS),
 }
 
-_TEXT = ("id", "page", "phase", "stage", "view", "text", "source")
-_ROWS_A_GROUP = 100_000
 _HELD = "tables.sha256"
-
-
-def table_format() -> str:
-    """``parquet`` where pyarrow is installed, else ``csv``."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        return "csv"
-    return "parquet"
 
 
 class Measured:
@@ -46,7 +34,6 @@ class Measured:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.digests: dict[str, str] = {}
-        self.format = table_format()
 
     def add(self, entry: Entry, record: str) -> None:
         """The next page, by its record's SHA-256."""
@@ -57,7 +44,7 @@ class Measured:
 
         Raises `OcrPhasesError` where that fails.
         """
-        paths = [self.out / f"{name}.{self.format}" for name in COLUMNS]
+        paths = [self.out / f"{name}.csv" for name in COLUMNS]
         told = "".join(f"{name} {digest}\n" for name, digest in self.digests.items())
         held = hashlib.sha256(told.encode()).hexdigest()
         mark = self.out / _HELD
@@ -101,68 +88,27 @@ class TableWriter:
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.path = path
         self.scratch = path.with_name(f".{path.name}.part")
-        self.columns = (*KEY_COLUMNS, *columns)
-        self.waiting: list[list[Any]] = [[] for _ in self.columns]
-        self.file: Any = None
-        self.rows: Any = None
+        with _explained(path):
+            self.file = self.scratch.open("w", encoding="utf-8", errors="replace", newline="")
+        self.rows = csv.writer(self.file, lineterminator="\n")
+        self.rows.writerow((*KEY_COLUMNS, *columns))
 
     def add(self, entry: Entry, columns: Sequence[list[Any]]) -> None:
-        """The rows of a page, one list a column, kept until there are enough for a group."""
-        count = len(columns[0])
-        keys = [[entry["id"]] * count, [entry["page"]] * count]
-        for held, more in zip(self.waiting, [*keys, *columns], strict=True):
-            held += more
-        if len(self.waiting[0]) >= _ROWS_A_GROUP:
-            self._write()
+        """The rows of a page, one list a column."""
+        with _explained(self.path):
+            keys = (entry["id"], entry["page"])
+            self.rows.writerows((*keys, *row) for row in zip(*columns, strict=True))
 
     def close(self) -> None:
-        """Write the rest and put the file in its place; one of the other format goes."""
-        self._write()
+        """Put the file in its place."""
         with _explained(self.path):
             self.file.close()
             self.scratch.replace(self.path)
-            for other in FORMATS:
-                if f".{other}" != self.path.suffix:
-                    self.path.with_suffix(f".{other}").unlink(missing_ok=True)
-
-    def _write(self) -> None:
-        with _explained(self.path):
-            if self.path.suffix == ".csv":
-                self._write_csv()
-            else:
-                self._write_parquet()
-        self.waiting = [[] for _ in self.columns]
-
-    def _write_csv(self) -> None:
-        if self.file is None:
-            self.file = self.scratch.open("w", encoding="utf-8", errors="replace", newline="")
-            self.rows = csv.writer(self.file, lineterminator="\n")
-            self.rows.writerow(self.columns)
-        self.rows.writerows(zip(*self.waiting, strict=True))
-
-    def _write_parquet(self) -> None:
-        import pyarrow
-        import pyarrow.parquet
-
-        schema = pyarrow.schema([(name, _arrow_type(name)) for name in self.columns])
-        if self.file is None:
-            self.file = pyarrow.parquet.ParquetWriter(self.scratch, schema, compression="zstd")
-        self.file.write_table(
-            pyarrow.table(dict(zip(self.columns, self.waiting, strict=True)), schema=schema)
-        )
 
 
 def _from_table(run: PhaseRun) -> dict[str, list[Any]]:
     spans: Mapping[str, list[Any]] = run.to_dict()["spans"]
     return {name: spans[name] for name in SPAN_COLUMNS}
-
-
-def _arrow_type(column: str) -> Any:
-    import pyarrow
-
-    if column in _TEXT:
-        return pyarrow.string()
-    return pyarrow.float64() if "_ms" in column else pyarrow.int64()
 
 
 @contextlib.contextmanager

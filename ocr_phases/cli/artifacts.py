@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.cli.options import add_out
+from ocr_phases.cli.results import wrote
 from ocr_phases.errors import OcrPhasesError
 
-SUMMARY = "write text, crops and boxes from a record"
-USAGE = "[options] RUN.json"
 FOLDER = "ocr_phases_artifacts"
 
 
@@ -28,33 +26,18 @@ def run(arguments: argparse.Namespace) -> None:
     options: dict[str, Any] = {"overwrite": overwrite, "arguments": [arguments.record]}
     if arguments.chrome_trace:
         target = record.chrome_trace(output_file(folder / "trace.json", **options), overwrite=overwrite)
-        arguments.result = {"files": [str(target)]}
-        print(f"Wrote {target}")
+        arguments.result = {"files": [wrote(target)]}
         return
-    rows = range(len(record.results))
-    # A batch gets a folder a row.
-    targets = [
-        folder_for(folder / f"row-{row}" if len(rows) > 1 else folder, "", ARTIFACTS, **options)
-        for row in rows
-    ]
-    family = record.model.get("family")
+    several = len(record.results) > 1  # a batch gets a folder a row
+    names = [f"row-{row}" if several else "" for row in range(len(record.results))]
+    targets = [folder_for(folder / name, "", ARTIFACTS, **options) for name in names]
     written: list[Path] = []
     with only_writer(folder):
         for row, (target, result) in enumerate(zip(targets, record.results, strict=True)):
             images = row_images(record, row)
-            written += write_artifacts(target, images, result["text"], family, overwrite=overwrite)
+            text, family = result["text"], record.model.get("family")
+            written += write_artifacts(target, images, text, family, overwrite=overwrite)
     for path in written:
         print(path.relative_to(folder))
     arguments.result = {"files": [str(path) for path in written]}
-    print(f"Wrote {folder}")
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``artifacts``."""
-    command.add_argument("record", metavar="RUN.json")
-    command.add_argument(
-        "--chrome-trace",
-        action="store_true",
-        help="write trace.json instead: all spans for ui.perfetto.dev or chrome://tracing",
-    )
-    add_out(command, FOLDER)
+    wrote(folder)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.options import refuse, settings_of
 from ocr_phases.errors import Interrupted
-from ocr_phases.settings import ModelSettings
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
@@ -36,20 +35,15 @@ def look_at(page: str) -> None:
         load_page(each)
 
 
-def warn_of_remote_code(arguments: argparse.Namespace, settings: ModelSettings) -> None:
-    """Warn on stderr that the checkpoint's own code will run; `OcrPhasesError` where none is asked for."""
-    if settings.implementation == "native":
-        refuse(arguments, ("trust_remote_code",), "The native implementation runs no remote code")
-    if settings.trust_remote_code:
-        print(f"Warning: this runs the Python files of {settings.model} on this machine.", file=sys.stderr)
-
-
 def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession:
     """Load the requested model; a wrong page or setting is refused before anything slow starts."""
     settings = settings_of(arguments)
     for page in pages or [arguments.page]:
         look_at(page)
-    warn_of_remote_code(arguments, settings)
+    if settings.implementation == "native":
+        refuse(arguments, ("trust_remote_code",), "The native implementation runs no remote code")
+    if settings.trust_remote_code:
+        print(f"Warning: this runs the Python files of {settings.model} on this machine.", file=sys.stderr)
     if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
         refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
@@ -59,10 +53,7 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
 
 
 def measure(
-    arguments: argparse.Namespace,
-    session: OCRSession | None = None,
-    page: str | None = None,
-    **changes: Any,
+    arguments: argparse.Namespace, session: OCRSession | None = None, page: str | None = None, **changes: Any
 ) -> PhaseRun:
     """Measure ``page``, or the command's, with the command's settings and ``changes``."""
     session = session or load_session(arguments)

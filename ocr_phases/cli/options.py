@@ -1,30 +1,51 @@
-"""The options of the measuring verbs, generated from `Settings`."""
+"""The options of a verb: generated from `Settings`, and those of its own from ``options.toml``."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import Field, fields
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+import tomllib
+
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import PRESET_NAMES
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, setting_names
 from ocr_phases.text import nearest
 
-#: ``--trace`` names this file.
-_NO_OPTION = ("kernel_trace",)
 #: What ``--kernels`` asks for.
 KERNELS = ("kernels", "kernel_steps")
 #: Settings of the published remote-code class; a list of pages cannot set them.
 VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
-#: The options of every measuring verb.
-EVERY = [name for name in setting_names(Settings) if name not in (*_NO_OPTION, *KERNELS)]
-
-
+#: The options of every measuring verb; ``--trace`` names the file of ``kernel_trace``.
+EVERY = [name for name in setting_names(Settings) if name not in (*KERNELS, "kernel_trace")]
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision")]
+#: The settings of a run that all cells of a sweep share; its lists give the others.
+SHARED = ("prompt", "ignore_eos", "repeats", "warmup", "seed")
+#: The settings that are options of a verb.
+SETTINGS = {
+    "report": [*EVERY, *KERNELS],
+    "profile": [*EVERY, *KERNELS],
+    "verify": [name for name in EVERY if name not in ("generate", "verify")],
+    "sweep": [*setting_names(ModelSettings), *SHARED],
+    "batch": BATCH,
+}
+
+
+class Usage(argparse.HelpFormatter):
+    """A usage of the arguments alone: the options of a verb, some forty, follow in its help."""
+
+    def add_usage(
+        self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None
+    ) -> None:
+        """Of a verb, whose ``prog`` ends in ``[options]``."""
+        super().add_usage(usage, [action for action in actions if not action.option_strings], (), prefix)
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,6 +77,36 @@ class Parser(argparse.ArgumentParser):
             self.error(f"There is no {what} {value!r}: use {' or '.join(known)}.{nearest(value, known)}")
 
 
+@functools.cache
+def option_texts() -> dict[str, Any]:
+    """``options.toml``."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def add_options(command: argparse.ArgumentParser, verb: str) -> None:
+    """The options of a verb: its own, and one for each of its `SETTINGS`."""
+    texts = option_texts()
+    for name, own in texts[verb].items():
+        options = {**texts["every"].get(name, {}), **own}
+        options["help"] = options.get("help", "").format(presets=", ".join(PRESET_NAMES)) or None
+        if "type" in options:
+            options["type"] = TYPES[options["type"]]
+        command.add_argument(name, **options)
+    kinds: dict[str, Any] = {
+        "bool": {"action": argparse.BooleanOptionalAction},
+        "int": {"type": int, "metavar": "N"},
+    }
+    for title, group in (("model", ModelSettings), ("measurement", RunSettings)):
+        arguments = command.add_argument_group(title)
+        for setting in (setting for setting in fields(group) if setting.name in SETTINGS.get(verb, ())):
+            name, text = setting.name.replace("_", "-"), help_text(setting).replace("%", "%%")
+            if kind(setting) != "bool" and setting.default is not None:
+                text += " (default: %(default)s)"
+            arguments.add_argument(f"--{name}", help=text, **kinds.get(kind(setting), {"metavar": "TEXT"}))
+            command.set_defaults(**{setting.name: setting.default})
+    command.set_defaults(**texts["defaults"].get(verb, {}))
+
+
 def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -> None:
     """Raise `OcrPhasesError` where one of ``settings`` was given as an option, which would do nothing."""
     idle = [name for name in arguments.given if name[2:].removeprefix("no-").replace("-", "_") in settings]
@@ -70,35 +121,12 @@ def shows_saved(
 
     Raises `OcrPhasesError` for both or neither, and for options that would do nothing then.
     """
-    saved = vars(arguments)[option]
-    if bool(saved) == bool(pages):
+    saved = bool(vars(arguments)[option])
+    if saved == bool(pages):
         raise OcrPhasesError(f"Name either what to measure (PAGE) or what was measured (--{option}).")
     if saved:
         refuse(arguments, only_measuring, f"--{option} shows what was measured")
-    return bool(saved)
-
-
-def add_settings(command: argparse.ArgumentParser, wanted: Sequence[str], **defaults: Any) -> None:
-    """An option for each of the settings ``wanted``; ``defaults`` are this verb's own."""
-    for title, group in (("model", ModelSettings), ("measurement", RunSettings)):
-        options = command.add_argument_group(title)
-        for setting in fields(group):
-            if setting.name in wanted:
-                _add(options, setting)
-    known = {setting.name: setting.default for setting in fields(Settings)}
-    command.set_defaults(**{**{name: known[name] for name in wanted}, **defaults})
-
-
-def _add(options: Any, setting: Field[Any]) -> None:
-    name = f"--{setting.name.replace('_', '-')}"
-    text = help_text(setting).replace("%", "%%")
-    if kind(setting) == "bool":
-        options.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
-        return
-    if setting.default is not None:
-        text = f"{text} (default: %(default)s)"
-    is_int = kind(setting) == "int"
-    options.add_argument(name, type=int if is_int else str, metavar="N" if is_int else "TEXT", help=text)
+    return saved
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
@@ -106,40 +134,40 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     return Settings.among(vars(arguments))
 
 
+def check_truth(arguments: argparse.Namespace) -> None:
+    """Raise `OcrPhasesError` where ``--truth`` has no text to be compared with."""
+    if arguments.truth is not None and not arguments.return_text:
+        raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
+
+
 def asks_kernels(arguments: argparse.Namespace) -> bool:
     """Whether ``--kernels`` or ``--trace`` is given; `OcrPhasesError` for ``--kernel-steps`` without."""
     if not (arguments.kernels or arguments.trace):
         refuse(arguments, ("kernel_steps",), "No kernels are profiled without --kernels or --trace")
-        return False
-    return True
+    return arguments.kernels or arguments.trace
 
 
-def add_trace(command: argparse.ArgumentParser) -> None:
-    """``--trace``."""
-    command.add_argument(
-        "--trace",
-        action="store_true",
-        help="same as --kernels, with a Chrome trace beside the record",
-    )
-
-
-def add_truth(command: argparse.ArgumentParser) -> None:
-    """``--truth``."""
-    command.add_argument(
-        "--truth",
-        type=Path,
-        metavar="PATH",
-        help="compare the text with what the page says: a text, Markdown, page JSON or OmniDocBench file, a "
-        "record, or a folder that has it by the page's name",
-    )
-
-
-def name_list(text: str) -> list[str]:
-    """Names from a comma-separated list, at least one."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
+def name_list(text: str, comma: str = ",") -> list[str]:
+    """Names from a list, separated by the regular expression ``comma``; at least one."""
+    names = [part.strip() for part in re.split(comma, text) if part.strip()]
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r} is an empty list")
     return names
+
+
+def model_list(text: str) -> list[str]:
+    """Models from a comma-separated list, of which ``dummy:layers=2,experts=8`` is one."""
+    models = name_list(text, r",(?!\s*[a-z]+=\d+\s*(?:,|$))")
+    return [re.sub(r",\s+", ",", model) for model in models]
+
+
+def number_list(text: str) -> list[int]:
+    """Whole numbers from a comma-separated list."""
+    try:
+        return [int(part) for part in name_list(text)]
+    except ValueError as error:
+        told = f"{text!r} is not a list of whole numbers, such as 1,4,16"
+        raise argparse.ArgumentTypeError(told) from error
 
 
 def number(kind: type[int | float], least: float) -> Callable[[str], float]:
@@ -158,26 +186,14 @@ def number(kind: type[int | float], least: float) -> Callable[[str], float]:
     return read
 
 
-def add_page(command: argparse.ArgumentParser, **options: Any) -> None:
-    """The page, or pages, as the first argument."""
-    command.add_argument(**{"dest": "page", "nargs": "?", "metavar": "PAGE", **options}, help=_PAGE)
-
-
-def add_out(command: argparse.ArgumentParser, default: str, numbered: str = ", or with a number") -> None:
-    """``--out`` and ``--overwrite``."""
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"output folder (default: {default}{numbered})"
-    )
-    add_overwrite(command)
-
-
-def add_overwrite(command: argparse.ArgumentParser) -> None:
-    """``--overwrite``."""
-    command.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace files in the way that this package did not write too",
-    )
-
-
-_PAGE = "image, file.pdf#3, or several as file.pdf#1-8; the same of a TIFF"
+TYPES: dict[str, Callable[[str], Any]] = {
+    "path": Path,
+    "whole": int,
+    "count": number(int, 0),
+    "percent": number(float, 0),
+    "seconds": number(float, 0.001),
+    "names": name_list,
+    "numbers": number_list,
+    "models": model_list,
+}
+"""The types of ``options.toml``."""

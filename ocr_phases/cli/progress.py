@@ -1,4 +1,4 @@
-"""Progress of a measurement on stderr; Ctrl-C ends it and keeps the finished repeats."""
+"""Progress on stderr; Ctrl-C ends a measurement and keeps the finished repeats."""
 
 from __future__ import annotations
 
@@ -8,9 +8,37 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tqdm import tqdm
+
 from ocr_phases.errors import Stopped, signals_to
 
-_SILENT_S = 10.0
+_LOG_SECONDS = 30.0
+
+
+class Bar(tqdm):
+    """tqdm's bar on a terminal, which goes at the end; else a line of the same now and then, for a log."""
+
+    def __init__(self, total: int, unit: str, desc: str | None = None) -> None:
+        log = not sys.stderr.isatty()
+        seconds = _LOG_SECONDS if log else 0.1
+        # With gui, display is all that writes.
+        options: dict[str, Any] = {"gui": log, "mininterval": seconds, "miniters": 0, "smoothing": 0}
+        super().__init__(total=total, unit=unit, desc=desc, leave=False, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Write the state."""
+        if not self.gui:
+            return super().display(msg, pos)
+        print(self, file=sys.stderr, flush=True)
+        return True
+
+    def tell(self, through: int, worked: int, note: str) -> None:
+        """``through`` of all are through, ``worked`` of them by this command: these make the rate."""
+        if not worked:  # what is kept is looked through first
+            self.start_t = self.last_print_t
+        self.n, self.initial = through, through - worked
+        self.set_postfix_str(note, refresh=False)
+        self.update(0)
 
 
 class Watch:
@@ -22,62 +50,30 @@ class Watch:
 
     def __init__(self, warmup: int, tokens_a_run: int) -> None:
         self.warmup, self.tokens_a_run = warmup, tokens_a_run
-        self.done = self.tokens = 0
-        self.asked = 0
-        self.began = self.told = time.monotonic()
-        self.first: float | None = None  # when the first token of the run came
-        self.total = 0
+        self.done = self.asked = 0
+        self.began = time.monotonic()
         self.bar: Any = None
 
     def progress(self, done: int, total: int) -> None:
         """``done`` of ``total`` runs, warm-up included, are finished."""
-        self.show(done, total, 0)
+        if self.bar is None:
+            self.bar = Bar(total * self.tokens_a_run, "token")
+        # Before it is said: who reads the line may press Ctrl-C at once.
+        finished, self.done = done > self.done, done
+        if finished and self.bar.gui:
+            warm = done <= self.warmup
+            of = (done, self.warmup) if warm else (done - self.warmup, total - self.warmup)
+            took = time.monotonic() - self.began
+            name = "Warm-up" if warm else "Repeat"
+            print(f"{name} {of[0]} of {of[1]} done in {took:.1f} s", file=sys.stderr, flush=True)
+        self.began = time.monotonic()
+        self.bar.tell(done * self.tokens_a_run, done * self.tokens_a_run, f"{done} of {total} runs done")
         self._stop_if_asked()
 
     def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
         """The current run has ``new`` tokens per row."""
-        self.tokens += len(new[0])
-        if self.bar is not None:
-            self.bar.update(len(new[0]))
-            if self.bar.disable:
-                self._tell_the_rest()
+        self.bar.update(len(new[0]))
         self._stop_if_asked()
-
-    def show(self, done: int, total: int, tokens: int) -> None:
-        """``done`` of ``total`` runs are finished, and ``tokens`` tokens of the next one."""
-        from tqdm import tqdm
-
-        if self.bar is None:
-            self.bar = tqdm(total=total * self.tokens_a_run, unit="token", disable=None, leave=False)
-        finished = self._name(done, total) if done > self.done else None
-        # Before it is said: who reads the line may press Ctrl-C at once.
-        self.done, self.total, self.tokens, self.first = done, total, tokens, None
-        if finished is not None:
-            took, self.began = time.monotonic() - self.began, time.monotonic()
-            if self.bar.disable:
-                print(f"{finished} done in {took:.1f} s", file=sys.stderr, flush=True)
-        self.bar.n = done * self.tokens_a_run + tokens
-        self.bar.set_postfix_str(f"{done} of {total} runs done")
-
-    def _tell_the_rest(self) -> None:
-        """A line now and then in a slow run, where no bar tells."""
-        now = time.monotonic()
-        if self.first is None:
-            self.first, self.told = now, now
-        elif now - self.told > _SILENT_S:
-            self.told = now
-            left = (now - self.first) / (self.tokens - 1) * (self.tokens_a_run - self.tokens)
-            run = self._name(self.done + 1, self.total)
-            print(
-                f"{run}: {self.tokens} of at most {self.tokens_a_run} tokens, {left:,.0f} s left at most",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def _name(self, done: int, total: int) -> str:
-        if done <= self.warmup:
-            return f"Warm-up {done} of {self.warmup}"
-        return f"Repeat {done - self.warmup} of {total - self.warmup}"
 
     def ask(self, number: int, _: object) -> None:
         """Signal handler: with a finished repeat the first signal stops at the next token, else at once."""
@@ -89,11 +85,6 @@ class Watch:
         if self.asked:
             raise Stopped
 
-    def close(self) -> None:
-        """Remove the bar."""
-        if self.bar is not None:
-            self.bar.close()
-
 
 @contextlib.contextmanager
 def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
@@ -103,4 +94,5 @@ def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
         try:
             yield watch
         finally:
-            watch.close()
+            if watch.bar is not None:
+                watch.bar.close()

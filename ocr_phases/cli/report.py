@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ocr_phases.cli.measuring import load_session, measure
 from ocr_phases.cli.options import (
     EVERY,
     KERNELS,
-    add_out,
-    add_page,
-    add_settings,
-    add_trace,
-    add_truth,
     asks_kernels,
+    check_truth,
     settings_of,
     shows_saved,
 )
-from ocr_phases.cli.results import run_result
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.cli.results import run_result, wrote
 from ocr_phases.files import NOTHING, REPORT_FOLDER, split_page
 from ocr_phases.versions import seldom_collected
-
-if TYPE_CHECKING:
-    from ocr_phases.record import PhaseRun
-
-SUMMARY = "measure pages, write one HTML report per page"
-USAGE = "[options] PAGE ... | --record RUN.json"
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -52,14 +41,15 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     asked, kernels = settings_of(arguments), asks_kernels(arguments)
     settings = {name: getattr(asked, name) for name in (*EVERY, *KERNELS)}
     shown = PhaseRun.load(arguments.record) if arguments.record else None
-    truths = _truths(arguments, shown)
+    names = dict(zip(arguments.pages, arguments.pages, strict=True))
+    truths = _truths(arguments, names if shown is None else {None: shown.page_name()})
     out, overwrite = arguments.out, arguments.overwrite
     wanted = out or Path(REPORT_FOLDER)
-    jobs = folders(arguments.pages, wanted) if arguments.pages else {None: wanted}
+    jobs = folders(arguments.pages, wanted) if shown is None else {None: wanted}
     others = [*arguments.pages, arguments.truth]
     for folder in jobs.values() if out else ():
         check_names(folder, RESULTS, overwrite=overwrite, arguments=others, record=arguments.record)
-    if arguments.pages:
+    if shown is None:
         session = load_session(arguments, arguments.pages)
         for page in arguments.pages:
             session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
@@ -78,28 +68,27 @@ def _write_reports(arguments: argparse.Namespace) -> None:
         if page in truths:
             record = record.with_truth(load_truth(truths[page], page or record.page_name()))
         report = page_report(record, folder, parameters, show_code=arguments.show_code, overwrite=overwrite)
-        told = run_result(record) | {"record": str(folder / "run.json"), "report": str(report)}
+        told = run_result(record)
+        print(f"{told['headline']}\n{told['checks']['sentence']}")
+        told |= {"record": str(folder / "run.json"), "report": wrote(report)}
         arguments.result["reports"].append(told)
-        print(f"{told['headline']}\n{told['checks']['sentence']}\nWrote {told['report']}")
         if arguments.stopped:
             return
 
 
-def _truths(arguments: argparse.Namespace, shown: PhaseRun | None) -> dict[str | None, str]:
-    """The file of each page's truth; `OcrPhasesError` where one is missing or cannot be used."""
+def _truths(arguments: argparse.Namespace, names: Mapping[str | None, str]) -> dict[str | None, str]:
+    """The file of each page's truth, by the page's name; `OcrPhasesError` where one cannot be used."""
     from ocr_phases.analyse.truth_files import check_for_pages, find_truth, load_truth
 
     path = arguments.truth
     if path is None:
         return {}
-    if not arguments.return_text:
-        raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
-    check_for_pages(path, len(set(arguments.pages)))
-    names = {page: page for page in arguments.pages} if shown is None else {None: shown.page_name()}
+    check_truth(arguments)
+    check_for_pages(path, len(names))
     for name in names.values():
         load_truth(path, name)
-    found = {page: find_truth(name, path) if path.is_dir() else path for page, name in names.items()}
-    return {page: str(file.resolve()) for page, file in found.items() if file is not None}
+    files = {page: path.is_dir() and find_truth(name, path) for page, name in names.items()}
+    return {page: str((file or path).resolve()) for page, file in files.items()}
 
 
 def folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
@@ -113,14 +102,3 @@ def folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
             folder, count = out / f"{stem}-{count}", count + 1
         found[page] = folder
     return found
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options of ``report``."""
-    add_page(command, dest="pages", nargs="*")
-    command.add_argument("--record", help="show this run.json instead of measuring")
-    add_truth(command)
-    add_out(command, REPORT_FOLDER)
-    command.add_argument("--show-code", action="store_true", help="keep the notebook's code in the report")
-    add_trace(command)
-    add_settings(command, [*EVERY, *KERNELS])

@@ -1,9 +1,11 @@
-"""A verb's ``--json`` output: plain values, exit code and reason."""
+"""Exit codes, what a verb prints, and its ``--json`` output: plain values, exit code and reason."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,20 +13,47 @@ if TYPE_CHECKING:
 
     from ocr_phases.record import PhaseRun
 
-_REASONS = {
-    ("verify", 1): "a check failed",
-    ("compare", 1): "a limit is exceeded",
-    ("compare", 3): "a limit is undecided",
-    ("sweep", 1): "no cell was measured",
-    ("batch", 1): "a page or a report failed",
+
+class Exit(IntEnum):
+    """All exit codes but those of signals; docs/troubleshooting.md has them for users."""
+
+    DONE = 0
+    FAILED = 1  # by a verb's own rule: `REASONS`
+    ERROR = 2  # told in one sentence
+    UNDECIDED = 3
+    BUG = 70  # EX_SOFTWARE of sysexits.h; its traceback is on stderr
+    SIGNAL = 128  # and the signal's number: 130 Ctrl-C, 143 SIGTERM
+    OUTPUT_LOST = (
+        141  # done, but its reader closed stdout, or its disk is full: as a shell names SIGPIPE's end
+    )
+
+
+REASONS: dict[tuple[str, int], str] = {
+    ("verify", Exit.FAILED): "a check failed",
+    ("compare", Exit.FAILED): "a limit is exceeded",
+    ("compare", Exit.UNDECIDED): "a limit is undecided",
+    ("sweep", Exit.FAILED): "no cell was measured",
+    ("batch", Exit.FAILED): "a page or a report failed",
 }
+"""Why a verb that came to its end has another exit code than 0."""
 
 
 def as_json(arguments: argparse.Namespace, code: int, reason: str) -> str:
     """The verb's result with its exit code and the reason of it; docs/troubleshooting.md has the keys."""
     verb = arguments.verb
-    reason = reason or _REASONS.get((verb, code), "done")
+    reason = reason or REASONS.get((verb, code), "done")
     return json.dumps({"verb": verb, "exit_code": code, "exit_reason": reason, **arguments.result})
+
+
+def show(table: pd.DataFrame, digits: str = "{:,.3f}") -> None:
+    """Print a table; what is missing stays empty."""
+    print(table.to_string(index=False, float_format=digits.format, na_rep=""))
+
+
+def wrote(path: Path | str) -> str:
+    """Say where a result is; the path as plain value."""
+    print(f"Wrote {path}")
+    return str(path)
 
 
 def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
