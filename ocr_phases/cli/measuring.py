@@ -35,6 +35,11 @@ def look_at(page: str) -> None:
         load_page(each)
 
 
+def warn_of_remote_code(model: str) -> None:
+    """Warn on stderr that the checkpoint's own code will run."""
+    print(f"Warning: this runs the Python files of {model} on this machine.", file=sys.stderr)
+
+
 def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession:
     """Load the requested model; a wrong page or setting is refused before anything slow starts."""
     settings = settings_of(arguments)
@@ -43,7 +48,7 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
     if settings.implementation == "native":
         refuse(arguments, ("trust_remote_code",), "The native implementation runs no remote code")
     if settings.trust_remote_code:
-        print(f"Warning: this runs the Python files of {settings.model} on this machine.", file=sys.stderr)
+        warn_of_remote_code(settings.model)
     if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
         refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():

@@ -11,7 +11,6 @@ from ocr_phases.cli import measuring
 from ocr_phases.cli.options import EVERY, asks_kernels, refuse
 from ocr_phases.cli.results import run_result, show, wrote
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.settings import ModelSettings
 
 if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
@@ -70,10 +69,8 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     options |= {name: getattr(arguments, name) for name in _EACH}
     if "--model" in arguments.given:
         options["model"] = arguments.model
-    if then.model.get("implementation") == "vendor":
-        name, trusted = options.get("model", then.model["name"]), arguments.trust_remote_code
-        settings = ModelSettings(model=name, implementation="vendor", trust_remote_code=trusted)
-        measuring.warn_of_remote_code(arguments, settings)
+    if then.model.get("implementation") == "vendor" and arguments.trust_remote_code:
+        measuring.warn_of_remote_code(options.get("model", then.model["name"]))
     if options["kernels"]:
         options["kernel_steps"] = arguments.kernel_steps
     repeat = partial(repeat_run, then, page=arguments.page, **options)
