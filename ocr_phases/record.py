@@ -25,7 +25,7 @@ import pandas as pd
 from ocr_phases.errors import OcrPhasesError, UnknownName, public
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.files import read_regular, split_page, unpacked, write_given
-from ocr_phases.schema import MOST_BYTES, Truth, check_record, check_spans, parse_json
+from ocr_phases.schema import MOST_BYTES, SPAN_COLUMNS, Truth, check_record, check_spans, parse_json
 from ocr_phases.text import count_text, nearest
 
 if TYPE_CHECKING:
@@ -36,19 +36,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 
-#: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
-#: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
-SPAN_COLUMNS = (
-    "repeat",
-    "phase",
-    "stage",
-    "view",
-    "step",
-    "device_start_ms",
-    "device_ms",
-    "host_start_ms",
-    "host_ms",
-)
 #: A token's own probability (0 to 1) and margin (of logits).
 PROBABILITY_COLUMNS = ("probability", "margin")
 TOKEN_COLUMNS = (
@@ -347,7 +334,7 @@ class PhaseRun:
         """What the page of a row says, where the record has it."""
         _nth(self.results, row, "row")
         kept = None if self.truths is None else self.truths[row]
-        return None if kept is None else Truth.from_dict(kept)
+        return None if kept is None else msgspec.convert(kept, Truth)
 
     def page_name(self, row: int = 0) -> str:
         """The file of a row's page, or of its pages (``doc.pdf#1-8``)."""
@@ -363,7 +350,7 @@ class PhaseRun:
             raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
         said = truth if isinstance(truth, Truth) else _elsewhere("load_truth")(truth, self.page_name(row))
         truths = list(self.truths or [None] * len(self.results))
-        truths[row] = said.as_dict()
+        truths[row] = json.loads(json.dumps(msgspec.to_builtins(said)))  # lists, as in a file
         return replace(self, truths=truths)
 
     # -- what it shows ----------------------------------------------------------------------------
