@@ -248,7 +248,6 @@ class _Request(TypedDict):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     strategy: str
     vision: str
-    exact_mask: NotRequired[bool]
     autocast: NotRequired[bool]
     embed_page: NotRequired[bool]
     generate: NotRequired[bool]

@@ -412,7 +412,6 @@ class OCRSession:
                         timeline,
                         sampler=sampler,
                         step=step,
-                        exact_mask=request.exact_mask,
                     )
                 bytes_per_token = cache_bytes_per_token(state.cache)
                 if request.first_token == "redecode":
