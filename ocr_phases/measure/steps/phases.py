@@ -34,6 +34,7 @@ from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.record import elsewhere
 from ocr_phases.text import bytes_text, count_text
 
 _NOTHING = contextlib.nullcontext()
@@ -112,8 +113,6 @@ class DecodeState:
         return f"DecodeState(rows={len(self.ids)}, length={self.length}, generated={self.generated})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.faces import facts_bundle
-
         entry = cache_bytes_per_token(self.cache)
         facts = {
             "rows": len(self.ids),
@@ -125,7 +124,7 @@ class DecodeState:
         for row, ids in enumerate(self.ids[:_MOST_ROWS]):
             more = " …" if len(ids) > _MOST_IDS else ""
             facts[f"ids of row {row}"] = ", ".join(map(str, ids[:_MOST_IDS])) + more
-        return facts_bundle("Decode state", facts)
+        return elsewhere("facts_bundle")("Decode state", facts)
 
 
 @torch.no_grad()
