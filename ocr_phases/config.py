@@ -50,12 +50,12 @@ def _shape(entries: str, **others: Any) -> Any:
 
     A ``?`` behind a name says that the entry may be missing, behind a kind that it may be null.
     """
-    hints = dict(others)
+    hints: dict[str, Any] = {}
     for name, kind in (entry.split(":") for entry in entries.split()):
         hint = _KINDS[kind.rstrip("?")]
         hint = hint | None if kind.endswith("?") else hint
         hints[name.rstrip("?")] = NotRequired[hint] if name.endswith("?") else hint
-    return TypedDict("_Shape", hints)  # type: ignore[operator]
+    return TypedDict("_Shape", hints | others)  # type: ignore[operator]
 
 
 _KINDS["rotary"] = _shape("rope_theta?:factor rope_type?:rope")

@@ -5,8 +5,6 @@ options, the notebooks' parameters, the explorer's fields, the columns of a list
 request and docs/settings.md; tests compare them.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -14,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -111,7 +109,7 @@ class SamplingSettings:
             raise OcrPhasesError("infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both.")
 
     @classmethod
-    def from_infer(cls, infer: Mapping[str, Any] | None) -> SamplingSettings:
+    def from_infer(cls, infer: Mapping[str, Any] | None) -> Self:
         """Read an ``infer`` mapping (temperature 0 means greedy); `OcrPhasesError` for a wrong one."""
         if not isinstance(infer, Mapping | None):
             raise OcrPhasesError(f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.')
@@ -320,7 +318,7 @@ class Settings(RunSettings, ModelSettings):
         RunSettings.__post_init__(self)
 
     @classmethod
-    def among(cls, values: Mapping[str, Any]) -> Settings:
+    def among(cls, values: Mapping[str, Any]) -> Self:
         """Settings from ``values``, such as a notebook's ``globals()``; missing ones take their defaults."""
         return cls(**{name: values[name] for name in setting_names(cls) if name in values})
 
