@@ -22,7 +22,6 @@ from ocr_phases.families import (
     PROMPTS,
     Preset,
     crop_grid,
-    get_preset,
     resolve_prompt,
 )
 from ocr_phases.measure.inputs.images import as_rgb, load_page
@@ -37,7 +36,6 @@ __all__ = [
     "PageViews",
     "Preset",
     "crop_grid",
-    "get_preset",
     "image_token_count",
     "load_page",
     "make_views",
