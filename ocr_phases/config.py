@@ -6,13 +6,14 @@ Entries that are not named here are never handed on.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, get_type_hints
+import functools
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, get_type_hints
 
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, WINDOWED, FamilyFacts
-from ocr_phases.schema import conform
+from ocr_phases.schema import conform, shape
 
 
 def _whole(least: int, most: int) -> Any:
@@ -23,7 +24,7 @@ _Id = Annotated[int, Meta(ge=0, le=2**31)]
 _Layer = Annotated[int, Meta(ge=0, le=2**8)]
 _Width = Annotated[int, Meta(ge=1, le=2**15)]
 
-#: The kinds of entries. Ranges go to several times the published sizes; products stay within 64 bits.
+#: Kinds of entries for `shape`. Ranges are several times the published sizes; products stay within 64 bits.
 _KINDS: dict[str, Any] = {
     "flag": bool,
     "id": _Id,
@@ -45,19 +46,7 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def _shape(entries: str, **others: Any) -> Any:
-    """The `TypedDict` of ``name:kind`` entries, kinds as in `_KINDS`, and of ``others`` by their types.
-
-    A ``?`` behind a name says that the entry may be missing, behind a kind that it may be null.
-    """
-    hints: dict[str, Any] = {}
-    for name, kind in (entry.split(":") for entry in entries.split()):
-        hint = _KINDS[kind.rstrip("?")]
-        hint = hint | None if kind.endswith("?") else hint
-        hints[name.rstrip("?")] = NotRequired[hint] if name.endswith("?") else hint
-    return TypedDict("_Shape", hints | others)  # type: ignore[operator]
-
-
+_shape = functools.partial(shape, _KINDS)
 _KINDS["rotary"] = _shape("rope_theta?:factor rope_type?:rope")
 
 #: The language model. A class would put another model's sizes in the place of what is required here.
@@ -196,13 +185,13 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
     damaged or lacks a size.
     """
     family, published = _layout(config)
-    shape = _SHAPES[family.encoder_part]
+    wanted = _SHAPES[family.encoder_part]
     try:
         if published:
             conform(config, _PUBLISHED)
             config = _as_saved(config, family)
-        conform(config, shape)
-        saved = _declared(config, shape)
+        conform(config, wanted)
+        saved = _declared(config, wanted)
         _check_sizes(saved, family)
     except OcrPhasesError as error:
         text = _published_names(str(error), family) if published else str(error)
@@ -277,9 +266,9 @@ def _window(config: dict[str, Any]) -> int:
     return windows.pop()
 
 
-def _declared(value: Any, shape: Any) -> Any:
-    """The entries that ``shape``, a `TypedDict`, names; so for the sections in it."""
-    hints = get_type_hints(shape)
+def _declared(value: Any, wanted: Any) -> Any:
+    """The entries that ``wanted``, a `TypedDict`, names; so for the sections in it."""
+    hints = get_type_hints(wanted)
     return {
         name: _declared(value[name], hint) if hasattr(hint, "__total__") else value[name]
         for name, hint in hints.items()

@@ -6,7 +6,9 @@ kept as they are, as long as they are plain JSON: a later version may have writt
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -69,6 +71,19 @@ def conform(value: Any, shape: Any, name: str = "") -> Any:
         raise OcrPhasesError(_sentence(error, name)) from error
     except RecursionError as error:
         raise OcrPhasesError(f"{name}: it is nested too deeply".lstrip(": ")) from error
+
+
+def shape(kinds: Mapping[str, Any], entries: str, **others: Any) -> Any:
+    """The `TypedDict` of ``name:kind`` entries, by their ``kinds``, and of ``others``, by their types.
+
+    A ``?`` behind a name says that the entry may be missing, behind a kind that it may be null.
+    """
+    hints: dict[str, Any] = {}
+    for name, kind in (entry.split(":") for entry in entries.split()):
+        hint = kinds[kind.rstrip("?")]
+        hint = hint | None if kind.endswith("?") else hint
+        hints[name.rstrip("?")] = NotRequired[hint] if name.endswith("?") else hint
+    return TypedDict("_Shape", hints | others)  # type: ignore[operator]
 
 
 _MISSING = "Object missing required field "
@@ -310,6 +325,7 @@ class _Record(TypedDict):
 # -- spans and the kernel view ----------------------------------------------------------------------
 
 _COLUMN: dict[str, Any] = {
+    "count": Count,
     "n": list[Count],
     "rows": Annotated[list[Count], Meta(min_length=1)],
     "step": list[Count | None],
@@ -320,12 +336,7 @@ _COLUMN: dict[str, Any] = {
 }
 
 
-def _table(columns: str) -> Any:
-    """The type of a table of ``name:kind`` columns, kinds as in `_COLUMN`: a list a column."""
-    kinds = dict(column.split(":") for column in columns.split())
-    return msgspec.defstruct("_Table", [(name, _COLUMN[kind]) for name, kind in kinds.items()])
-
-
+_table = functools.partial(shape, _COLUMN)
 _Spans = _table(
     "repeat:rows phase:phase stage:text view:text step:step "
     "device_start_ms:start device_ms:ms host_start_ms:start host_ms:ms"
@@ -333,7 +344,7 @@ _Spans = _table(
 
 #: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
 #: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
-SPAN_COLUMNS: tuple[str, ...] = _Spans.__struct_fields__
+SPAN_COLUMNS: tuple[str, ...] = tuple(_Spans.__annotations__)
 
 _KERNEL_TABLES = {
     "stages": "phase:text stage:text view:text kernels:n copies:n launches:n busy_ms:ms host_ms:ms",
@@ -343,9 +354,8 @@ _KERNEL_TABLES = {
     "parts": "phase:text part:text by:text kernels:n busy_ms:ms",
     "host_syncs": "phase:text stage:text call:text operator:text through:text copy:text count:n wait_ms:ms",
 }
-_Kernels = msgspec.defstruct(
-    "_Kernels",
-    [("tool", str), ("steps", Count), *((name, _table(columns)) for name, columns in _KERNEL_TABLES.items())],
+_Kernels = _table(
+    "steps:count", tool=str, **{name: _table(columns) for name, columns in _KERNEL_TABLES.items()}
 )
 _Columns = dict[str, list[None | bool | int | float | str]]
 
