@@ -130,6 +130,9 @@ class Truth(msgspec.Struct, frozen=True):
         return self.text, self.regions, self.reference, self.ignored
 
 
+#: `Truth` as a file has it: nothing may be missing.
+KeptTruth = msgspec.defstruct("KeptTruth", [(item.name, item.type) for item in msgspec.structs.fields(Truth)])
+
 #: A record of 8,000 tokens and 5 repeats has 12 MB.
 MOST_BYTES = 500_000_000
 
@@ -313,12 +316,12 @@ class _Record(TypedDict):
     pages: Annotated[list[_Page], Meta(min_length=1)]
     request: _Request
     results: Annotated[list[_Result], Meta(min_length=1)]
-    spans: dict[str, list[Any]]
+    spans: dict[str, Any]  # `_Spans`
     memory: _Memory
     cache: _Cache
     live_checks: list[_Check]
     kernels: NotRequired[dict[str, Any]]
-    truths: NotRequired[list[Truth | None]]
+    truths: NotRequired[list[KeptTruth | None]]  # type: ignore[valid-type]
     probabilities: NotRequired[list[_Sureness]]
 
 

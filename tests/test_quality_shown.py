@@ -125,6 +125,10 @@ def test_a_record_keeps_the_truth_of_each_row(tmp_path: Path) -> None:
     damaged = {**run.to_dict(), "truths": [None]}
     with pytest.raises(OcrPhasesError, match="truths: results has another number of rows"):
         PhaseRun.from_dict(damaged)
+    damaged = json.loads(run.to_json())
+    del damaged["truths"][1]["category"]
+    with pytest.raises(OcrPhasesError, match=r"truths\[1\].category: it is missing"):
+        PhaseRun.from_dict(damaged)
 
 
 def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import ipywidgets as widgets
 import nbformat
+import numpy as np
 import papermill
 import pytest
 
@@ -127,6 +128,7 @@ def test_sampling_as_text_is_the_same_as_the_mapping() -> None:
     text, mapping = "temperature=0.7, top_k=5,no_repeat_ngram_size=20", {"temperature": 0.7, "top_k": 5}
     assert resolve_infer(text, None) == resolve_infer({**mapping, "no_repeat_ngram_size": 20}, None)
     assert resolve_infer("do_sample=True", None)[0].do_sample
+    assert resolve_infer({"temperature": np.float64(0.5)}, None)[0].temperature == 0.5
     for wrong, named in (("temperature=warm", "temperature"), ("heat=1", "heat"), ("greedy", "greedy")):
         with pytest.raises(OcrPhasesError, match=named):
             resolve_infer(wrong, None)

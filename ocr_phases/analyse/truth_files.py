@@ -13,7 +13,7 @@ from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page
 from ocr_phases.record import PhaseRun
-from ocr_phases.schema import TrueRegion, Truth, conform, parse_json
+from ocr_phases.schema import KeptTruth, TrueRegion, Truth, conform, parse_json
 
 TRUTH_SUFFIXES = (".md", ".mmd", ".txt", ".json")
 """The suffixes of a truth by its page's name, in the order in which they are looked for."""
@@ -111,6 +111,7 @@ def _read(path: Path, page: str) -> Truth | None:
         if isinstance(content, list):
             return _annotated(content, page, name)
         if "ignored" in content:  # as a record and a batch keep it
+            conform(content, KeptTruth)
             return conform(content, Truth)
         regions = tuple(_region(region) for region in content["regions"])
         return Truth(_joined(regions), regions, name, category=_words(content.get("kind")))
