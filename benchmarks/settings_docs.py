@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import nbformat
 
 from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS
 from ocr_phases.files import write_atomic
-from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, parameter_lines
+from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
@@ -46,6 +49,16 @@ def with_parameters(source: str, wanted: list[str]) -> str:
     own = [line for line in source.splitlines() if line.partition(" = ")[0] not in known]
     results = next(n for n, line in enumerate(own) if re.match("(trace|record|retry_failed) = ", line))
     return "\n".join([*own[:results], *parameter_lines(wanted), *own[results:]])
+
+
+def parameter_lines(wanted: Iterable[str]) -> list[str]:
+    """The lines of a notebook's parameters cell for the settings ``wanted``."""
+    known = {setting.name: setting for setting in fields(Settings)}
+    return [f"{name} = {_literal(known[name].default)}  # {help_text(known[name])}" for name in wanted]
+
+
+def _literal(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.versions import __version__
+from ocr_phases.versions import __version__ as __version__
 
 # Imported on first use, so that reading a record never loads torch.
 _WHERE = {
@@ -25,36 +25,24 @@ _WHERE = {
     "Settings": "ocr_phases.settings",
     "OcrPhasesError": "ocr_phases.errors",
 }
-__all__ = [
-    "DecodeState",
-    "DeepSeekOCRSession",
-    "OCRSession",
-    "OcrPhasesError",
-    "PageInputs",
-    "PhaseRun",
-    "Settings",
-    "SweepResult",
-    "Timeline",
-    "__version__",
-    "compare",
-    "decode",
-    "decode_step",
-    "generate",
-    "prefill",
-    "sweep",
-]
+__all__ = sorted([*_WHERE, "__version__"])
 
-if TYPE_CHECKING:
-    from ocr_phases.errors import OcrPhasesError
-    from ocr_phases.measure.inputs.packing import PageInputs
-    from ocr_phases.measure.session import DeepSeekOCRSession, OCRSession
-    from ocr_phases.measure.steps.phases import DecodeState, decode, decode_step, generate, prefill
-    from ocr_phases.measure.steps.timeline import Timeline
-    from ocr_phases.measure.sweep_models import sweep
-    from ocr_phases.record import PhaseRun
-    from ocr_phases.settings import Settings
-    from ocr_phases.show.comparison import compare
-    from ocr_phases.show.sweep_result import SweepResult
+if TYPE_CHECKING:  # for type checkers, which cannot read the table
+    from ocr_phases.errors import OcrPhasesError as OcrPhasesError
+    from ocr_phases.measure.inputs.packing import PageInputs as PageInputs
+    from ocr_phases.measure.session import DeepSeekOCRSession as DeepSeekOCRSession
+    from ocr_phases.measure.session import OCRSession as OCRSession
+    from ocr_phases.measure.steps.phases import DecodeState as DecodeState
+    from ocr_phases.measure.steps.phases import decode as decode
+    from ocr_phases.measure.steps.phases import decode_step as decode_step
+    from ocr_phases.measure.steps.phases import generate as generate
+    from ocr_phases.measure.steps.phases import prefill as prefill
+    from ocr_phases.measure.steps.timeline import Timeline as Timeline
+    from ocr_phases.measure.sweep_models import sweep as sweep
+    from ocr_phases.record import PhaseRun as PhaseRun
+    from ocr_phases.settings import Settings as Settings
+    from ocr_phases.show.comparison import compare as compare
+    from ocr_phases.show.sweep_result import SweepResult as SweepResult
 
 
 def __getattr__(name: str) -> Any:

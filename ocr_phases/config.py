@@ -6,214 +6,139 @@ Entries that are not named here are never handed on.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Required, TypedDict, get_type_hints
+import functools
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, get_type_hints
 
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, WINDOWED, FamilyFacts
-from ocr_phases.schema import conform
+from ocr_phases.schema import conform, shape
 
-# Several times the published sizes; products of them stay within 64 bits.
-_Width = Annotated[int, Meta(ge=1, le=2**15)]
-_Layers = Annotated[int, Meta(ge=1, le=2**8)]
-_Heads = Annotated[int, Meta(ge=1, le=2**10)]
-_Experts = Annotated[int, Meta(ge=1, le=2**12)]
-_Vocab = Annotated[int, Meta(ge=1, le=2**22)]
-_Positions = Annotated[int, Meta(ge=1, le=2**24)]
-_Window = Annotated[int, Meta(ge=2, le=2**24)]  # the class keeps everything for a window of 1
-_Side = Annotated[int, Meta(ge=1, le=2**14)]
+
+def _whole(least: int, most: int) -> Any:
+    return Annotated[int, Meta(ge=least, le=most)]
+
+
 _Id = Annotated[int, Meta(ge=0, le=2**31)]
-_Small = Annotated[float, Meta(gt=0, le=1)]
-_Share = Annotated[float, Meta(ge=0, le=1)]
-_Factor = Annotated[float, Meta(gt=0, le=1e12)]
-_Pair = Annotated[list[_Width], Meta(min_length=2, max_length=2)]
-_Act = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"]
+_Layer = Annotated[int, Meta(ge=0, le=2**8)]
+_Width = Annotated[int, Meta(ge=1, le=2**15)]
+
+#: Kinds of entries for `shape`. Ranges are several times the published sizes; products stay within 64 bits.
+_KINDS: dict[str, Any] = {
+    "flag": bool,
+    "id": _Id,
+    "layer": _Layer,
+    "width": _Width,
+    "layers": _whole(1, 2**8),
+    "heads": _whole(1, 2**10),
+    "experts": _whole(1, 2**12),
+    "vocab": _whole(1, 2**22),
+    "positions": _whole(1, 2**24),
+    "size": _whole(0, 2**24),
+    "window": _whole(2, 2**24),  # the class keeps everything for a window of 1
+    "side": _whole(1, 2**14),
+    "small": Annotated[float, Meta(gt=0, le=1)],
+    "share": Annotated[float, Meta(ge=0, le=1)],
+    "factor": Annotated[float, Meta(gt=0, le=1e12)],
+    "act": Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"],
+    "rope": Literal["default"],
+}
 
 
-class _Rope(TypedDict, total=False):
-    rope_theta: _Factor
-    rope_type: Literal["default"]
+_shape = functools.partial(shape, _KINDS)
+_KINDS["rotary"] = _shape("rope_theta?:factor rope_type?:rope")
+
+#: The language model. A class would put another model's sizes in the place of what is required here.
+_TEXT = _shape(
+    """
+    attention_bias?:flag attention_dropout?:share? bos_token_id:id eos_token_id:id hidden_act?:act
+    hidden_size:width initializer_range?:share intermediate_size:width max_position_embeddings:positions
+    mlp_bias?:flag moe_intermediate_size:width n_group?:experts? n_routed_experts:experts
+    n_shared_experts:heads num_attention_heads:heads num_experts_per_tok:experts num_hidden_layers:layers
+    num_key_value_heads?:heads? pad_token_id?:id? rms_norm_eps?:small rope_parameters?:rotary?
+    routed_scaling_factor?:factor sliding_window?:window tie_word_embeddings?:flag topk_group?:experts?
+    vocab_size:vocab
+    """,
+    layer_types=NotRequired[list[Literal["full_attention", "reference_sliding_attention"]] | None],
+    mlp_layer_types=list[Literal["dense", "sparse"]],
+    topk_method=NotRequired[Literal["greedy"]],
+)
+_ENCODER = """
+    attention_dropout?:share? hidden_act?:act hidden_size:width initializer_range?:share
+    num_attention_heads:heads num_hidden_layers:layers
+"""
+_SAM_SHAPE = _shape(
+    f"""
+    {_ENCODER} image_size?:side layer_norm_eps?:small mlp_dim:width output_channels:width patch_size?:side
+    qkv_bias?:flag use_abs_pos?:flag use_rel_pos?:flag window_size?:side
+    """,
+    downsample_channels=Annotated[list[_Width], Meta(min_length=2, max_length=2)],
+    global_attn_indexes=list[_Layer],
+    num_channels=NotRequired[Literal[3]],
+)
+_CLIP = _shape(
+    f"""
+    {_ENCODER} image_size:side initializer_factor?:factor intermediate_size:width layer_norm_eps?:small
+    patch_size:side
+    """,
+    num_channels=NotRequired[Literal[3]],
+)
+_QWEN2 = _shape(
+    f"""
+    {_ENCODER} intermediate_size:width max_position_embeddings?:positions num_key_value_heads:heads
+    rms_norm_eps?:small
+    """,
+    layer_types=NotRequired[list[Literal["full_attention"]] | None],
+    rope_parameters=_shape("rope_theta:factor rope_type:rope"),
+)
 
 
-class _Text(TypedDict, total=False):
-    """The language model. A class would put another model's sizes in the place of what is required here."""
-
-    attention_bias: bool
-    attention_dropout: _Share | None
-    bos_token_id: Required[_Id]
-    eos_token_id: Required[_Id]
-    hidden_act: _Act
-    hidden_size: Required[_Width]
-    initializer_range: _Share
-    intermediate_size: Required[_Width]
-    layer_types: list[Literal["full_attention", "reference_sliding_attention"]] | None
-    max_position_embeddings: Required[_Positions]
-    mlp_bias: bool
-    mlp_layer_types: Required[list[Literal["dense", "sparse"]]]
-    moe_intermediate_size: Required[_Width]
-    n_group: _Experts | None
-    n_routed_experts: Required[_Experts]
-    n_shared_experts: Required[_Heads]
-    num_attention_heads: Required[_Heads]
-    num_experts_per_tok: Required[_Experts]
-    num_hidden_layers: Required[_Layers]
-    num_key_value_heads: _Heads | None
-    pad_token_id: _Id | None
-    rms_norm_eps: _Small
-    rope_parameters: _Rope | None
-    routed_scaling_factor: _Factor
-    sliding_window: _Window
-    tie_word_embeddings: bool
-    topk_group: _Experts | None
-    topk_method: Literal["greedy"]
-    vocab_size: Required[_Vocab]
+def _saved(encoder: Any) -> Any:
+    """A config as transformers saves it, with that second vision encoder."""
+    vision = _shape("", sam_config=_SAM_SHAPE, encoder_config=encoder)
+    return _shape("image_token_id?:id tie_word_embeddings?:flag", text_config=_TEXT, vision_config=vision)
 
 
-class _Encoder(TypedDict, total=False):
-    attention_dropout: _Share | None
-    hidden_act: _Act
-    hidden_size: Required[_Width]
-    initializer_range: _Share
-    layer_norm_eps: _Small
-    num_attention_heads: Required[_Heads]
-    num_channels: Literal[3]
-    num_hidden_layers: Required[_Layers]
-
-
-class _Sam(_Encoder, total=False):
-    downsample_channels: Required[_Pair]
-    global_attn_indexes: Required[list[Annotated[int, Meta(ge=0, le=2**8)]]]
-    image_size: _Side
-    mlp_dim: Required[_Width]
-    output_channels: Required[_Width]
-    patch_size: _Side
-    qkv_bias: bool
-    use_abs_pos: bool
-    use_rel_pos: bool
-    window_size: _Side
-
-
-class _Clip(_Encoder, total=False):
-    image_size: Required[_Side]
-    initializer_factor: _Factor
-    intermediate_size: Required[_Width]
-    patch_size: Required[_Side]
-
-
-class _EncoderRope(TypedDict):
-    rope_theta: _Factor
-    rope_type: Literal["default"]
-
-
-class _Qwen2(TypedDict, total=False):
-    attention_dropout: _Share | None
-    hidden_act: _Act
-    hidden_size: Required[_Width]
-    initializer_range: _Share
-    intermediate_size: Required[_Width]
-    layer_types: list[Literal["full_attention"]] | None
-    max_position_embeddings: _Positions
-    num_attention_heads: Required[_Heads]
-    num_hidden_layers: Required[_Layers]
-    num_key_value_heads: Required[_Heads]
-    rms_norm_eps: _Small
-    rope_parameters: Required[_EncoderRope]
-
-
-class _Vision(TypedDict):
-    sam_config: _Sam
-    encoder_config: _Clip
-
-
-class _Saved(TypedDict):
-    text_config: _Text
-    vision_config: _Vision
-    image_token_id: NotRequired[_Id]
-    tie_word_embeddings: NotRequired[bool]
-
-
-class _Vision2(TypedDict):
-    sam_config: _Sam
-    encoder_config: _Qwen2
-
-
-class _Saved2(_Saved):
-    vision_config: _Vision2  # type: ignore[misc]
-
-
-class AnyConfig(TypedDict, total=False):
-    """What is read of any ``config.json``."""
-
-    model_type: str
-    image_token_id: _Id
-    auto_map: dict[str, str]
-
-
-class Generation(TypedDict, total=False):
-    """``generation_config.json``."""
-
-    bos_token_id: _Id | None
-    eos_token_id: _Id | list[_Id] | None
-    pad_token_id: _Id | None
-    max_length: _Positions | None
-    max_new_tokens: _Positions | None
-    do_sample: bool | None
-    temperature: _Factor | None
-    top_p: _Share | None
-    top_k: _Vocab | None
-    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=2**24)] | None
-    use_cache: bool | None
-
-
-class WeightsIndex(TypedDict):
-    """``model.safetensors.index.json``: which file of the same folder each tensor is in."""
-
-    metadata: dict[str, Any]
-    weight_map: dict[str, Annotated[str, Meta(pattern=r"^[\w.-]+\.safetensors$")]]
-
-
-class _Token(TypedDict):
-    content: str
-
-
-class TokenizerLabels(TypedDict, total=False):
-    """``tokenizer_config.json``: the special tokens, the rest is not read."""
-
-    bos_token: str | _Token | None
-    eos_token: str | _Token | None
-    pad_token: str | _Token | None
-
+#: What is read of any ``config.json``.
+AnyConfig = _shape("image_token_id?:id", model_type=NotRequired[str], auto_map=NotRequired[dict[str, str]])
+#: ``generation_config.json``.
+Generation = _shape(
+    """
+    bos_token_id?:id? pad_token_id?:id? max_length?:positions? max_new_tokens?:positions? do_sample?:flag?
+    temperature?:factor? top_p?:share? top_k?:vocab? no_repeat_ngram_size?:size? use_cache?:flag?
+    """,
+    eos_token_id=NotRequired[_Id | list[_Id] | None],
+)
+#: ``model.safetensors.index.json``: which file of the same folder each tensor is in.
+WeightsIndex = _shape(
+    "",
+    metadata=dict[str, Any],
+    weight_map=dict[str, Annotated[str, Meta(pattern=r"^[\w.-]+\.safetensors$")]],
+)
+_KINDS["token"] = str | _shape("", content=str)
+#: ``tokenizer_config.json``: the special tokens, the rest is not read.
+TokenizerLabels = _shape("bos_token?:token? eos_token?:token? pad_token?:token?")
 
 # -- the published layout ---------------------------------------------------------------------------
 
-
-class _PublishedText(TypedDict, total=False):
-    num_hidden_layers: Required[_Layers]
-    max_position_embeddings: Required[_Positions]
-    first_k_dense_replace: Annotated[int, Meta(ge=0, le=2**8)]
-    rope_theta: _Factor
-    sliding_window_size: _Window
-
-
-class _PublishedVision(TypedDict):
-    width: dict[str, dict[str, Any]]
-    image_size: NotRequired[_Side]
-    mlp_ratio: NotRequired[Annotated[float, Meta(gt=0, le=64)]]
-
-
-class _Published(TypedDict, total=False):
-    """What turning a published config into the saved layout computes with; the rest is renamed."""
-
-    language_config: Required[_PublishedText]
-    vision_config: Required[_PublishedVision]
-    sliding_window_size: _Window
-    sliding_window: _Window
-
+#: What turning a published config into the saved layout computes with; the rest is renamed.
+_PUBLISHED = _shape(
+    "sliding_window_size?:window sliding_window?:window",
+    language_config=_shape(
+        "num_hidden_layers:layers max_position_embeddings:positions first_k_dense_replace?:layer "
+        "rope_theta?:factor sliding_window_size?:window"
+    ),
+    vision_config=_shape(
+        "image_size?:side",
+        width=dict[str, dict[str, Any]],
+        mlp_ratio=NotRequired[Annotated[float, Meta(gt=0, le=64)]],
+    ),
+)
 
 _SAM = "sam_vit_b"
 #: The saved layout by the published name of the second vision encoder.
-_SHAPES: dict[str, Any] = {"clip-l-14-224": _Saved, "qwen2-0-5b": _Saved2}
+_SHAPES: dict[str, Any] = {"clip-l-14-224": _saved(_CLIP), "qwen2-0-5b": _saved(_QWEN2)}
 #: The saved names of a published vision part's entries; others are the same in both.
 _RENAMED = {
     "width": "hidden_size",
@@ -260,13 +185,13 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
     damaged or lacks a size.
     """
     family, published = _layout(config)
-    shape = _SHAPES[family.encoder_part]
+    wanted = _SHAPES[family.encoder_part]
     try:
         if published:
-            conform(config, _Published)
+            conform(config, _PUBLISHED)
             config = _as_saved(config, family)
-        conform(config, shape)
-        saved = _declared(config, shape)
+        conform(config, wanted)
+        saved = _declared(config, wanted)
         _check_sizes(saved, family)
     except OcrPhasesError as error:
         text = _published_names(str(error), family) if published else str(error)
@@ -341,9 +266,9 @@ def _window(config: dict[str, Any]) -> int:
     return windows.pop()
 
 
-def _declared(value: Any, shape: Any) -> Any:
-    """The entries that ``shape``, a `TypedDict`, names; so for the sections in it."""
-    hints = get_type_hints(shape)
+def _declared(value: Any, wanted: Any) -> Any:
+    """The entries that ``wanted``, a `TypedDict`, names; so for the sections in it."""
+    hints = get_type_hints(wanted)
     return {
         name: _declared(value[name], hint) if hasattr(hint, "__total__") else value[name]
         for name, hint in hints.items()

@@ -44,16 +44,17 @@ class Preset:
         return crop_grid(width, height, self.image_size, self.most_tiles) if self.crops else (1, 1)
 
 
-PRESETS: dict[str, Preset] = {
-    preset.name: preset
-    for preset in (
-        Preset("tiny", 512, 512, False),
-        Preset("small", 640, 640, False),
-        Preset("base", 1024, 1024, False),
-        Preset("large", 1280, 1280, False),
-        Preset("gundam", 1024, 640, True),
-    )
-}
+def _by_name(*presets: Preset) -> dict[str, Preset]:
+    return {preset.name: preset for preset in presets}
+
+
+PRESETS = _by_name(
+    Preset("tiny", 512, 512, False),
+    Preset("small", 640, 640, False),
+    Preset("base", 1024, 1024, False),
+    Preset("large", 1280, 1280, False),
+    Preset("gundam", 1024, 640, True),
+)
 """The published presets by name."""
 
 PROMPTS: dict[str, str] = {
@@ -247,14 +248,11 @@ FAMILIES: dict[str, FamilyFacts] = {
             encoder_part="qwen2-0-5b",
             attention=None,
             encoders=("sam", "encoder"),
-            presets={
-                preset.name: preset
-                for preset in (
-                    Preset("small768", 768, 768, False, direct_size=768, row_ends=False),
-                    Preset("base1024", 1024, 1024, False, direct_size=768, row_ends=False),
-                    Preset("crop", 1024, 768, True, most_tiles=6, row_ends=False),
-                )
-            },
+            presets=_by_name(
+                Preset("small768", 768, 768, False, direct_size=768, row_ends=False),
+                Preset("base1024", 1024, 1024, False, direct_size=768, row_ends=False),
+                Preset("crop", 1024, 768, True, most_tiles=6, row_ends=False),
+            ),
             default_preset="crop",
             prompts=PROMPTS,
             stands_for={"tiny": "small768", "small": "small768", "base": "base1024", "gundam": "crop"},
@@ -267,14 +265,9 @@ FAMILIES: dict[str, FamilyFacts] = {
             encoder_part="clip-l-14-224",
             attention=WINDOWED,
             encoders=("sam", "clip"),
-            presets={
-                preset.name: preset
-                for preset in (
-                    PRESETS["small"],
-                    PRESETS["base"],
-                    Preset("gundam", 1024, 640, True, most_tiles=32),
-                )
-            },
+            presets=_by_name(
+                PRESETS["small"], PRESETS["base"], Preset("gundam", 1024, 640, True, most_tiles=32)
+            ),
             default_preset="gundam",
             prompts={
                 "markdown": f"{IMAGE_TAG}document parsing.",
@@ -321,16 +314,6 @@ def facts_of(family: str | None) -> FamilyFacts:
             f"There is no family {name!r} here: it knows {', '.join(FAMILIES)}.{nearest(name, FAMILIES)}"
         )
     return FAMILIES[name]
-
-
-def get_preset(name: str, family: str | None = None) -> Preset:
-    """The preset of that name of a family; raises OcrPhasesError, listing the known ones, for none."""
-    return facts_of(family).preset(name)
-
-
-def preset_job(name: str) -> str:
-    """The preset of Unlimited-OCR for the same job, by which families are compared; else the name itself."""
-    return FAMILIES[UNLIMITED_OCR].stands_for.get(name, name)
 
 
 def check_preset(name: str) -> None:

@@ -27,14 +27,10 @@ from typing import Any
 
 from ocr_phases.errors import CannotWrite, OcrPhasesError, uninterrupted
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
-
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records
+_IN_USE = ".in_use.lock"  # in each temporary folder, and in the one of all
 REPORT_FOLDER = "ocr_phases_report"
 VERIFY_FOLDER = "ocr_phases_verify"
 
@@ -523,14 +519,14 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
             root = _own_folder() if parent is None else None
             with contextlib.ExitStack() as making:
                 if root is not None:
-                    making.enter_context(_locked_folder(root, wait=True))
+                    making.enter_context(_lock(root))
                     _sweep(root)
                 super().__init__(
                     prefix="" if root else "ocr-", dir=root or parent, ignore_cleanup_errors=True
                 )
                 self._lock = contextlib.ExitStack()
                 if root is not None:
-                    self._lock.enter_context(_locked_folder(self.name, wait=False))
+                    self._lock.enter_context(_lock(self.name))
         except OSError as error:
             raise CannotWrite(
                 f"No temporary folder can be made ({error.strerror or error}): set TMPDIR to one with room."
@@ -542,9 +538,16 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         self._lock.close()
 
 
+def _lock(folder: str | Path, **options: Any) -> Any:
+    """A lock on a temporary folder, which goes with the process."""
+    import filelock
+
+    return filelock.FileLock(Path(folder, _IN_USE), thread_local=False, **options)
+
+
 def _own_folder() -> Path | None:
     """This user's folder for what is temporary, for nobody else to read; None where it cannot be had."""
-    if fcntl is None:
+    if not hasattr(os, "geteuid"):
         return None
     # A short name: a UNIX socket's path, of at most 107 characters, goes on from here.
     path = Path(tempfile.gettempdir(), f"ocr-{os.geteuid()}")
@@ -554,7 +557,7 @@ def _own_folder() -> Path | None:
         # Where all may write, another user may have taken the name.
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             return None
-        with _locked_folder(path, wait=True):  # some file systems know no locks
+        with _lock(path):  # some file systems know no locks
             return path
     except OSError:
         return None
@@ -565,16 +568,5 @@ def _sweep(root: Path) -> None:
     with os.scandir(root) as entries:
         folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     for folder in folders:
-        with contextlib.suppress(OSError), _locked_folder(folder, wait=False):
+        with contextlib.suppress(OSError), _lock(folder, blocking=False):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked_folder(folder: str | Path, *, wait: bool) -> Iterator[None]:
-    """Hold a lock on ``folder``; OSError where another holds it and this is not to ``wait``."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
-    finally:
-        os.close(handle)

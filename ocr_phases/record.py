@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ import pandas as pd
 from ocr_phases.errors import OcrPhasesError, UnknownName, public
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.files import read_regular, split_page, unpacked, write_given
-from ocr_phases.schema import MOST_BYTES, Truth, check_record, check_spans, parse_json
+from ocr_phases.schema import MOST_BYTES, SPAN_COLUMNS, Truth, check_record, check_spans, parse_json
 from ocr_phases.text import count_text, nearest
 
 if TYPE_CHECKING:
@@ -36,19 +36,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 
-#: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
-#: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
-SPAN_COLUMNS = (
-    "repeat",
-    "phase",
-    "stage",
-    "view",
-    "step",
-    "device_start_ms",
-    "device_ms",
-    "host_start_ms",
-    "host_ms",
-)
 #: A token's own probability (0 to 1) and margin (of logits).
 PROBABILITY_COLUMNS = ("probability", "margin")
 TOKEN_COLUMNS = (
@@ -76,7 +63,7 @@ _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
 
 
-#: What a record shows of itself and does not hold: found in a later room on first use, the only way up.
+#: What results show and do not hold, by the later room that has it: the package's only way up.
 _ELSEWHERE = {
     "tokens_of": "ocr_phases.analyse.tokens",
     "stage_table": "ocr_phases.analyse.summary",
@@ -99,10 +86,16 @@ _ELSEWHERE = {
     "write_chrome_trace": "ocr_phases.report.chrome_trace",
     "page_image": "ocr_phases.measure.inputs.images",
     "Explorer": "ocr_phases.show.explorer",
+    "facts_bundle": "ocr_phases.show.faces",
+    "timeline_bundle": "ocr_phases.show.faces",
+    "plot_spans": "ocr_phases.show.plots",
+    "draw_crops": "ocr_phases.show.views",
+    "SweepResult": "ocr_phases.show.sweep_result",
 }
 
 
-def _elsewhere(name: str) -> Callable[..., Any]:
+def elsewhere(name: str) -> Any:
+    """What a later room has, found on first use."""
     return getattr(importlib.import_module(_ELSEWHERE[name]), name)
 
 
@@ -118,36 +111,36 @@ class RunPlots:
 
     def latency(self, *, ax: Axes | None = None) -> Figure:
         """Time of every decode step over its floor: `ocr_phases.show.plots.plot_token_latency`."""
-        floor = _elsewhere("decode_floor")(self._run)["floor_ms"].tolist()
-        return _elsewhere("plot_token_latency")(self._run, floor, ax=ax)
+        floor = elsewhere("decode_floor")(self._run)["floor_ms"].tolist()
+        return elsewhere("plot_token_latency")(self._run, floor, ax=ax)
 
     def vision(self, *, ax: Axes | None = None) -> Figure:
         """The prefill's stages, vision by view: `ocr_phases.show.plots.plot_vision_stages`."""
-        return _elsewhere("plot_vision_stages")(self._run, ax=ax)
+        return elsewhere("plot_vision_stages")(self._run, ax=ax)
 
     def timeline(self, repeat: int | None = None) -> Figure:
         """One repeat over time: `ocr_phases.show.plots.plot_phase_timeline`."""
-        return _elsewhere("plot_phase_timeline")(self._run, repeat)
+        return elsewhere("plot_phase_timeline")(self._run, repeat)
 
     def memory(self) -> Figure:
         """Peak memory of each phase, and the KV cache: `ocr_phases.show.plots.plot_memory`."""
-        return _elsewhere("plot_memory")(self._run)
+        return elsewhere("plot_memory")(self._run)
 
     def roofline(self) -> Figure:
         """Each stage under the device's ceilings: `ocr_phases.show.roofline.plot_roofline`."""
-        return _elsewhere("plot_roofline")(self._run)
+        return elsewhere("plot_roofline")(self._run)
 
     def kernels(self) -> Figure:
         """How long the device works in each stage: `ocr_phases.show.kernels.plot_kernels`."""
-        return _elsewhere("plot_kernels")(self._run)
+        return elsewhere("plot_kernels")(self._run)
 
     def page(self, color: str = "type", row: int = 0, *, ax: Axes | None = None) -> Figure:
         """The page under its boxes, coloured by ``type`` or ``time``: `ocr_phases.show.regions.plot_page`."""
-        return _elsewhere("plot_page")(self._run, color, row, ax=ax)
+        return elsewhere("plot_page")(self._run, color, row, ax=ax)
 
     def regions(self, row: int = 0, *, ax: Axes | None = None) -> Figure:
         """Decode time by type of region: `ocr_phases.show.regions.plot_region_types`."""
-        return _elsewhere("plot_region_types")(self._run, row, ax=ax)
+        return elsewhere("plot_region_types")(self._run, row, ax=ax)
 
 
 @public
@@ -308,7 +301,7 @@ class PhaseRun:
         `ocr_phases.analyse.probabilities.token_probabilities`.
         """
         _nth(self.results, row, "row")
-        return _elsewhere("tokens_of")(self, row)
+        return elsewhere("tokens_of")(self, row)
 
     @property
     def tokens(self) -> pd.DataFrame:
@@ -318,22 +311,22 @@ class PhaseRun:
     @property
     def stages(self) -> pd.DataFrame:
         """Time of each phase and its stages: `ocr_phases.analyse.summary.stage_table`."""
-        return _elsewhere("stage_table")(self)
+        return elsewhere("stage_table")(self)
 
     @property
     def regions(self) -> pd.DataFrame:
         """What each region of the first row cost to write: `ocr_phases.analyse.regions.regions_of`."""
-        return _elsewhere("regions_of")(self)
+        return elsewhere("regions_of")(self)
 
     @property
     def floors(self) -> pd.DataFrame:
         """Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`."""
-        return _elsewhere("floor_table")(self)
+        return elsewhere("floor_table")(self)
 
     @property
     def checks(self) -> pd.DataFrame:
         """Every check, of the live model and of the record: `ocr_phases.analyse.checks.checks_table`."""
-        return _elsewhere("checks_table")(self)
+        return elsewhere("checks_table")(self)
 
     def quality(self, truth: Truth | str | Path | None = None, row: int = 0) -> pd.DataFrame:
         """A row's text against what its page says: `ocr_phases.analyse.quality.quality_table`.
@@ -341,13 +334,13 @@ class PhaseRun:
         ``truth`` is as for `with_truth`, by default the record's own.
         """
         run = self if truth is None else self.with_truth(truth, row)
-        return _elsewhere("quality_table")(run, run.truth_of(row), row)
+        return elsewhere("quality_table")(run, run.truth_of(row), row)
 
     def truth_of(self, row: int = 0) -> Truth | None:
         """What the page of a row says, where the record has it."""
         _nth(self.results, row, "row")
         kept = None if self.truths is None else self.truths[row]
-        return None if kept is None else Truth.from_dict(kept)
+        return None if kept is None else msgspec.convert(kept, Truth)
 
     def page_name(self, row: int = 0) -> str:
         """The file of a row's page, or of its pages (``doc.pdf#1-8``)."""
@@ -361,9 +354,9 @@ class PhaseRun:
         """
         if _nth(self.results, row, "row")["text"] is None:
             raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
-        said = truth if isinstance(truth, Truth) else _elsewhere("load_truth")(truth, self.page_name(row))
+        said = truth if isinstance(truth, Truth) else elsewhere("load_truth")(truth, self.page_name(row))
         truths = list(self.truths or [None] * len(self.results))
-        truths[row] = said.as_dict()
+        truths[row] = json.loads(json.dumps(msgspec.to_builtins(said)))  # lists, as in a file
         return replace(self, truths=truths)
 
     # -- what it shows ----------------------------------------------------------------------------
@@ -374,7 +367,7 @@ class PhaseRun:
         return RunPlots(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return _elsewhere("run_bundle")(self)
+        return elsewhere("run_bundle")(self)
 
     def report(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write this record's report into ``folder`` and return the path of its HTML file.
@@ -382,22 +375,22 @@ class PhaseRun:
         An earlier report there is replaced. Raises as `ocr_phases.report.render.page_report` does, so for
         other files in its way, unless ``overwrite``.
         """
-        return _elsewhere("page_report")(self, folder, overwrite=overwrite)
+        return elsewhere("page_report")(self, folder, overwrite=overwrite)
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.show.explorer.Explorer`."""
-        return _elsewhere("Explorer")(runs=[self])
+        return elsewhere("Explorer")(runs=[self])
 
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.chrome_trace`.
 
         Replaces as `save` does.
         """
-        return _elsewhere("write_chrome_trace")(self, path, overwrite=overwrite)
+        return elsewhere("write_chrome_trace")(self, path, overwrite=overwrite)
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None if the record lacks it."""
-        return _elsewhere("page_image")(self.page_data(number))
+        return elsewhere("page_image")(self.page_data(number))
 
     def page_data(self, number: int = 0) -> bytes | None:
         """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where damaged."""

@@ -6,9 +6,9 @@ kept as they are, as long as they are plain JSON: a later version may have writt
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -60,18 +60,31 @@ def parse_json(data: bytes) -> Any:
         raise OcrPhasesError(f"it is not valid JSON ({_sentence(error)})") from error
 
 
-def conform(value: Any, shape: Any, name: str = "") -> None:
-    """Check ``value`` against the msgspec type ``shape``; entries that a `TypedDict` lacks pass.
+def conform(value: Any, shape: Any, name: str = "") -> Any:
+    """``value`` as the msgspec type ``shape``; entries that this does not name pass.
 
     Raises `OcrPhasesError` with the entry, below ``name``, and what is wrong with it, as in
     ``pages[0].row: expected int, got str``.
     """
     try:
-        msgspec.convert(value, shape)
+        return msgspec.convert(value, shape)
     except ValueError as error:  # msgspec's own, and a name that is no Unicode
         raise OcrPhasesError(_sentence(error, name)) from error
     except RecursionError as error:
         raise OcrPhasesError(f"{name}: it is nested too deeply".lstrip(": ")) from error
+
+
+def shape(kinds: Mapping[str, Any], entries: str, **others: Any) -> Any:
+    """The `TypedDict` of ``name:kind`` entries, by their ``kinds``, and of ``others``, by their types.
+
+    A ``?`` behind a name says that the entry may be missing, behind a kind that it may be null.
+    """
+    hints: dict[str, Any] = {}
+    for name, kind in (entry.split(":") for entry in entries.split()):
+        hint = kinds[kind.rstrip("?")]
+        hint = hint | None if kind.endswith("?") else hint
+        hints[name.rstrip("?")] = NotRequired[hint] if name.endswith("?") else hint
+    return TypedDict("_Shape", hints | others)  # type: ignore[operator]
 
 
 _MISSING = "Object missing required field "
@@ -87,22 +100,24 @@ def _sentence(error: Exception, name: str = "") -> str:
     return f"{place.strip('.')}: {problem[:1].lower()}{problem[1:]}".lstrip(": ")
 
 
-@dataclass(frozen=True)
-class TrueRegion:
+_Edge = Annotated[int, Meta(ge=0, le=999)]
+
+
+class TrueRegion(msgspec.Struct, frozen=True):
     """A region of a truth: its label, its box `(x1, y1, x2, y2)` on the 0..999 grid, and its text."""
 
     label: str
-    box: tuple[int, int, int, int] | None
+    box: tuple[_Edge, _Edge, _Edge, _Edge] | None
     text: str
 
 
-@dataclass(frozen=True)
-class Truth:
+class Truth(msgspec.Struct, frozen=True):
     """A page's text as Markdown in reading order, and its regions in that order where they are known.
 
     ``reference`` is true where another run wrote it: a run is in agreement with that, not right or wrong.
     ``category`` is the kind of page, where the truth says it. ``ignored`` are labels of regions that the text
-    leaves out: what a run wrote in such regions is left out, too.
+    leaves out: what a run wrote in such regions is left out, too. A record has it as plain JSON
+    (`msgspec.to_builtins`).
     """
 
     text: str
@@ -116,19 +131,9 @@ class Truth:
         """What two truths have to share to be one: all but their names."""
         return self.text, self.regions, self.reference, self.ignored
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as a record keeps them; `from_dict` is the inverse."""
-        regions = [{**asdict(region), "box": region.box and list(region.box)} for region in self.regions]
-        return {**asdict(self), "regions": regions, "ignored": list(self.ignored)}
 
-    @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> Truth:
-        """The truth that `as_dict` wrote."""
-        regions = [{**region, "box": region["box"] and tuple(region["box"])} for region in kept["regions"]]
-        found = tuple(TrueRegion(region["label"], region["box"], region["text"]) for region in regions)
-        known = {item.name: kept[item.name] for item in fields(cls)}  # a later version may keep more
-        return cls(**{**known, "regions": found, "ignored": tuple(kept["ignored"])})
-
+#: `Truth` as a file has it: nothing may be missing.
+KeptTruth = msgspec.defstruct("KeptTruth", [(item.name, item.type) for item in msgspec.structs.fields(Truth)])
 
 #: A record of 8,000 tokens and 5 repeats has 12 MB.
 MOST_BYTES = 400_000_000
@@ -263,7 +268,6 @@ class _Request(TypedDict):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     strategy: str
     vision: str
-    exact_mask: NotRequired[bool]
     autocast: NotRequired[bool]
     embed_page: NotRequired[bool]
     generate: NotRequired[bool]
@@ -276,18 +280,6 @@ class _Result(TypedDict):
     text: str | None
     finish_reason: NotRequired[str]
     text_tokens: NotRequired[Count | None]
-
-
-class _Spans(TypedDict):
-    repeat: Annotated[list[Count], Meta(min_length=1)]
-    phase: list[Literal["prepare", "prefill", "decode", "generate"]]
-    stage: _Texts
-    view: _Texts
-    step: list[Count | None]
-    device_start_ms: list[_StartMs]
-    device_ms: list[_Ms]
-    host_start_ms: list[_StartMs]
-    host_ms: list[_Ms]
 
 
 class _Memory(TypedDict, total=False):
@@ -304,23 +296,6 @@ class _Cache(TypedDict, total=False):
     bytes: list[Count]
     max_cache_len: Count | None
     allocated_bytes: Count | None
-
-
-class _TrueRegion(TypedDict):
-    label: str
-    box: Annotated[list[Annotated[int, Meta(ge=0, le=999)]], Meta(min_length=4, max_length=4)] | None
-    text: str
-
-
-class KeptTruth(TypedDict):
-    """`ocr_phases.schema.Truth` in a record."""
-
-    text: str
-    regions: list[_TrueRegion]
-    file: str
-    reference: bool
-    category: str
-    ignored: _Texts
 
 
 class _Sureness(TypedDict):
@@ -343,84 +318,51 @@ class _Record(TypedDict):
     pages: Annotated[list[_Page], Meta(min_length=1)]
     request: _Request
     results: Annotated[list[_Result], Meta(min_length=1)]
-    spans: _Spans
+    spans: dict[str, Any]  # `_Spans`
     memory: _Memory
     cache: _Cache
     live_checks: list[_Check]
     kernels: NotRequired[dict[str, Any]]
-    truths: NotRequired[list[KeptTruth | None]]
+    truths: NotRequired[list[KeptTruth | None]]  # type: ignore[valid-type]
     probabilities: NotRequired[list[_Sureness]]
 
 
-# -- the kernel view --------------------------------------------------------------------------------
+# -- spans and the kernel view ----------------------------------------------------------------------
+
+_COLUMN: dict[str, Any] = {
+    "count": Count,
+    "n": list[Count],
+    "rows": Annotated[list[Count], Meta(min_length=1)],
+    "step": list[Count | None],
+    "text": _Texts,
+    "phase": list[Literal["prepare", "prefill", "decode", "generate"]],
+    "ms": list[_Ms],
+    "start": list[_StartMs],
+}
 
 
-class _StageKernels(TypedDict):
-    phase: _Texts
-    stage: _Texts
-    view: _Texts
-    kernels: list[Count]
-    copies: list[Count]
-    launches: list[Count]
-    busy_ms: list[_Ms]
-    host_ms: list[_Ms]
+_table = functools.partial(shape, _COLUMN)
+_Spans = _table(
+    "repeat:rows phase:phase stage:text view:text step:step "
+    "device_start_ms:start device_ms:ms host_start_ms:start host_ms:ms"
+)
 
+#: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
+#: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
+SPAN_COLUMNS: tuple[str, ...] = tuple(_Spans.__annotations__)
 
-class _StepKernels(TypedDict):
-    step: list[Count]
-
-
-class _Top(TypedDict):
-    phase: _Texts
-    stage: _Texts
-    kernel: _Texts
-    count: list[Count]
-    device_ms: list[_Ms]
-
-
-class _Gaps(TypedDict):
-    phase: _Texts
-    stage: _Texts
-    view: _Texts
-    cause: _Texts
-    longer_than_us: list[_Ms]
-    count: list[Count]
-    idle_ms: list[_Ms]
-    longest_ms: list[_Ms]
-
-
-class _Parts(TypedDict):
-    phase: _Texts
-    part: _Texts
-    by: _Texts
-    kernels: list[Count]
-    busy_ms: list[_Ms]
-
-
-class _HostSyncs(TypedDict):
-    phase: _Texts
-    stage: _Texts
-    call: _Texts
-    operator: _Texts
-    through: _Texts
-    copy: _Texts
-    count: list[Count]
-    wait_ms: list[_Ms]
-
-
-class _Kernels(TypedDict):
-    tool: str
-    steps: Count
-    stages: _StageKernels
-    decode_steps: _StepKernels
-    top: _Top
-    gaps: _Gaps
-    parts: _Parts
-    host_syncs: _HostSyncs
-
-
+_KERNEL_TABLES = {
+    "stages": "phase:text stage:text view:text kernels:n copies:n launches:n busy_ms:ms host_ms:ms",
+    "decode_steps": "step:n",
+    "top": "phase:text stage:text kernel:text count:n device_ms:ms",
+    "gaps": "phase:text stage:text view:text cause:text longer_than_us:ms count:n idle_ms:ms longest_ms:ms",
+    "parts": "phase:text part:text by:text kernels:n busy_ms:ms",
+    "host_syncs": "phase:text stage:text call:text operator:text through:text copy:text count:n wait_ms:ms",
+}
+_Kernels = _table(
+    "steps:count", tool=str, **{name: _table(columns) for name, columns in _KERNEL_TABLES.items()}
+)
 _Columns = dict[str, list[None | bool | int | float | str]]
-_KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "host_syncs")
 
 
 class _FailedKernels(TypedDict):
@@ -430,6 +372,7 @@ class _FailedKernels(TypedDict):
 def check_record(record: dict[str, Any]) -> None:
     """Raise `OcrPhasesError` with the entry's name for a record that breaks this schema."""
     conform(record, _Record)
+    conform(record["spans"], _Spans, "spans")
     for name, part in record.items():
         if name != "spans":  # whatever else is not named is shown and saved, too
             conform({"value": part}, Plain, name)
@@ -448,8 +391,8 @@ def check_record(record: dict[str, Any]) -> None:
 def _agreements(record: dict[str, Any]) -> Any:
     """What has to agree between entries, each with whether it does."""
     results, view = record["results"], record.get("kernels") or {}
-    rows = {page["row"] for page in record["pages"]}
-    yield "pages: they name other rows than results has", rows == set(range(len(results)))
+    named = {page["row"] for page in record["pages"]}
+    yield "pages: they name other rows than results has", named == set(range(len(results)))
     prompts = record["request"]["prompts"]
     yield "request.prompts: results has another number of rows", len(prompts) == len(results)
     yield "truths: results has another number of rows", len(record.get("truths", results)) == len(results)
@@ -466,16 +409,14 @@ def _agreements(record: dict[str, Any]) -> Any:
     held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])
     yield "cache.entries: lengths has another number of steps", len(held) in (0, len(lengths))
     spans = record["spans"]
-    yield (
-        "spans: its columns have different lengths",
-        len({len(spans[name]) for name in _Spans.__annotations__}) == 1,
-    )
+    rows = {len(spans[name]) for name in SPAN_COLUMNS}
+    yield "spans: its columns have different lengths", len(rows) == 1
     repeats = len(set(spans["repeat"]))
     for phase, peaks in record["memory"].get("peak_bytes", {}).items():
         yield f"memory.peak_bytes.{phase}: there are {repeats} repeats", len(peaks) == repeats
     if "error" in view:
         return
-    for name in filter(view.__contains__, _KERNEL_TABLES):
+    for name in _KERNEL_TABLES if view else ():
         columns = [len(column) for column in view[name].values() if isinstance(column, list)]
         yield f"kernels.{name}: its columns have different lengths", len(set(columns)) == 1
     if view:

@@ -5,23 +5,29 @@ options, the notebooks' parameters, the explorer's fields, the columns of a list
 request and docs/settings.md; tests compare them.
 """
 
-from __future__ import annotations
-
+import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeGuard
+from types import NoneType
+from typing import Annotated, Any, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, checked, short
 from ocr_phases.families import PRESET_NAMES, PROMPTS, check_preset, facts_of, resolve_prompt
 from ocr_phases.text import nearest
 
+Strategy = Literal["eager", "cuda_graph", "compiled"]
+Vision = Literal["eager", "compiled"]
+
 #: How a decode step is executed; what each does is in `ocr_phases.measure.steps.execution`.
-STRATEGIES = ("eager", "cuda_graph", "compiled")
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
-VISIONS = ("eager", "compiled")
-FIRST_TOKENS = ("prefill", "redecode")
+VISIONS: tuple[str, ...] = get_args(Vision)
 
 NEW_TOKENS = 512
 """Most new tokens where nobody says."""
@@ -32,16 +38,56 @@ LARGEST_NUMBER = 2**63 - 1
 MOST_TOKENS = 1_000_000
 """Most tokens or steps that a setting may ask for."""
 
-# Logits divided by less or by more overflow or underflow float32.
-_SMALLEST, _LARGEST = 1e-30, 1e30
+FromZero = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
+Steps = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+
+#: Settings of no one type: what reads them checks them.
+_FREE = ("prompt", "infer", "kernel_trace")
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
 
 
-def _setting(default: Any, text: str, **rules: Any) -> Any:
-    """A field with its help; ``least``, ``most`` and ``choices`` are checked.
+def _setting(default: Any, text: str, *, kept: bool = True) -> Any:
+    """A field with its help; its declared type is checked."""
+    return field(default=default, metadata={"text": text, "kept": kept})
 
-    One with ``kept=False`` is not in the request.
-    """
-    return field(default=default, metadata={"text": text, **rules})
+
+@functools.cache
+def _declared(settings: type) -> dict[str, Any]:
+    """The declared types of settings, ``| None`` left out."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {
+        name: get_args(hint)[0] if NoneType in get_args(hint) else hint
+        for name, hint in hints.items()
+        if name not in _FREE
+    }
+
+
+def _check(settings: Any, declared: type, owner: str = "") -> None:
+    """Hold the fields of ``declared`` against their types; raise `OcrPhasesError` for the first wrong one."""
+    default = {item.name: item.default for item in fields(declared)}
+    for name, wanted in _declared(declared).items():
+        value = getattr(settings, name)
+        if value is not None or default[name] is not None:
+            object.__setattr__(settings, name, _converted(f"{owner}{name}", value, wanted))
+
+
+def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> Any:
+    """A value as its declared type, read from a text where not ``strict``; else `OcrPhasesError`."""
+    if isinstance(value, float):
+        value = float(value)  # numpy's are no floats to msgspec
+    try:
+        value = msgspec.convert(value, wanted, strict=strict)
+    except ValueError as error:
+        choices = get_args(wanted) if get_origin(wanted) is Literal else ()
+        if choices:
+            hint = nearest(str(value), choices)
+            raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(choices)}.{hint}") from error
+        problem = str(error).partition(",")[0].removeprefix("Expected ").replace("`", "")
+        told = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), problem)
+        raise OcrPhasesError(f"{name} is {short(value)}: give {told}.") from error
+    if isinstance(value, str):
+        check_text(name, value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -53,32 +99,20 @@ class SamplingSettings:
     """
 
     do_sample: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    no_repeat_ngram_size: int = 0
-    no_repeat_ngram_window: int = 0
+    # Logits divided by less or by more overflow or underflow float32.
+    temperature: Annotated[float, Meta(ge=1e-30, le=1e30)] = 1.0
+    top_p: Annotated[float, Meta(ge=1e-30, le=1)] = 1.0
+    top_k: FromZero = 0
+    no_repeat_ngram_size: FromZero = 0
+    no_repeat_ngram_window: FromZero = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.do_sample, bool):
-            raise OcrPhasesError(f"infer's do_sample is {self.do_sample!r}: it must be True or False.")
-        for name, kinds, least, most, wanted in (
-            ("temperature", (int, float), _SMALLEST, _LARGEST, f"0, or from {_SMALLEST} to {_LARGEST}"),
-            ("top_p", (int, float), _SMALLEST, 1, "above 0 and at most 1"),
-            ("top_k", int, 0, LARGEST_NUMBER, "a whole number from 0"),
-            ("no_repeat_ngram_size", int, 0, LARGEST_NUMBER, "a whole number from 0"),
-            ("no_repeat_ngram_window", int, 0, LARGEST_NUMBER, "a whole number from 0"),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-                raise OcrPhasesError(f"infer's {name} is {value!r}: it must be {wanted}.")
-            if kinds is not int:  # transformers takes no whole number for these
-                object.__setattr__(self, name, float(value))
+        _check(self, SamplingSettings, "infer's ")
         if self.no_repeat_ngram_window and not self.no_repeat_ngram_size:
             raise OcrPhasesError("infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both.")
 
     @classmethod
-    def from_infer(cls, infer: Mapping[str, Any] | None) -> SamplingSettings:
+    def from_infer(cls, infer: Mapping[str, Any] | None) -> Self:
         """Read an ``infer`` mapping (temperature 0 means greedy); `OcrPhasesError` for a wrong one."""
         if not isinstance(infer, Mapping | None):
             raise OcrPhasesError(f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.')
@@ -160,16 +194,13 @@ def is_published(infer: object) -> TypeGuard[str]:
 
 def _infer_mapping(text: str) -> dict[str, Any]:
     """``temperature=0.7,top_k=5`` as a mapping; values as JSON writes them."""
-    values = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        try:
-            values[name] = json.loads(value.lower())
-        except ValueError as error:
-            raise OcrPhasesError(
-                f"infer's {name} is {value!r}: write name=number, such as temperature=0.7,top_p=0.9."
-            ) from error
-    return values
+    try:
+        pairs = [part.split("=", 1) for part in text.split(",")]
+        return {name.strip(): json.loads(value.lower()) for name, value in pairs}
+    except ValueError as error:
+        raise OcrPhasesError(
+            f"infer is {text!r}: write name=number, such as temperature=0.7,top_p=0.9."
+        ) from error
 
 
 @checked()
@@ -185,32 +216,25 @@ class ModelSettings:
         "tiny (built in), dummy or dummy:FAMILY (full size, random weights), a folder or a hub id",
     )
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
-    dtype: str | None = _setting(
-        None,
-        "float32, bfloat16 or float16; by default the device's own",
-        choices=("float32", "bfloat16", "float16"),
+    dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
+        None, "float32, bfloat16 or float16; by default the device's own"
     )
     revision: str | None = _setting(None, "commit, tag or branch of a hub id; by default its main branch")
-    implementation: str = _setting(
-        "native",
-        "native (transformers' class) or vendor (the checkpoint's own Python files)",
-        choices=("native", "vendor"),
+    implementation: Literal["native", "vendor"] = _setting(
+        "native", "native (transformers' class) or vendor (the checkpoint's own Python files)"
     )
     trust_remote_code: bool = _setting(False, "run the checkpoint's Python files; vendor needs it")
     attention: str | None = _setting(
         None, "vendor: eager, sdpa or flash_attention_2; by default the class's own"
     )
-    cuda_calls: str = _setting(
-        "refuse",
-        "vendor on a CPU: refuse or ignore the code's .cuda() calls",
-        choices=("refuse", "ignore"),
+    cuda_calls: Literal["refuse", "ignore"] = _setting(
+        "refuse", "vendor on a CPU: refuse or ignore the code's .cuda() calls"
     )
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
-        for setting in fields(ModelSettings):
-            _check(setting, getattr(self, setting.name))
+        _check(self, ModelSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,11 +246,8 @@ class RunSettings:
 
     prompt: str | Sequence[str] = _setting("markdown", f"{', '.join(PROMPTS)}:words, or your own text")
     preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)}; by default the model's own")
-    max_new_tokens: int | None = _setting(
-        None,
-        "most tokens, the prefill's included; by default 512, or a published infer's limit",
-        least=1,
-        most=MOST_TOKENS,
+    max_new_tokens: Steps | None = _setting(
+        None, "most tokens, the prefill's included; by default 512, or a published infer's limit"
     )
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
         None,
@@ -237,23 +258,17 @@ class RunSettings:
     )
     return_text: bool = _setting(True, "keep the text in the record")
     ignore_eos: bool | None = _setting(None, "continue after the end token; by default only for dummy")
-    eos_check_every: int | None = _setting(
-        None,
-        "steps between reads of the end token; by default 1 in eager, else 16",
-        least=1,
-        most=MOST_TOKENS,
+    eos_check_every: Steps | None = _setting(
+        None, "steps between reads of the end token; by default 1 in eager, else 16"
     )
-    first_token: str = _setting(
-        "prefill",
-        "source of token 1: prefill, or redecode (decodes the last prompt token again)",
-        choices=FIRST_TOKENS,
+    first_token: Literal["prefill", "redecode"] = _setting(
+        "prefill", "source of token 1: prefill, or redecode (decodes the last prompt token again)"
     )
-    repeats: int = _setting(3, "measured runs", least=1, most=10_000)
-    warmup: int = _setting(1, "unrecorded runs before them", least=0, most=10_000)
-    seed: int = _setting(0, "seed of the sampling", least=-LARGEST_NUMBER, most=LARGEST_NUMBER)
-    strategy: str = _setting("eager", "how the language model runs", choices=STRATEGIES)
-    vision: str = _setting("eager", "how the vision encoders run", choices=VISIONS)
-    exact_mask: bool = _setting(False, "pass the 2-D attention mask, not precomputed ones")
+    repeats: Annotated[int, Meta(ge=1, le=10_000)] = _setting(3, "measured runs")
+    warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(1, "unrecorded runs before them")
+    seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(0, "seed of the sampling")
+    strategy: Strategy = _setting("eager", "how the language model runs")
+    vision: Vision = _setting("eager", "how the vision encoders run")
     autocast: bool | None = _setting(None, "run under bfloat16 autocast; by default no")
     embed_page: bool = _setting(True, "keep the page image in the record")
     generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
@@ -265,19 +280,17 @@ class RunSettings:
     kernels: bool = _setting(
         False, "CUDA: profile kernels and host syncs of each stage in one more run", kept=False
     )
-    kernel_steps: int = _setting(32, "most decode steps of that run", least=1, most=MOST_TOKENS, kept=False)
+    kernel_steps: Steps = _setting(32, "most decode steps of that run", kept=False)
     kernel_trace: str | Path | None = _setting(None, "Chrome trace file of that run (.json.gz)", kept=False)
 
     def __post_init__(self) -> None:
         for prompt in _as_list(self.prompt):
             check_text("prompt", prompt)
             resolve_prompt(prompt)
+        _check(self, RunSettings)
         if self.preset is not None:
-            check_text("preset", self.preset)
             check_preset(self.preset)
         resolve_infer(self.infer, self.autocast)
-        for setting in fields(RunSettings):
-            _check(setting, getattr(self, setting.name))
         if self.generate and self.first_token == "redecode":
             raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
         if self.generate and self.verify:
@@ -308,7 +321,7 @@ class Settings(RunSettings, ModelSettings):
         RunSettings.__post_init__(self)
 
     @classmethod
-    def among(cls, values: Mapping[str, Any]) -> Settings:
+    def among(cls, values: Mapping[str, Any]) -> Self:
         """Settings from ``values``, such as a notebook's ``globals()``; missing ones take their defaults."""
         return cls(**{name: values[name] for name in setting_names(cls) if name in values})
 
@@ -322,7 +335,7 @@ class Settings(RunSettings, ModelSettings):
 
 
 #: The settings of a run that its record keeps in ``request``.
-REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.metadata.get("kept", True)]
+REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.metadata["kept"]]
 
 
 def setting_names(settings: type) -> list[str]:
@@ -330,37 +343,31 @@ def setting_names(settings: type) -> list[str]:
     return [setting.name for setting in fields(settings)]
 
 
+def declared(setting: Field[Any]) -> Any:
+    """The declared type of a setting, without ``| None``; text for one of several types."""
+    return _declared(Settings).get(setting.name, str)
+
+
 def kind(setting: Field[Any]) -> str:
-    """The type of a setting's value as text, without ``| None``: int, bool, str or another."""
-    return str(setting.type).removesuffix(" | None")
+    """What a setting's value is: int, bool or str."""
+    wanted = declared(setting)
+    return {int: "int", bool: "bool"}.get(getattr(wanted, "__origin__", wanted), "str")
+
+
+def choices(setting: Field[Any]) -> tuple[str, ...]:
+    """The values that a setting may have; empty where they are not listed."""
+    return get_args(declared(setting)) if get_origin(declared(setting)) is Literal else ()
 
 
 def setting_from_text(name: str, text: str) -> Any:
-    """A setting's value from a list of pages: ``false``, ``3``; `OcrPhasesError` for a wrong type."""
-    wanted = kind(next(setting for setting in fields(Settings) if setting.name == name))
-    if wanted == "int":
-        try:
-            return int(text)
-        except ValueError as error:
-            raise OcrPhasesError(f"{name} is {text!r}, it must be a whole number.") from error
-    if wanted == "bool":
-        if text.lower() not in ("true", "false"):
-            raise OcrPhasesError(f"{name} is {text!r}, it must be true or false.")
-        return text.lower() == "true"
-    return text
+    """A setting's value from a list of pages: ``false``, ``3``; `OcrPhasesError` for a wrong one."""
+    return _converted(name, text, _declared(Settings).get(name, str), strict=False)
 
 
 def help_text(setting: Field[Any]) -> str:
     """A setting's one-line help, with its choices."""
-    text = str(setting.metadata["text"])
-    choices = setting.metadata.get("choices")
-    return f"{text}: {', '.join(choices)}" if choices and choices[0] not in text else text
-
-
-def parameter_lines(wanted: Iterable[str]) -> list[str]:
-    """The lines of a notebook's parameters cell for the settings ``wanted``."""
-    known = {setting.name: setting for setting in fields(Settings)}
-    return [f"{name} = {_literal(known[name].default)}  # {help_text(known[name])}" for name in wanted]
+    text, known = str(setting.metadata["text"]), choices(setting)
+    return f"{text}: {', '.join(known)}" if known and known[0] not in text else text
 
 
 def check_text(name: str, value: Any) -> None:
@@ -373,30 +380,5 @@ def check_text(name: str, value: Any) -> None:
         raise OcrPhasesError(f"{name} is {value!a}, which is not valid Unicode: type it again.") from error
 
 
-def _check(setting: Field[Any], value: Any) -> None:
-    """Raise `OcrPhasesError` for a wrong type, range or choice."""
-    name, least, choices = setting.name, setting.metadata.get("least"), setting.metadata.get("choices")
-    if value is None and setting.default is None:
-        return
-    if kind(setting) == "str":
-        check_text(name, value)
-    if least is not None:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise OcrPhasesError(f"{name} is {value!r}: give a whole number.")
-        if value < least:
-            raise OcrPhasesError(f"{name} is {value}: it must be at least {least}.")
-        if value > (most := setting.metadata["most"]):
-            raise OcrPhasesError(f"{name} is larger than {most}: give a smaller number.")
-    if kind(setting) == "bool" and not isinstance(value, bool):
-        raise OcrPhasesError(f"{name} is {value!r}: it must be True or False.")
-    if choices is not None and value not in choices:
-        hint = nearest(str(value), choices)
-        raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(choices)}.{hint}")
-
-
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
-
-
-def _literal(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -15,7 +15,7 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
-from ocr_phases.families import FAMILIES, VISION_STAGES, check_preset, facts_of, get_preset
+from ocr_phases.families import FAMILIES, VISION_STAGES, check_preset, facts_of
 from ocr_phases.measure.models.families import NATIVES, family_of
 from ocr_phases.measure.sweep import make_cells
 from ocr_phases.text import stage_name
@@ -53,11 +53,12 @@ def test_a_family_is_whole(name: str) -> None:
 
 
 def test_names_of_presets_belong_to_families() -> None:
-    assert get_preset("base").row_ends
-    assert get_preset("base", "deepseek-ocr-2") is get_preset("base1024", "deepseek-ocr-2")
+    assert facts_of(None).preset("base").row_ends
+    other = facts_of("deepseek-ocr-2")
+    assert other.preset("base") is other.preset("base1024")
     check_preset("crop")
     with pytest.raises(OcrPhasesError, match="no preset 'crop' of DeepSeek-OCR: choose one of tiny"):
-        get_preset("crop")
+        facts_of(None).preset("crop")
     with pytest.raises(OcrPhasesError, match="no preset 'huge': .*large.*base1024"):
         check_preset("huge")
     assert facts_of(None).name == "deepseek-ocr"

@@ -230,17 +230,20 @@ def test_a_cache_that_loses_an_entry_is_refused(session: OCRSession) -> None:
         session.run_inference(RECEIPT, **QUICK)
 
 
+PADDED = ["free", "<image>\n<|grounding|>A longer prompt."]
+
+
 @pytest.mark.parametrize("columns", [-1, 1])
 def test_a_mask_grown_wrongly_is_seen(columns: int, session: OCRSession) -> None:
     """One column short is what a mask grown after the step looks like. Both run without an error."""
 
     def regrow(kwargs: dict[str, Any]) -> None:
         mask = kwargs["attention_mask"]
-        kwargs["attention_mask"] = torch.ones(1, mask.shape[1] + columns, dtype=mask.dtype)
+        kwargs["attention_mask"] = torch.ones(len(mask), mask.shape[1] + columns, dtype=mask.dtype)
 
     with arguments_changed(session.model, regrow):
         try:
-            run = session.run_inference(RECEIPT, exact_mask=True, **QUICK)
+            run = session.run_inference([RECEIPT, RECEIPT], PADDED, **QUICK)
         except (RuntimeError, IndexError, ValueError):
             pytest.skip("this version of transformers refuses such a mask itself")
     assert failures(run) == {"mask_handed_over"}
@@ -249,9 +252,7 @@ def test_a_mask_grown_wrongly_is_seen(columns: int, session: OCRSession) -> None
 def test_padded_rows_without_their_mask_are_seen(session: OCRSession) -> None:
     ready = session.family.ready_mask(None)
     with arguments_changed(session.model, lambda kwargs: kwargs.update(attention_mask=ready)):
-        run = session.run_inference(
-            [RECEIPT, RECEIPT], ["free", "<image>\n<|grounding|>A longer prompt."], **QUICK
-        )
+        run = session.run_inference([RECEIPT, RECEIPT], PADDED, **QUICK)
     assert "mask_handed_over" in failures(run)
 
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+import ocr_phases
+
 ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phases.batch")
 
 
 def modules() -> list[str]:
     measuring = ("measure.inputs.images", "measure.inputs.request")
-    both = ("presets", "record", "strategies", *measuring)
-    names = ["ocr_phases", *(f"ocr_phases.{name}" for name in both), *ROOMS]
+    ground = [path.stem for path in sorted(Path(ocr_phases.__path__[0]).glob("[!_]*.py"))]
+    names = ["ocr_phases", *(f"ocr_phases.{name}" for name in (*ground, *measuring)), *ROOMS]
     for room in ROOMS:
         paths = importlib.import_module(room).__path__
         names += [module.name for module in pkgutil.walk_packages(paths, prefix=f"{room}.")]

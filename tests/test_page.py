@@ -29,6 +29,7 @@ from safetensors.numpy import load_file
 from wording import says
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FAMILIES
 from ocr_phases.files import FORMATS
 from ocr_phases.measure.inputs import images
 from ocr_phases.measure.inputs.packing import (
@@ -38,7 +39,6 @@ from ocr_phases.measure.inputs.packing import (
     PageViews,
     Preset,
     crop_grid,
-    get_preset,
     image_token_count,
     load_page,
     make_views,
@@ -88,7 +88,7 @@ def test_recorded_case(name: str) -> None:
     page, data, file_name = load_page(GOLDEN / "pages" / case["file"])
     assert file_name == case["file"]
     assert data == (GOLDEN / "pages" / case["file"]).read_bytes()
-    preset = get_preset(case["preset"])
+    preset = PRESETS[case["preset"]]
     assert (preset.base_size, preset.image_size) == (case["base_size"], case["image_size"])
     views = make_views(page, preset)
     assert views.size == page.size
@@ -136,7 +136,7 @@ def test_presets() -> None:
     assert counts == {"tiny": 73, "small": 111, "base": 273, "large": 421, "gundam": 273}
     assert image_token_count(PRESETS["gundam"], (2, 3)) == 903
     with pytest.raises(OcrPhasesError, match="'huge'.*tiny, small, base, large, gundam"):
-        get_preset("huge")
+        FAMILIES["deepseek-ocr"].preset("huge")
 
 
 @pytest.mark.parametrize(

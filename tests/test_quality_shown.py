@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from elements import Elements
@@ -40,7 +41,7 @@ REGION = st.builds(TrueRegion, st.text(max_size=8), st.none() | BOX, st.text(max
 
 def changed(**regions: Any) -> Truth:
     """The example's truth with other regions."""
-    return dataclasses.replace(TRUTH, **regions)
+    return msgspec.structs.replace(TRUTH, **regions)
 
 
 def outcomes(run: PhaseRun, truth: Truth) -> list[tuple[Any, str, str]]:
@@ -63,7 +64,7 @@ def test_regions_are_paired_by_their_boxes() -> None:
     first, second, picture, table, last = TRUTH.regions
     lost = TrueRegion("text", (60, 910, 930, 990), "Only on the page")
     truth = changed(
-        regions=(first, dataclasses.replace(second, text=f"{second.text} more"), lost, picture, last)
+        regions=(first, msgspec.structs.replace(second, text=f"{second.text} more"), lost, picture, last)
     )
     found = region_differences(make_run(), truth)
     assert found["outcome"].tolist() == ["equal", "different", "missing", "equal", "extra", "equal"]
@@ -108,7 +109,7 @@ def test_any_truth_is_kept_in_a_record(
     run = RUN.with_truth(truth)
     kept = json.loads(json.dumps(run.to_dict()["truths"]))
     check_record({**PLAIN, "truths": kept})
-    assert Truth.from_dict(kept[0]) == truth == run.truth_of()
+    assert msgspec.convert(kept[0], Truth) == truth == run.truth_of()
 
 
 RUN = make_run(max_tokens=4, repeats=1, memory=False)
@@ -123,6 +124,10 @@ def test_a_record_keeps_the_truth_of_each_row(tmp_path: Path) -> None:
     assert set(again.quality()["measure"]) == {"repetition"}
     damaged = {**run.to_dict(), "truths": [None]}
     with pytest.raises(OcrPhasesError, match="truths: results has another number of rows"):
+        PhaseRun.from_dict(damaged)
+    damaged = json.loads(run.to_json())
+    del damaged["truths"][1]["category"]
+    with pytest.raises(OcrPhasesError, match=r"truths\[1\].category: it is missing"):
         PhaseRun.from_dict(damaged)
 
 

@@ -32,7 +32,7 @@ VALUES = st.one_of(
 SETTINGS = (
     *("prompt", "preset", "max_new_tokens", "eos_check_every", "repeats", "warmup", "seed"),
     *("first_token", "strategy", "vision", "generate", "verify", "grounding", "return_text", "ignore_eos"),
-    *("exact_mask", "autocast", "embed_page", "ceilings"),
+    *("autocast", "embed_page", "ceilings"),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The rooms from the ground up; a module belongs to the longest name that it begins with. Whatever is not
-#: named is the ground: errors, words, files, presets, settings.
+#: named is the ground: errors, text, files, versions, settings, families, config, schema.
 ROOMS = (
     "ocr_phases.record",
     "ocr_phases.analyse",

@@ -294,7 +294,7 @@ def test_a_folder_called_tiny_is_a_folder(tmp_path):
 
 def test_options_reach_the_run(tiny_session):
     plain = tiny_session.run_inference(RECEIPT, **QUICK)
-    again = tiny_session.run_inference(RECEIPT, first_token="redecode", exact_mask=True, **QUICK)
+    again = tiny_session.run_inference(RECEIPT, first_token="redecode", **QUICK)
     assert again.result == plain.result
     assert again.token_table["source"].tolist() == ["decode"] * 24
     assert again["decode_steps"] == 24

@@ -257,7 +257,7 @@ def test_a_cache_that_grows_beyond_its_window_is_an_error(unlimited_session, gol
 @pytest.mark.parametrize("case", ["long", "multi", "gundam"])
 def test_equals_generate(case, unlimited_session, golden):
     inputs, model = inputs_of(golden, case), unlimited_session.model
-    state = generate(model, inputs, 24, exact_mask=True)
+    state = generate(model, inputs, 24)
     arguments = {**state.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask}
     whole = model.generate(**arguments, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=2)
     assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()

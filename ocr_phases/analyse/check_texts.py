@@ -93,7 +93,7 @@ RULES: dict[str, CheckText] = {
     "mask_handed_over": CheckText(
         "the mask that the model receives covers the cache and the new token",
         "One column too few hides the newest token or fails. Padded rows without a mask attend to padding.",
-        "Grow the mask before the step, not after it; exact_mask=True passes the 2-D mask.",
+        "Grow the mask before the step, not after it.",
     ),
     "image_mask": CheckText(
         "the image mask marks exactly the image tokens, as many as the views need",

@@ -34,7 +34,7 @@ from ocr_phases.analyse.work import (
     swiglu,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import get_preset, windowed_length
+from ocr_phases.families import facts_of, windowed_length
 from ocr_phases.record import PhaseRun
 
 COST_COLUMNS = (
@@ -57,7 +57,7 @@ def vision_calls(preset: str, grids: Sequence[Sequence[int]], family: str | None
     ``grids`` are each page's (columns, rows) of crops, (1, 1) for pages without crops. Raises
     `OcrPhasesError` for a preset it does not know.
     """
-    named = get_preset(preset, family)
+    named = facts_of(family).preset(preset)
     crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if named.crops else 0
     calls = [VisionCall("global", named.base_size, len(grids))]
     return calls + [VisionCall("local", named.image_size, crops)] if crops else calls

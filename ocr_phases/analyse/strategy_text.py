@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ocr_phases.families import preset_job
+from ocr_phases.families import FAMILIES, UNLIMITED_OCR
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.text import ms_text
 
@@ -62,7 +62,8 @@ def models_sentence(table: pd.DataFrame) -> str:
     cells = table.dropna(subset=["prefill_ms", "inter_token_ms"])
     if cells["model"].nunique() < 2:
         return ""
-    jobs = cells["preset"].map(preset_job)
+    # Its presets are named by the job for which they stand.
+    jobs = cells["preset"].replace(dict(FAMILIES[UNLIMITED_OCR].stands_for))
     groups = [
         rows for _, rows in cells.groupby([jobs, "strategy", "vision", "batch", "max_new_tokens"], sort=False)
     ]

@@ -112,7 +112,7 @@ def _read(path: Path, page: str) -> Truth | None:
             return _annotated(content, page, name)
         if "ignored" in content:  # as a record and a batch keep it
             conform(content, KeptTruth)
-            return Truth.from_dict(content)
+            return conform(content, Truth)
         regions = tuple(_region(region) for region in content["regions"])
         return Truth(_joined(regions), regions, name, category=_words(content.get("kind")))
     except (OcrPhasesError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ocr_phases.analyse.truth_files import page_truth
 from ocr_phases.batch.store import TRUTH, finished, read_listing
 from ocr_phases.errors import OcrPhasesError
@@ -43,7 +45,7 @@ def add_truths(out: Path, path: Path) -> Truths:
             truths.lacking += 1
             continue
         truths.found += 1
-        kept = json.dumps(truth.as_dict(), ensure_ascii=False, indent=1).encode("utf-8", "replace")
+        kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode("utf-8", "replace")
         file = folder / TRUTH
         if not file.exists() or file.read_bytes() != kept:
             write_atomic(file, kept)

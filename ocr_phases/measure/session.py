@@ -54,7 +54,7 @@ from ocr_phases.measure.steps.one_shot import one_shot
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
 from ocr_phases.measure.sweep import make_cells, one_sentence, run_sweep
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.settings import NEW_TOKENS, ModelSettings, RunSettings, is_published, resolve_infer
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
@@ -150,8 +150,6 @@ class OCRSession:
         return f"{type(self).__name__}({self.checkpoint.name!r}, device={self.device!r}, dtype={self.dtype})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.faces import facts_bundle
-
         text, parameters = self._text_config, self.family.parameters(self.model)
         weights = sum(tensor.numel() * tensor.element_size() for tensor in self.model.parameters())
         total = parameters.pop("total")
@@ -165,7 +163,7 @@ class OCRSession:
             "vocabulary": f"{text.vocab_size:,} tokens",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
-        return facts_bundle(f"Model {self.checkpoint.name}", facts)
+        return elsewhere("facts_bundle")(f"Model {self.checkpoint.name}", facts)
 
     def references(self) -> pd.DataFrame:
         """Where the loaded source does what is measured (`ocr_phases.measure.models.references`)."""
@@ -292,13 +290,11 @@ class OCRSession:
         ``folder`` are not measured again, and all of them are part of the result; without it nothing is
         written. ``options`` and errors are those of `run_sweep`.
         """
-        from ocr_phases.show.sweep_result import SweepResult
-
         cells = make_cells(presets, strategies, batches, lengths, visions)
         with contextlib.ExitStack() as stack:
             kept = folder or stack.enter_context(TemporaryFolder())
             run_sweep(self, page, cells, kept, **options)
-            return SweepResult.load(kept)
+            return elsewhere("SweepResult").load(kept)
 
     def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> Request:
         """What was asked for with every default filled in; `OcrPhasesError` for what cannot run here."""
@@ -412,7 +408,6 @@ class OCRSession:
                         timeline,
                         sampler=sampler,
                         step=step,
-                        exact_mask=request.exact_mask,
                     )
                 bytes_per_token = cache_bytes_per_token(state.cache)
                 if request.first_token == "redecode":

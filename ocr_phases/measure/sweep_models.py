@@ -12,6 +12,7 @@ from ocr_phases.errors import OcrPhasesError, checked
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.measure.session import OCRSession
 from ocr_phases.measure.sweep import RUNS, free_memory
+from ocr_phases.record import elsewhere
 from ocr_phases.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ def sweep(
     taken as the one that stands for it, or is a failed cell. Records of several models go into
     `model_folders` of ``folder``; without it nothing is written.
     """
-    from ocr_phases.show.sweep_result import SweepResult
-
     with contextlib.ExitStack() as stack:
         kept = Path(folder or stack.enter_context(TemporaryFolder()))
         places = model_folders(models, kept)
@@ -50,7 +49,7 @@ def sweep(
             device = session.device
             del session
             free_memory(device)
-        return found if len(places) == 1 else SweepResult.load(kept)
+        return found if len(places) == 1 else elsewhere("SweepResult").load(kept)
 
 
 def model_folders(models: Sequence[str], folder: Path) -> list[Path]:

@@ -98,7 +98,7 @@ def _scores(
 ) -> Tensor:
     """What token ``place`` is chosen from, float32 [B, vocab], after the very tokens in ``ours``."""
     sampler = Sampler(request.infer, request.seed, session.device)
-    state = phases.prefill(session.model, inputs, sampler=sampler, exact_mask=request.exact_mask)
+    state = phases.prefill(session.model, inputs, sampler=sampler)
     with decode_execution(session.model):
         for number in range(place):
             state.token = torch.tensor([ids[number] for ids in ours], device=state.token.device)

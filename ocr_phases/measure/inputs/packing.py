@@ -22,10 +22,10 @@ from ocr_phases.families import (
     PROMPTS,
     Preset,
     crop_grid,
-    get_preset,
     resolve_prompt,
 )
 from ocr_phases.measure.inputs.images import as_rgb, load_page
+from ocr_phases.record import elsewhere
 from ocr_phases.text import count_text
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "PageViews",
     "Preset",
     "crop_grid",
-    "get_preset",
     "image_token_count",
     "load_page",
     "make_views",
@@ -73,8 +72,6 @@ class PageViews:
 
     def pictures(self) -> list[tuple[Image.Image, str]]:
         """The global view, and the crops joined with their cuts drawn, each with its caption."""
-        from ocr_phases.show.views import draw_crops
-
         preset, tokens = self.preset, image_token_count(self.preset, (1, 1))
         side, page = preset.base_size, f"{self.size[0]} x {self.size[1]} px"
         caption = (
@@ -84,7 +81,9 @@ class PageViews:
         if len(self.crops):
             side, tokens = preset.image_size, image_token_count(preset, self.grid) - tokens
             grid = f"{self.grid[0]} x {self.grid[1]} crops of {side} x {side} px"
-            pictures.append((draw_crops(self.crops, self.grid), f"{grid}, {count_text(tokens, 'token')}"))
+            pictures.append(
+                (elsewhere("draw_crops")(self.crops, self.grid), f"{grid}, {count_text(tokens, 'token')}")
+            )
         return pictures
 
 
@@ -274,8 +273,6 @@ class PageInputs:
         return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.faces import facts_bundle
-
         facts = {
             "prompt": ", ".join(dict.fromkeys(map(repr, self.prompts))),
             "rows": self.batch_size,
@@ -286,7 +283,7 @@ class PageInputs:
         pictures = [picture for view in self.views[:_MOST_SHOWN] for picture in view.pictures()]
         if len(self.views) > _MOST_SHOWN:
             facts["pages"] = f"{len(self.views)}, of which {_MOST_SHOWN} are shown"
-        return facts_bundle("Inputs, ready for the model", facts, pictures)
+        return elsewhere("facts_bundle")("Inputs, ready for the model", facts, pictures)
 
     def _position_ids(self) -> Tensor:
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)

@@ -84,10 +84,9 @@ def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
 
 
 def _step(state: StepState) -> dict[str, Any]:
-    whole_mask = state.position_ids is not None or state.exact_mask
     return {
         "input_ids": state.token[:, None],
-        "attention_mask": state.attention_mask if whole_mask else UNPADDED,
+        "attention_mask": UNPADDED if state.position_ids is None else state.attention_mask,
         "position_ids": state.position_ids,
         "past_key_values": state.cache,
     }

@@ -52,10 +52,9 @@ def _prefill(inputs: DeviceInputs) -> dict[str, Any]:
 
 
 def _step(state: StepState) -> dict[str, Any]:
-    whole_mask = state.position_ids is not None or state.exact_mask
     return {
         "input_ids": state.token[:, None],
-        "attention_mask": state.attention_mask if whole_mask else None,
+        "attention_mask": None if state.position_ids is None else state.attention_mask,
         "position_ids": state.position_ids,
         "past_key_values": state.cache,
     }

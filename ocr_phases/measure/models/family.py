@@ -27,7 +27,6 @@ class StepState(Protocol):
     token: Tensor
     attention_mask: Tensor
     position_ids: Tensor | None
-    exact_mask: bool
     lengths: list[int]
     window: int | None
 

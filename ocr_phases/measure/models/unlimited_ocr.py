@@ -39,7 +39,7 @@ def slot_mask(mask: Tensor, prompt_len: int, window: int) -> Tensor:
 
 
 def _step(state: StepState) -> dict[str, Any]:
-    mask: Any = state.attention_mask if state.exact_mask else UNPADDED
+    mask: Any = UNPADDED
     if state.position_ids is not None and state.window is not None:
         # From a 2-D mask the class takes, once the window is full, the padding of other slots.
         mask = ready_mask(slot_mask(state.attention_mask, state.lengths[0], state.window))

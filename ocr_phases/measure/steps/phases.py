@@ -34,6 +34,7 @@ from ocr_phases.measure.models.family import Family
 from ocr_phases.measure.steps.execution import decode_execution
 from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.measure.steps.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.record import elsewhere
 from ocr_phases.text import bytes_text, count_text
 
 _NOTHING = contextlib.nullcontext()
@@ -78,7 +79,6 @@ class DecodeState:
     sampler: Sampler
     window: int | None = None
     entries: list[int] = field(default_factory=list)
-    exact_mask: bool = False
     sequence: Tensor | None = None  # int64 [B, length + 1], kept for logits processors only
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
     ids: list[list[int]] = field(default_factory=list)
@@ -113,8 +113,6 @@ class DecodeState:
         return f"DecodeState(rows={len(self.ids)}, length={self.length}, generated={self.generated})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.faces import facts_bundle
-
         entry = cache_bytes_per_token(self.cache)
         facts = {
             "rows": len(self.ids),
@@ -126,7 +124,7 @@ class DecodeState:
         for row, ids in enumerate(self.ids[:_MOST_ROWS]):
             more = " …" if len(ids) > _MOST_IDS else ""
             facts[f"ids of row {row}"] = ", ".join(map(str, ids[:_MOST_IDS])) + more
-        return facts_bundle("Decode state", facts)
+        return elsewhere("facts_bundle")("Decode state", facts)
 
 
 @torch.no_grad()
@@ -140,16 +138,15 @@ def prefill(
     cache: Any = None,
     step: StepRunner | None = None,
     all_logits: bool = False,
-    exact_mask: bool = False,
 ) -> DecodeState:
     """One forward over the whole prompt: vision, KV cache and the first token.
 
     ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are computed
     for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
     ``cache`` may be handed in (a static one, say), or the ``step`` that decode will use, which brings one;
-    else it is the family's own. One without the model's window is refused. ``exact_mask`` makes decode hand
-    the 2-D mask to the model also where nothing is padded. The first token is the argmax (or a sample) of the
-    last logits. Raises `OcrPhasesError` for a model in training mode or spread over several devices.
+    else it is the family's own. One without the model's window is refused. The first token is the argmax
+    (or a sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread over
+    several devices.
     """
     family = family_of(model)
     timeline = timeline or NoTimeline()
@@ -179,7 +176,6 @@ def prefill(
                 position_ids=None if inputs.position_ids is None else inputs.position_ids[:, -1:],
                 sampler=sampler,
                 window=window,
-                exact_mask=exact_mask,
                 sequence=inputs.input_ids if sampler.needs_sequence else None,
                 prompt_last=inputs.input_ids[:, -1],
                 prefill_logits=out.logits if all_logits else None,
@@ -336,12 +332,11 @@ def generate(
     *,
     sampler: Sampler | None = None,
     first_token: str = "prefill",
-    exact_mask: bool = False,
     step: StepRunner | None = None,
     **decode_options: Any,
 ) -> DecodeState:
     """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`."""
-    state = prefill(model, inputs, timeline, sampler=sampler, step=step, exact_mask=exact_mask)
+    state = prefill(model, inputs, timeline, sampler=sampler, step=step)
     if first_token == "redecode":
         redecode(state)
     return decode(model, state, max_new_tokens, timeline, step=step, **decode_options)

@@ -23,7 +23,7 @@ from torch import nn
 from ocr_phases.errors import checked, hinted
 from ocr_phases.measure.models.checkpoint import resolve_device
 from ocr_phases.measure.models.family import Family
-from ocr_phases.record import SPAN_COLUMNS, make_spans
+from ocr_phases.record import SPAN_COLUMNS, elsewhere, make_spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,14 +159,10 @@ class Timeline:
 
     def plot(self) -> Figure:
         """The spans over time: `ocr_phases.show.plots.plot_spans`."""
-        from ocr_phases.show.plots import plot_spans
-
-        return plot_spans(self.table())
+        return elsewhere("plot_spans")(self.table())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.faces import timeline_bundle
-
-        return timeline_bundle(self.table())
+        return elsewhere("timeline_bundle")(self.table())
 
 
 class NoTimeline(Timeline):

@@ -13,7 +13,7 @@ from ocr_phases.analyse.bootstrap import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPTS
 from ocr_phases.files import PAGE_SUFFIXES, each_page
-from ocr_phases.settings import NEW_TOKENS, Settings, help_text, kind
+from ocr_phases.settings import NEW_TOKENS, Settings, choices, declared, help_text, kind
 from ocr_phases.show.blocks import element
 from ocr_phases.show.explorer.places import found
 from ocr_phases.show.html import image_html
@@ -263,19 +263,19 @@ def _field(setting: Field[Any], model: str) -> widgets.Widget:
     if setting.name == "prompt":
         known = {name: name for name in PROMPTS if name != "locate"}  # which wants words of the user's own
         return Choice(label, known, "markdown", "your words, or locate:words")
-    choices = [(name, name) for name in setting.metadata.get("choices", ())]
+    listed: list[tuple[str, object]] = [(name, name) for name in choices(setting)]
     if setting.name == "preset":
-        choices = [(name, name) for name in PRESET_NAMES]
+        listed = [(name, name) for name in PRESET_NAMES]
     if kind(setting) == "bool" and setting.default is None:
-        choices = [("yes", True), ("no", False)]
-    if choices:
+        listed = [("yes", True), ("no", False)]
+    if listed:
         own = [("the model's own" if setting.name == "preset" else "default", "")]
         own = own if setting.default is None else []
-        return widgets.Dropdown(options=[*own, *choices], **common)
+        return widgets.Dropdown(options=[*own, *listed], **common)
     if kind(setting) == "bool":
         return widgets.Checkbox(value=setting.default, indent=False, **common)
     if kind(setting) == "int":
-        least = max(setting.metadata["least"], -_MOST)
+        least = max(declared(setting).__metadata__[0].ge, -_MOST)
         # So many that Compare can judge two records; a number of tokens, because a field cannot be empty.
         numbers = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
         value = numbers.get(setting.name, setting.default)
