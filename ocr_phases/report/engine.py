@@ -71,8 +71,8 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     if not InteractiveShell.initialized():
         # Neither a history nor a profile of its own in the user's home.
         quiet = Config({"HistoryManager": {"enabled": False}})
-        folder = tempfile.mkdtemp()
-        InteractiveShell.instance(config=quiet, ipython_dir=folder, user_module=ModuleType("notebook"))
+        with tempfile.TemporaryDirectory() as home:
+            InteractiveShell.instance(config=quiet, ipython_dir=home, user_module=ModuleType("notebook"))
     shell = InteractiveShell.instance()
     kept = {
         name: getattr(shell, name) for name in ("user_module", "user_ns", "custom_exceptions", "CustomTB")
@@ -107,5 +107,7 @@ def _outputs(captured: CapturedIO) -> Iterator[Any]:
 def _error(error: BaseException) -> Any:
     from nbformat.v4 import new_output
 
-    told = "".join(traceback.format_exception(error)).splitlines()
+    # An error of this package shows itself in one sentence.
+    shown = getattr(error, "_render_traceback_", None)
+    told = "".join(traceback.format_exception(error)).splitlines() if shown is None else shown()
     return new_output("error", ename=type(error).__name__, evalue=str(error), traceback=told)
