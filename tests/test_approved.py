@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +56,10 @@ def show(
     def shown(name: str, *command: str, page: str | None = None) -> None:
         code = main([*command, "--json"])
         printed = capsys.readouterr()
-        texts = {"json": printed.out, "txt": f"{printed.err}exit code {code}\n"}
+        texts = {
+            "json": json.dumps(json.loads(printed.out), indent=1, ensure_ascii=False) + "\n",
+            "txt": f"{printed.err}exit code {code}\n",
+        }
         if page is not None:
             texts["html.txt"] = seen((tmp_path / page).read_text(encoding="utf-8"))
         for kind, text in texts.items():

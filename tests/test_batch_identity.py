@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import PAGES
 
-from ocr_phases import git_state
+from ocr_phases import versions
 from ocr_phases.batch import job as batch_job
 from ocr_phases.batch import worker
 from ocr_phases.batch.driver import auto_device
@@ -24,7 +24,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.versions import code_hash
 
 HUB = "some-org/some-model"
-PACKAGE = Path(git_state.__file__).parent
+PACKAGE = Path(versions.__file__).parent
 QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--no-ceilings", "--render", "none"]
 
 
@@ -72,10 +72,10 @@ def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_mode
 
 
 def test_a_tree_that_git_knows_nothing_of_has_no_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(git_state, "_ROOT", tmp_path)
-    assert git_state.git_state.__wrapped__() is None
+    monkeypatch.setattr(versions, "_ROOT", tmp_path)
+    assert versions.git_state.__wrapped__() is None
     (tmp_path / ".git").touch()  # and no repository
-    assert git_state.git_state.__wrapped__() is None
+    assert versions.git_state.__wrapped__() is None
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
         raise error(folder)
 
     monkeypatch.setattr("ocr_phases.report.render.page_report", page_report)
+    out.mkdir()
 
     class Pool:
         """One worker, in this process."""
@@ -52,6 +53,9 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
 
         def room(self) -> int:
             return 2
+
+        def close(self) -> None:
+            pass
 
     pool: Any = Pool()
     assert measure_pages([job], out, pool, mode="notebook").done == 1

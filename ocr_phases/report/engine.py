@@ -83,6 +83,7 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     shell.set_custom_exc((BaseException,), lambda *_, **__: None)
     bundles = shell.display_formatter.mimebundle_formatter
     picture = ("ocr_phases.show.figures", "Picture")
+    shown = bundles.for_type_by_name(*picture)  # another report's, where this one is within its cell
     if not stills:
         bundles.for_type_by_name(*picture, lambda figure, **_: figure.bundle(still=False))
     try:
@@ -90,8 +91,8 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     finally:
         for name, value in kept.items():
             setattr(shell, name, value)
-        if not stills:
-            bundles.pop(".".join(picture))
+        bundles.pop(".".join(picture), None)
+        bundles.for_type_by_name(*picture, shown)
 
 
 def _outputs(captured: CapturedIO) -> Iterator[Any]:
