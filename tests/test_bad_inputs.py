@@ -199,7 +199,7 @@ def test_a_lack_of_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.parametrize("name", ["repeats", "warmup", "max_new_tokens", "eos_check_every", "kernel_steps"])
 def test_a_count_has_a_bound(name: str) -> None:
-    with pytest.raises(OcrPhasesError, match=f"{name} is larger than"):
+    with pytest.raises(OcrPhasesError, match=f"{name} is 10+: give a whole number <= "):
         RunSettings(**{name: 10**15})
 
 

@@ -38,8 +38,8 @@ def edit(name: str) -> Callable[[Path], object]:
         (edit("measure/inputs/packing.pyc"), False),
         (edit("measure/steps/phases.py"), True),
         (edit("new.py"), True),
-        (lambda package: (package / "words.py").unlink(), True),
-        (lambda package: (package / "words.py").rename(package / "words2.py"), True),
+        (lambda package: (package / "text.py").unlink(), True),
+        (lambda package: (package / "text.py").rename(package / "text2.py"), True),
     ],
     ids=["compiled", "changed", "new", "removed", "renamed"],
 )

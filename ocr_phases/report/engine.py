@@ -1,7 +1,7 @@
 """Papermill's engine ``ocr_phases``: runs a notebook in this process, where the model and the record are.
 
 A kernel cannot be given live objects. Papermill loads this module with every ``import papermill``: it imports
-nothing heavy.
+nothing heavy, and papermill itself only when a notebook runs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,31 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from papermill.engines import Engine
-
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import CapturedIO
 
 
-class InProcess(Engine):
-    """``papermill --engine ocr_phases``."""
+class InProcess:
+    """``papermill --engine ocr_phases``: a `papermill.engines.Engine`, but for the base class."""
+
+    @staticmethod
+    def nb_kernel_name(nb: Any, name: str | None = None) -> str:
+        """The kernel whose parameters papermill writes."""
+        return name or "python3"
+
+    @staticmethod
+    def nb_language(nb: Any, language: str | None = None) -> str:
+        """The language that papermill writes parameters in."""
+        return language or "python"
+
+    @classmethod
+    def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
+        """Run the notebook ``nb`` and return it, with papermill's notes of each cell."""
+        # A base class would need papermill while papermill waits for this module.
+        from papermill.engines import Engine
+
+        return Engine.execute_notebook.__func__(cls, nb, kernel_name, **options)
 
     @classmethod
     def execute_managed_notebook(
