@@ -946,7 +946,7 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
             on_tokens(number, [[250]])  # the first byte of a longer character
         on_tokens(1, [tokenizer.encode("!", add_special_tokens=False)])
 
-    session = SimpleNamespace(tokenizer=tokenizer, device="cpu", model=None, run_inference=run_inference)
+    session = SimpleNamespace(tokenizer=tokenizer, device="cuda", model=None, run_inference=run_inference)
     monkeypatch.setattr(Measurer, "_session_for", lambda self, settings, live: session)
     live, asked = Live(), Asked("page.png", None, Settings())
     live.begin(2, repeats=2, warmup=0)
