@@ -277,9 +277,12 @@ def check_names(
         if not re.fullmatch(names, name) or same_file(path, record):
             continue
         _check_no_argument(path, arguments)
-        if path.is_symlink() or not path.is_dir():
-            _check_own(folder, name, known.get(name, ()), overwrite=overwrite)
-            own.append(name)
+        if path.is_dir() and not path.is_symlink():
+            if path.suffix:  # images has none
+                raise CannotWrite(f"{path} is a folder where a file is to be written: choose another one.")
+            continue
+        _check_own(folder, name, known.get(name, ()), overwrite=overwrite)
+        own.append(name)
     return own
 
 

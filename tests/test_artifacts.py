@@ -20,7 +20,7 @@ from wording import says
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import CannotWrite, OcrPhasesError
-from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, folder_for, write_given
+from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_for, write_given
 from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import (
     EOS_TEXT,
@@ -311,3 +311,9 @@ def test_the_page_report_by_hand_never_replaces_a_record(
         exec(cells["measure"], names | {"record": str(path)})
     kept = [PhaseRun.load(Path(folder, "run.json")) for folder in (REPORT_FOLDER, f"{REPORT_FOLDER}-2")]
     assert [run.to_dict() for run in kept] == [run.to_dict() for run in runs]
+
+
+def test_a_folder_in_the_way_is_refused_before_work_starts(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(CannotWrite, match="is a folder"):
+        check_names(tmp_path, RESULTS)

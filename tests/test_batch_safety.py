@@ -285,3 +285,11 @@ def test_an_answer_to_an_earlier_request_is_dropped():
     finally:
         child.stop()
     assert int(second) == int(first) + 1
+
+
+def test_rendering_alone_touches_a_batch_s_folder_only(tmp_path, capsys):
+    (tmp_path / "jobs.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "index.html").write_text("mine")
+    assert main(["batch", "--out", str(tmp_path), "--render", "only"]) == 2
+    assert "holds no batch" in capsys.readouterr().err
+    assert (tmp_path / "index.html").read_text() == "mine"

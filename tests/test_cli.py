@@ -313,3 +313,14 @@ def test_help_names_every_verb():
     )
     for verb in ("report", "batch", "profile", "verify", "artifacts", "compare", "sweep", "notebooks"):
         assert verb in answer.stdout
+
+
+def test_what_was_measured_outlives_its_report(tiny_session, tmp_path, monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ocr_phases.cli.report.measure", lambda *_, **__: PhaseRun.load(RECORD))
+    monkeypatch.setattr("ocr_phases.cli.report.load_session", lambda *_: tiny_session)
+    monkeypatch.setattr("ocr_phases.report.render.page_report", stopped)
+    assert main(["report", str(PAGES / "slide.png"), "--out", str(tmp_path)]) == 130
+    assert PhaseRun.load(tmp_path / "slide" / "run.json").text

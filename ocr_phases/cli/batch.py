@@ -38,15 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.analyse.truth_files import check_for_pages
     from ocr_phases.batch.index import FAILED
     from ocr_phases.batch.manifest import Walk
-    from ocr_phases.batch.store import read_listing
     from ocr_phases.files import only_writer, output_folder
 
     _check(arguments)
+    _check_folder(arguments)
     walk, total = Walk(), 0
-    if arguments.render == "only":
-        next(read_listing(arguments.out), None)  # there is a batch
-    else:
-        _check_folder(arguments)
+    if arguments.render != "only":
         total = sum(1 for _ in _found(arguments, walk))
         if arguments.truth is not None:
             check_for_pages(arguments.truth, math.ceil(total / max(1, len(arguments.presets))))
@@ -97,7 +94,10 @@ def _check_folder(arguments: argparse.Namespace) -> None:
     from ocr_phases.batch.store import is_batch
     from ocr_phases.files import check_names
 
-    own = arguments.overwrite or is_batch(arguments.out)
+    batch = is_batch(arguments.out)
+    if arguments.render == "only" and not batch:
+        raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
+    own = arguments.overwrite or batch
     names = r"index\.html|jobs\.jsonl|(pages|spans|tokens)\.csv|tables\.sha256"
     check_names(arguments.out, names, overwrite=own, arguments=[*arguments.pages, arguments.truth])
 

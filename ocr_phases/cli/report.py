@@ -32,9 +32,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.truth_files import load_truth
-    from ocr_phases.files import TRACE_NAME, check_names, folder_for
+    from ocr_phases.files import TRACE_NAME, check_names, folder_for, save_or_rescue
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import RESULTS
+    from ocr_phases.report.artifacts import RECORD_NAME, RESULTS
     from ocr_phases.report.render import page_report
 
     # A wrong page, setting or record is refused before anything slow starts.
@@ -67,7 +67,14 @@ def _write_reports(arguments: argparse.Namespace) -> None:
             parameters |= {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
         if page in truths:
             record = record.with_truth(load_truth(truths[page], page or record.page_name()))
-        report = page_report(record, folder, parameters, show_code=arguments.show_code, overwrite=overwrite)
+        try:
+            report = page_report(
+                record, folder, parameters, show_code=arguments.show_code, overwrite=overwrite
+            )
+        except KeyboardInterrupt:
+            if shown is None:  # what was measured is not lost with its report
+                wrote(save_or_rescue(record.save, folder / RECORD_NAME))
+            raise
         told = run_result(record)
         print(f"{told['headline']}\n{told['checks']['sentence']}")
         told |= {"record": str(folder / "run.json"), "report": wrote(report)}
