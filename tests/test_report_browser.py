@@ -71,8 +71,9 @@ def reports(
     record = str(make_run().save(folder / "measured.json"))
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
     place |= {"version": "transformers 5.23.0", "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}"}
-    parameters = {"record": record, "output_dir": str(folder / "verify"), "references": [place]}
-    verified = execute_notebook("verify", parameters, folder / "verify.ipynb")
+    parameters = {"record": record, "output_dir": str(folder / "verify")}
+    given = {"references": [place]}
+    verified = execute_notebook("verify", parameters, folder / "verify.ipynb", given=given)
     cells, batch = folder / "cells", folder / "batch"
     cells.mkdir()
     batch.mkdir()
