@@ -84,11 +84,15 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
+    class Shell(InteractiveShell):
+        def init_virtualenv(self) -> None:
+            """Nothing of another environment, whatever VIRTUAL_ENV says, gets into this process."""
+
     if not InteractiveShell.initialized():
         # Neither a history nor a profile of its own in the user's home.
         quiet = Config({"HistoryManager": {"enabled": False}})
         with tempfile.TemporaryDirectory() as home:
-            InteractiveShell.instance(config=quiet, ipython_dir=home, user_module=ModuleType("notebook"))
+            Shell.instance(config=quiet, ipython_dir=home, user_module=ModuleType("notebook"))
     shell = InteractiveShell.instance()
     kept = {
         name: getattr(shell, name) for name in ("user_module", "user_ns", "custom_exceptions", "CustomTB")
