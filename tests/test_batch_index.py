@@ -226,7 +226,7 @@ def test_the_first_reasons_of_failures_are_told(tmp_path, capsys):
 
 
 def test_reports_alone_need_a_batch_and_a_batch_needs_pages(tmp_path, capsys):
-    for options, message in ((["--render", "only"], "run the batch"), ([], "Name the pages")):
+    for options, message in ((["--render", "only"], "holds no batch"), ([], "Name the pages")):
         assert main(["batch", "--out", str(tmp_path / "none"), *options]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
