@@ -23,8 +23,8 @@ from ocr_phases.analyse.cost import (
     training_cost,
     vision_calls,
 )
-from ocr_phases.measure.inputs.packing import PRESETS, image_token_count
-from ocr_phases.measure.models.deepseek_ocr import PUBLISHED
+from ocr_phases.inputs.packing import PRESETS, image_token_count
+from ocr_phases.models.deepseek_ocr import PUBLISHED
 
 PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
 OLD_VOCABULARY = "wrong: vocabulary of 102,400"

@@ -21,19 +21,19 @@ from benchmarks.tables import BENCH_SCHEMA, KIND
 from ocr_phases.analyse.cost import run_shape
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
+from ocr_phases.collectors import environment
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import check_preset
 from ocr_phases.files import each_page, write_atomic
-from ocr_phases.measure.collectors import environment
-from ocr_phases.measure.inputs.images import load_page
-from ocr_phases.measure.inputs.packing import DeviceInputs
-from ocr_phases.measure.session import OCRSession
-from ocr_phases.measure.steps import phases
-from ocr_phases.measure.steps.execution import current_device, decode_attention
-from ocr_phases.measure.steps.timeline import NoTimeline, Timeline
-from ocr_phases.measure.sweep import free_memory, one_sentence
+from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
+from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS
+from ocr_phases.steps import phases
+from ocr_phases.steps.execution import current_device, decode_attention
+from ocr_phases.steps.timeline import NoTimeline, Timeline
+from ocr_phases.sweep_cells import free_memory, one_sentence
 
 PARTS = ("marks", "overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
 

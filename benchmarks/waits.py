@@ -102,7 +102,7 @@ def batch_report(folder: Path) -> Iterator[Row]:
 
 def explorer(folder: Path) -> Iterator[Row]:
     """Each tab of a record of which nothing was drawn, in a panel that has shown another record."""
-    from ocr_phases.show.explorer import Explorer
+    from ocr_phases.explorer import Explorer
 
     for _ in range(2):
         with Clock() as clock:

@@ -9,18 +9,18 @@ from ocr_phases.versions import __version__ as __version__
 
 # Imported on first use, so that reading a record never loads torch.
 _WHERE = {
-    "OCRSession": "ocr_phases.measure.session",
-    "DeepSeekOCRSession": "ocr_phases.measure.session",
-    "PageInputs": "ocr_phases.measure.inputs.packing",
-    "DecodeState": "ocr_phases.measure.steps.phases",
-    "prefill": "ocr_phases.measure.steps.phases",
-    "decode_step": "ocr_phases.measure.steps.phases",
-    "decode": "ocr_phases.measure.steps.phases",
-    "generate": "ocr_phases.measure.steps.phases",
-    "Timeline": "ocr_phases.measure.steps.timeline",
+    "OCRSession": "ocr_phases.session",
+    "DeepSeekOCRSession": "ocr_phases.session",
+    "PageInputs": "ocr_phases.inputs.packing",
+    "DecodeState": "ocr_phases.steps.phases",
+    "prefill": "ocr_phases.steps.phases",
+    "decode_step": "ocr_phases.steps.phases",
+    "decode": "ocr_phases.steps.phases",
+    "generate": "ocr_phases.steps.phases",
+    "Timeline": "ocr_phases.steps.timeline",
     "PhaseRun": "ocr_phases.record",
     "compare": "ocr_phases.show.comparison",
-    "sweep": "ocr_phases.measure.sweep_models",
+    "sweep": "ocr_phases.sweep_models",
     "SweepResult": "ocr_phases.show.sweep_result",
     "Settings": "ocr_phases.settings",
     "OcrPhasesError": "ocr_phases.errors",
@@ -29,20 +29,20 @@ __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:  # for type checkers, which cannot read the table
     from ocr_phases.errors import OcrPhasesError as OcrPhasesError
-    from ocr_phases.measure.inputs.packing import PageInputs as PageInputs
-    from ocr_phases.measure.session import DeepSeekOCRSession as DeepSeekOCRSession
-    from ocr_phases.measure.session import OCRSession as OCRSession
-    from ocr_phases.measure.steps.phases import DecodeState as DecodeState
-    from ocr_phases.measure.steps.phases import decode as decode
-    from ocr_phases.measure.steps.phases import decode_step as decode_step
-    from ocr_phases.measure.steps.phases import generate as generate
-    from ocr_phases.measure.steps.phases import prefill as prefill
-    from ocr_phases.measure.steps.timeline import Timeline as Timeline
-    from ocr_phases.measure.sweep_models import sweep as sweep
+    from ocr_phases.inputs.packing import PageInputs as PageInputs
     from ocr_phases.record import PhaseRun as PhaseRun
+    from ocr_phases.session import DeepSeekOCRSession as DeepSeekOCRSession
+    from ocr_phases.session import OCRSession as OCRSession
     from ocr_phases.settings import Settings as Settings
     from ocr_phases.show.comparison import compare as compare
     from ocr_phases.show.sweep_result import SweepResult as SweepResult
+    from ocr_phases.steps.phases import DecodeState as DecodeState
+    from ocr_phases.steps.phases import decode as decode
+    from ocr_phases.steps.phases import decode_step as decode_step
+    from ocr_phases.steps.phases import generate as generate
+    from ocr_phases.steps.phases import prefill as prefill
+    from ocr_phases.steps.timeline import Timeline as Timeline
+    from ocr_phases.sweep_models import sweep as sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -84,8 +84,8 @@ _ELSEWHERE = {
     "plot_region_types": "ocr_phases.show.regions",
     "page_report": "ocr_phases.report.render",
     "write_chrome_trace": "ocr_phases.report.chrome_trace",
-    "page_image": "ocr_phases.measure.inputs.images",
-    "Explorer": "ocr_phases.show.explorer",
+    "page_image": "ocr_phases.inputs.images",
+    "Explorer": "ocr_phases.explorer",
     "facts_bundle": "ocr_phases.show.faces",
     "timeline_bundle": "ocr_phases.show.faces",
     "plot_spans": "ocr_phases.show.plots",
@@ -378,7 +378,7 @@ class PhaseRun:
         return elsewhere("page_report")(self, folder, overwrite=overwrite)
 
     def explore(self) -> VBox:
-        """A widget panel with this record: `ocr_phases.show.explorer.Explorer`."""
+        """A widget panel with this record: `ocr_phases.explorer.Explorer`."""
         return elsewhere("Explorer")(runs=[self])
 
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:

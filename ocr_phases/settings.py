@@ -24,7 +24,7 @@ from ocr_phases.text import nearest
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
 
-#: How a decode step is executed; what each does is in `ocr_phases.measure.steps.execution`.
+#: How a decode step is executed; what each does is in `ocr_phases.steps.execution`.
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
 VISIONS: tuple[str, ...] = get_args(Vision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ocr_phases.measure.inputs.packing import DeviceInputs
+from ocr_phases.inputs.packing import DeviceInputs
 
 CASES = ("base", "gundam", "small", "batch")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from example_run import make_run
 
-from ocr_phases.measure.collectors.trace import KV_RANGE, Identity, reduce_trace
+from ocr_phases.collectors.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.record import PhaseRun
 
 THREAD = 7

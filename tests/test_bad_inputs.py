@@ -39,15 +39,15 @@ from ocr_phases.batch.job import make_jobs
 from ocr_phases.batch.manifest import find_pages
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.explorer.rendered import markdown_nodes
+from ocr_phases.explorer.view_data import boxes
 from ocr_phases.families import resolve_prompt
-from ocr_phases.measure.inputs.images import load_page, page_count
-from ocr_phases.measure.rerun import load_recorded
-from ocr_phases.measure.session import OCRSession
-from ocr_phases.measure.sweep import make_cells
+from ocr_phases.inputs.images import load_page, page_count
+from ocr_phases.rerun import load_recorded
+from ocr_phases.session import OCRSession
 from ocr_phases.settings import RunSettings
-from ocr_phases.show.explorer.rendered import markdown_nodes
-from ocr_phases.show.explorer.view_data import boxes
 from ocr_phases.show.overlay import region_boxes
+from ocr_phases.sweep_cells import make_cells
 
 _CPU_SECONDS = 2.0  # for an input of 100,000 characters
 _CHARACTERS = 100_000

@@ -35,8 +35,8 @@ def edit(name: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "counts"),
     [
-        (edit("measure/inputs/packing.pyc"), False),
-        (edit("measure/steps/phases.py"), True),
+        (edit("inputs/packing.pyc"), False),
+        (edit("steps/phases.py"), True),
         (edit("new.py"), True),
         (lambda package: (package / "text.py").unlink(), True),
         (lambda package: (package / "text.py").rename(package / "text2.py"), True),
@@ -139,7 +139,7 @@ def test_a_worker_loads_the_revision_that_its_page_is_known_by(cache, monkeypatc
         raise OcrPhasesError("Not here.")
 
     put_in_cache(cache, "a" * 40)
-    monkeypatch.setattr("ocr_phases.measure.session.OCRSession.load", load)
+    monkeypatch.setattr("ocr_phases.session.OCRSession.load", load)
     job = one_job(model=HUB, device="cpu", dtype=None)
     with pytest.raises(worker.Refused, match="Not here"):
         worker.measure_page({"job": job.as_dict(), "folder": str(tmp_path)}, lambda: None)
@@ -148,7 +148,7 @@ def test_a_worker_loads_the_revision_that_its_page_is_known_by(cache, monkeypatc
 
 
 def test_the_automatic_device_is_known_by_what_it_is(tmp_path, capsys):
-    from ocr_phases.measure.models.checkpoint import resolve_device
+    from ocr_phases.models.checkpoint import resolve_device
 
     command = ["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]
     assert main(command) == 0

@@ -16,7 +16,7 @@ from ocr_phases.batch.child import Child
 from ocr_phases.batch.job import make_jobs
 from ocr_phases.batch.manifest import Page, Walk, find_pages
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.inputs.images import load_page
+from ocr_phases.inputs.images import load_page
 
 KNOWN = ("model", "preset", "max_new_tokens", "seed", "embed_page")
 

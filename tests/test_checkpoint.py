@@ -13,11 +13,11 @@ from conftest import GOLDEN, SMALL_DUMMY
 from safetensors.torch import load_file, save_file
 
 from ocr_phases import OcrPhasesError, OCRSession
-from ocr_phases.measure.models import checkpoint
-from ocr_phases.measure.models.checkpoint import load_tokenizer
-from ocr_phases.measure.models.families import NATIVE, native_config
-from ocr_phases.measure.models.folders import hub_commit
-from ocr_phases.measure.models.native import dummy_config
+from ocr_phases.models import checkpoint
+from ocr_phases.models.checkpoint import load_tokenizer
+from ocr_phases.models.families import NATIVE, native_config
+from ocr_phases.models.folders import hub_commit
+from ocr_phases.models.native import dummy_config
 from ocr_phases.settings import ModelSettings
 from ocr_phases.versions import asset
 

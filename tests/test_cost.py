@@ -34,11 +34,11 @@ from ocr_phases.analyse.cost import (
 from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES
-from ocr_phases.measure.inputs.packing import image_token_count
-from ocr_phases.measure.models.deepseek_ocr import PUBLISHED
-from ocr_phases.measure.models.deepseek_ocr_2 import PUBLISHED as PUBLISHED_2
-from ocr_phases.measure.models.families import NATIVES, family_of, native_config
-from ocr_phases.measure.models.unlimited_ocr import PUBLISHED as UNLIMITED
+from ocr_phases.inputs.packing import image_token_count
+from ocr_phases.models.deepseek_ocr import PUBLISHED
+from ocr_phases.models.deepseek_ocr_2 import PUBLISHED as PUBLISHED_2
+from ocr_phases.models.families import NATIVES, family_of, native_config
+from ocr_phases.models.unlimited_ocr import PUBLISHED as UNLIMITED
 from ocr_phases.record import PhaseRun
 
 ROOT = Path(__file__).parents[1]
@@ -237,7 +237,7 @@ def test_the_published_size_has_the_figures_of_the_design() -> None:
 def test_projected_vision_tokens_are_the_image_tokens_without_breaks(
     family: str, preset: str, grid: tuple[int, int]
 ) -> None:
-    from ocr_phases.measure.inputs.packing import image_break_count
+    from ocr_phases.inputs.packing import image_break_count
 
     config = dict(NATIVES[family].published)
     table = prefill_cost(config, prompt_len=1, views=vision_calls(preset, [grid], family))

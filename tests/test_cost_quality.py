@@ -44,12 +44,12 @@ from ocr_phases.batch.store import (
 )
 from ocr_phases.batch.truths import add_truths
 from ocr_phases.cli import main
-from ocr_phases.measure.sweep import make_cells, run_sweep
 from ocr_phases.schema import Truth
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
 from ocr_phases.show.figures import Picture, figure_png
 from ocr_phases.show.index_page import index_html
 from ocr_phases.show.sweep_result import SweepResult
+from ocr_phases.sweep_cells import make_cells, run_sweep
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
 HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")

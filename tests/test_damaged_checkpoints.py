@@ -14,8 +14,8 @@ from mutants import mutants
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.batch.job import _model_hash
-from ocr_phases.measure.models.families import native_config
-from ocr_phases.measure.models.folders import folder_hash
+from ocr_phases.models.families import native_config
+from ocr_phases.models.folders import folder_hash
 from ocr_phases.versions import asset
 
 INDEX = {"metadata": {"total_size": 2_100_000}, "weight_map": {"lm_head.weight": "model.safetensors"}}

@@ -43,22 +43,22 @@ from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.errors import Interrupts
+from ocr_phases.explorer import Explorer
+from ocr_phases.explorer.form import Asked
+from ocr_phases.explorer.kept_records import MEASURED, file_label, file_stem, label, shipped
+from ocr_phases.explorer.live import Live
+from ocr_phases.explorer.measuring import Measurer
+from ocr_phases.explorer.panes import Pane
+from ocr_phases.explorer.places import found, placed, project_folder, shown_path
+from ocr_phases.explorer.record_tab import read_record
+from ocr_phases.explorer.rendered import markdown_nodes
+from ocr_phases.explorer.static_picture import picture_bundle
+from ocr_phases.explorer.view import LiveView, View
+from ocr_phases.explorer.view_data import row_data, timeline_data
 from ocr_phases.families import FAMILIES
-from ocr_phases.measure.models.checkpoint import load_tokenizer
-from ocr_phases.measure.setup import Setup
+from ocr_phases.models.checkpoint import load_tokenizer
 from ocr_phases.settings import Settings
-from ocr_phases.show.explorer import Explorer
-from ocr_phases.show.explorer.form import Asked
-from ocr_phases.show.explorer.kept_records import MEASURED, file_label, file_stem, label, shipped
-from ocr_phases.show.explorer.live import Live
-from ocr_phases.show.explorer.measuring import Measurer
-from ocr_phases.show.explorer.panes import Pane
-from ocr_phases.show.explorer.places import found, placed, project_folder, shown_path
-from ocr_phases.show.explorer.record_tab import read_record
-from ocr_phases.show.explorer.rendered import markdown_nodes
-from ocr_phases.show.explorer.static_picture import picture_bundle
-from ocr_phases.show.explorer.view import LiveView, View
-from ocr_phases.show.explorer.view_data import row_data, timeline_data
+from ocr_phases.setup import Setup
 from ocr_phases.show.sections import Section
 from ocr_phases.versions import asset
 
@@ -151,8 +151,8 @@ def test_a_record_is_shown_where_torch_cannot_be_imported(run: PhaseRun, tmp_pat
     program = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
-from ocr_phases.show.explorer import Explorer
-assert "ocr_phases.measure" not in sys.modules
+from ocr_phases.explorer import Explorer
+assert "ocr_phases.session" not in sys.modules
 explorer = Explorer(record=sys.argv[1])
 for number in range(len(explorer.panes)):
     explorer.tabs.selected_index = number
@@ -762,7 +762,7 @@ def test_finished_records_are_kept_and_listed_again(quick: Explorer, tmp_path: P
     for name, value in {"max_new_tokens": 2, "repeats": 1}.items():
         quick.form.fields[name].value = value
     for _ in range(2):
-        monkeypatch.setattr("ocr_phases.measure.collectors.environment.now", lambda: "2026-11-23T03:00:00")
+        monkeypatch.setattr("ocr_phases.collectors.environment.now", lambda: "2026-11-23T03:00:00")
         asyncio.run(quick.measure())
     stem = "2026-11-23T03-00-00_receipt.png_tiny_small_eager_vision-eager_2-tokens"
     kept = tmp_path / "kept"

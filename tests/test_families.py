@@ -16,8 +16,8 @@ from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES, VISION_STAGES, check_preset, facts_of
-from ocr_phases.measure.models.families import NATIVES, family_of
-from ocr_phases.measure.sweep import make_cells
+from ocr_phases.models.families import NATIVES, family_of
+from ocr_phases.sweep_cells import make_cells
 from ocr_phases.text import stage_name
 
 ROOT = Path(__file__).parents[1]
@@ -132,8 +132,8 @@ def test_rows_with_and_without_crops_go_through_together(ocr2_session: OCRSessio
 
 
 def test_a_static_step_makes_the_same_tokens(ocr2_session: OCRSession, run: PhaseRun) -> None:
-    from ocr_phases.measure.steps.phases import generate
-    from ocr_phases.measure.steps.static_step import StaticStep
+    from ocr_phases.steps.phases import generate
+    from ocr_phases.steps.static_step import StaticStep
 
     model = ocr2_session.model
     short, long = ["free", "<image>\n<|grounding|>Convert the document to markdown, with all of its tables."]

@@ -31,15 +31,15 @@ from PIL import Image
 from wording import says
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases import session as session_module
 from ocr_phases.analyse.checks import checks_verdict, run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.steps import first_difference
 from ocr_phases.cli import main
+from ocr_phases.collectors import parity
+from ocr_phases.collectors.parity import bfloat16_step
 from ocr_phases.files import LOCK_NAME, only_writer
-from ocr_phases.measure import session as session_module
-from ocr_phases.measure.collectors import parity
-from ocr_phases.measure.collectors.parity import bfloat16_step
-from ocr_phases.measure.inputs.packing import (
+from ocr_phases.inputs.packing import (
     PRESETS,
     PROMPTS,
     image_token_count,
@@ -47,10 +47,10 @@ from ocr_phases.measure.inputs.packing import (
     pack,
     resolve_prompt,
 )
-from ocr_phases.measure.steps import phases
 from ocr_phases.report.render import execute_notebook, page_report
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
+from ocr_phases.steps import phases
 
 RECEIPT = PAGES / "receipt.png"
 QUICK: dict[str, Any] = {"max_new_tokens": 12, "repeats": 1, "warmup": 0}
@@ -346,7 +346,7 @@ def test_autocast_and_mixed_norms_are_notes(session: OCRSession) -> None:
     norm.half()
     try:
         packed = session.prepare(RECEIPT)
-        from ocr_phases.measure.collectors.live_checks import input_verdicts
+        from ocr_phases.collectors.live_checks import input_verdicts
 
         verdict, measured = input_verdicts(session, packed, autocast=False)["norm_layers"]
     finally:
@@ -411,7 +411,7 @@ def test_the_first_difference_is_judged_by_its_margin(
 
 
 def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: OCRSession) -> None:
-    from ocr_phases.measure.inputs.request import Request
+    from ocr_phases.inputs.request import Request
 
     run = tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)
     fields = {field.name for field in dataclasses.fields(Request)}

@@ -33,7 +33,7 @@ from ocr_phases.analyse.floors import (
 )
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
-from ocr_phases.measure.collectors.ceilings import measure_ceilings
+from ocr_phases.collectors.ceilings import measure_ceilings
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.floors_html import floors_html
@@ -259,7 +259,7 @@ def test_too_little_memory_for_ceilings_loses_nothing(monkeypatch: pytest.Monkey
     def full(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("ocr_phases.measure.collectors.ceilings._copy", full)
+    monkeypatch.setattr("ocr_phases.collectors.ceilings._copy", full)
     assert measure_ceilings("cpu", torch.float32) is None
 
 
@@ -272,7 +272,7 @@ def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.Monkey
         assert done[-1:] == [2]
         return {**H200, "matmul_dtype": "float32"}
 
-    monkeypatch.setattr("ocr_phases.measure.session.measure_ceilings", fake)
+    monkeypatch.setattr("ocr_phases.session.measure_ceilings", fake)
     session = OCRSession.load("tiny", device="cpu")
     options = {"max_new_tokens": 2, "repeats": 1, "progress": lambda finished, total: done.append(finished)}
     without = session.run_inference(PAGE, ceilings=False, **options)

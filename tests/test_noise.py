@@ -31,7 +31,7 @@ from ocr_phases.analyse.noise import (
     repeat_spread,
 )
 from ocr_phases.analyse.sweep import sweep_table, sweep_verdict
-from ocr_phases.measure.collectors import conditions
+from ocr_phases.collectors import conditions
 from ocr_phases.show import html
 
 QUIET = {"waited_s": 0.01, "others": 0.01, "steal": 0.0, "load_start": 1.1, "load_end": 1.3}

@@ -31,8 +31,8 @@ from wording import says
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES
 from ocr_phases.files import FORMATS
-from ocr_phases.measure.inputs import images
-from ocr_phases.measure.inputs.packing import (
+from ocr_phases.inputs import images
+from ocr_phases.inputs.packing import (
     PRESETS,
     PROMPTS,
     PageInputs,

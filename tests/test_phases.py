@@ -13,9 +13,9 @@ from golden_cases import CASES, golden_inputs
 from torch import Tensor
 
 from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode, decode_step, prefill
-from ocr_phases.measure.steps.phases import generate, prompt_loss
-from ocr_phases.measure.steps.sampling import Sampler
 from ocr_phases.settings import SamplingSettings
+from ocr_phases.steps.phases import generate, prompt_loss
+from ocr_phases.steps.sampling import Sampler
 
 TOLERANCE = 1e-4
 

@@ -30,15 +30,15 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefil
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.headline import account
 from ocr_phases.analyse.probabilities import UNCERTAIN_BELOW, uncertain_sentence
-from ocr_phases.measure.collectors import probabilities
-from ocr_phases.measure.collectors.probabilities import Sureness, token_probabilities, windowed_mask
-from ocr_phases.measure.inputs.packing import DeviceInputs
-from ocr_phases.measure.models.families import family_of
-from ocr_phases.measure.steps.phases import generate
+from ocr_phases.collectors import probabilities
+from ocr_phases.collectors.probabilities import Sureness, token_probabilities, windowed_mask
+from ocr_phases.explorer.view_data import row_data
+from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.families import family_of
 from ocr_phases.schema import TrueRegion, Truth
 from ocr_phases.show import sections
-from ocr_phases.show.explorer.view_data import row_data
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, uncertain_in
+from ocr_phases.steps.phases import generate
 
 TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
 NEW = 24

@@ -10,9 +10,9 @@ import transformers
 from vendor_standin import HERE, make_checkpoint
 
 from ocr_phases import OCRSession
-from ocr_phases.measure.models.families import NATIVE
-from ocr_phases.measure.models.folders import transformers_version
-from ocr_phases.measure.models.references import COLUMNS, references
+from ocr_phases.models.families import NATIVE
+from ocr_phases.models.folders import transformers_version
+from ocr_phases.models.references import COLUMNS, references
 
 SITE = Path(transformers.__file__).parents[1]
 EXPECTED = {

@@ -22,10 +22,10 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.cli import main
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
 from ocr_phases.files import MANIFEST_NAME
-from ocr_phases.measure.inputs import images
-from ocr_phases.measure.inputs.images import load_page
-from ocr_phases.measure.models.folders import transformers_version
-from ocr_phases.measure.models.native import NATIVE_NEEDS
+from ocr_phases.inputs import images
+from ocr_phases.inputs.images import load_page
+from ocr_phases.models.folders import transformers_version
+from ocr_phases.models.native import NATIVE_NEEDS
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html

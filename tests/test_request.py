@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.measure.inputs.request import make_rows
-from ocr_phases.measure.steps.sampling import Sampler
+from ocr_phases.inputs.request import make_rows
 from ocr_phases.settings import RunSettings, SamplingSettings
+from ocr_phases.steps.sampling import Sampler
 
 NUMBERS = st.one_of(
     st.floats(),

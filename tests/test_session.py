@@ -18,16 +18,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases import session as session_module
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.collectors.live_checks import host_syncs_check, syncs_counted
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.families import FAMILIES
-from ocr_phases.measure import session as session_module
-from ocr_phases.measure.collectors.live_checks import host_syncs_check, syncs_counted
-from ocr_phases.measure.models import native
-from ocr_phases.measure.models.checkpoint import load_tokenizer
-from ocr_phases.measure.recorder import TokenReader, _describe_row, token_texts
-from ocr_phases.measure.rerun import repeat_run
+from ocr_phases.models import native
+from ocr_phases.models.checkpoint import load_tokenizer
+from ocr_phases.recorder import TokenReader, _describe_row, token_texts
+from ocr_phases.rerun import repeat_run
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.versions import asset
 
@@ -230,9 +230,9 @@ def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch
         raise error
 
     for name in (
-        "ocr_phases.measure.session.one_shot",
-        "ocr_phases.measure.collectors.probabilities.token_probabilities",
-        "ocr_phases.measure.collectors.ceilings._copy",
+        "ocr_phases.session.one_shot",
+        "ocr_phases.collectors.probabilities.token_probabilities",
+        "ocr_phases.collectors.ceilings._copy",
     ):
         monkeypatch.setattr(name, failing)
     monkeypatch.setattr(tiny_session, "_ceilings", {})
@@ -450,8 +450,8 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
         raise Stopped
 
     monkeypatch.setattr(golden_session, "_set_up", set_up)
-    monkeypatch.setattr("ocr_phases.measure.rerun.load_recorded", lambda *args, **options: golden_session)
-    monkeypatch.setattr("ocr_phases.measure.rerun.recorded_pages", lambda *args: [RECEIPT])
+    monkeypatch.setattr("ocr_phases.rerun.load_recorded", lambda *args, **options: golden_session)
+    monkeypatch.setattr("ocr_phases.rerun.recorded_pages", lambda *args: [RECEIPT])
     for prompt, asked, recorded in (
         ("markdown", None, True),
         ("free", None, False),

@@ -16,6 +16,7 @@ from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
 from ocr_phases import OcrPhasesError, OCRSession, Settings
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS
 from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS, Parser, add_options, settings_of
+from ocr_phases.explorer.form import LEFT_OUT, Form
 from ocr_phases.settings import (
     REQUEST_SETTINGS,
     ModelSettings,
@@ -25,7 +26,6 @@ from ocr_phases.settings import (
     setting_from_text,
     setting_names,
 )
-from ocr_phases.show.explorer.form import LEFT_OUT, Form
 
 ROOT = Path(__file__).parents[1]
 DEFAULTS = vars(Settings())

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from ocr_phases import OcrPhasesError, decode, decode_step, prefill
 from ocr_phases.cli import main
-from ocr_phases.measure.collectors.parity import _tie
-from ocr_phases.measure.models.families import NATIVE, VENDOR
-from ocr_phases.measure.steps import captured_prefill, capturing
-from ocr_phases.measure.steps import execution as strategies
-from ocr_phases.measure.steps.phases import generate, redecode
-from ocr_phases.measure.steps.sampling import Sampler
-from ocr_phases.measure.steps.static_step import (
+from ocr_phases.collectors.parity import _tie
+from ocr_phases.models.families import NATIVE, VENDOR
+from ocr_phases.settings import SamplingSettings
+from ocr_phases.steps import captured_prefill, capturing
+from ocr_phases.steps import execution as strategies
+from ocr_phases.steps.phases import generate, redecode
+from ocr_phases.steps.sampling import Sampler
+from ocr_phases.steps.static_step import (
     CACHE_LEN_MULTIPLE,
     KEPT_STEPS,
     LEAST_READ,
@@ -30,7 +31,6 @@ from ocr_phases.measure.steps.static_step import (
     max_cache_len_for,
     read_lengths,
 )
-from ocr_phases.settings import SamplingSettings
 
 RECEIPT = PAGES / "receipt.png"
 
@@ -224,7 +224,7 @@ def test_a_step_reads_little_more_than_it_must(max_cache_len):
 def test_every_length_that_is_read_gives_the_same_tokens(golden_session, golden_forward, monkeypatch):
     model, inputs = golden_session.model, golden_inputs(golden_forward, "small")
     rows, prompt = inputs.input_ids.shape
-    monkeypatch.setattr("ocr_phases.measure.steps.static_step.LEAST_READ", prompt // 4)
+    monkeypatch.setattr("ocr_phases.steps.static_step.LEAST_READ", prompt // 4)
     step = StaticStep(model, rows, max_cache_len_for(prompt, 300), "eager")
     read: list[int] = []
     for length, run in step._runs.items():

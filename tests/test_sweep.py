@@ -29,13 +29,13 @@ from ocr_phases.cli.options import model_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME
-from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells, run_sweep
-from ocr_phases.measure.sweep_models import sweep
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.sweep_result import SweepResult
+from ocr_phases.sweep_cells import Cell, CellOutcome, make_cells, run_sweep
+from ocr_phases.sweep_models import sweep
 from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
@@ -174,9 +174,9 @@ def test_a_cell_is_measured_again_after_a_change_of_the_code(
         return states(run_sweep(tiny_session, PAGE, [Cell("tiny", "eager", 1, 2)], tmp_path, **QUICK))
 
     assert swept() == ["measured"]
-    monkeypatch.setattr("ocr_phases.measure.collectors.environment.git_state", lambda: "another commit")
+    monkeypatch.setattr("ocr_phases.collectors.environment.git_state", lambda: "another commit")
     assert swept() == ["kept"]  # which changed nothing of the package
-    monkeypatch.setattr("ocr_phases.measure.collectors.environment._CODE", "another")
+    monkeypatch.setattr("ocr_phases.collectors.environment._CODE", "another")
     assert swept() == ["measured"]
     assert next(iter(Sweep.load(tmp_path).runs.values())).versions["code"] == "another"
 

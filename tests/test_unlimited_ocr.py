@@ -34,19 +34,19 @@ from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.cli import main
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.files import MANIFEST_NAME
-from ocr_phases.measure.inputs.images import load_page
-from ocr_phases.measure.inputs.packing import DeviceInputs, image_token_count, make_views, pack
-from ocr_phases.measure.inputs.request import make_rows
-from ocr_phases.measure.models.families import NATIVE as DEEPSEEK_OCR
-from ocr_phases.measure.models.families import native_config
-from ocr_phases.measure.models.native import dummy_config
-from ocr_phases.measure.models.unlimited_ocr import NATIVE, PUBLISHED
-from ocr_phases.measure.steps.phases import generate, prompt_loss
-from ocr_phases.measure.steps.sampling import NoRepeatNGrams, Sampler, windowed_processors
-from ocr_phases.measure.steps.static_step import StaticStep, max_cache_len_for
+from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.packing import DeviceInputs, image_token_count, make_views, pack
+from ocr_phases.inputs.request import make_rows
+from ocr_phases.models.families import NATIVE as DEEPSEEK_OCR
+from ocr_phases.models.families import native_config
+from ocr_phases.models.native import dummy_config
+from ocr_phases.models.unlimited_ocr import NATIVE, PUBLISHED
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.regions import page_html, plot_page
+from ocr_phases.steps.phases import generate, prompt_loss
+from ocr_phases.steps.sampling import NoRepeatNGrams, Sampler, windowed_processors
+from ocr_phases.steps.static_step import StaticStep, max_cache_len_for
 
 FACTS = FAMILIES[UNLIMITED_OCR]
 RECORDED = json.loads((GOLDEN_UNLIMITED / "preprocess.json").read_text())
@@ -361,7 +361,7 @@ def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_
 
 
 def test_the_live_check_sees_a_cache_that_grows_on(unlimited_session, golden):
-    from ocr_phases.measure.collectors.live_checks import _cache_growth
+    from ocr_phases.collectors.live_checks import _cache_growth
 
     state = generate(unlimited_session.model, inputs_of(golden, "long"), 24)
     assert _cache_growth(state)[0] == "pass"

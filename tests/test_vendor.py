@@ -19,11 +19,11 @@ from transformers import DynamicCache
 from vendor_standin import CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, Timeline, decode, decode_step, prefill
-from ocr_phases.measure.inputs.packing import DeviceInputs
-from ocr_phases.measure.models.caches import cache_bytes_per_token, cache_layers, cache_length
-from ocr_phases.measure.models.families import VENDOR, Family, family_of
-from ocr_phases.measure.rerun import repeat_run
-from ocr_phases.measure.steps.phases import generate, prompt_loss, redecode
+from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.caches import cache_bytes_per_token, cache_layers, cache_length
+from ocr_phases.models.families import VENDOR, Family, family_of
+from ocr_phases.rerun import repeat_run
+from ocr_phases.steps.phases import generate, prompt_loss, redecode
 
 NEW = 16
 RECORDED = json.loads((GOLDEN / "preprocess.json").read_text())["cases"]

@@ -81,7 +81,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     job, folder = _job_and_folder(request)
     settings = _settings(job)
     with _failing_as("model"):
-        from ocr_phases.measure.kept_session import kept_session
+        from ocr_phases.kept_session import kept_session
 
         session = kept_session(**settings.of_model())
     ready()
@@ -113,7 +113,7 @@ def _report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> str:
 
 def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """How many pages the file ``source`` has."""
-    from ocr_phases.measure.inputs.images import page_count
+    from ocr_phases.inputs.images import page_count
 
     ready()
     with _failing_as("page"):
@@ -122,7 +122,7 @@ def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
 
 def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """The device that ``auto`` selects in this process."""
-    from ocr_phases.measure.models.checkpoint import resolve_device
+    from ocr_phases.models.checkpoint import resolve_device
 
     ready()
     return Outcome(device=resolve_device("auto"))
@@ -187,7 +187,7 @@ def _refused(job: Job, error: OcrPhasesError) -> Refused:
         return Refused("memory", str(error))
     if isinstance(error, CannotWrite):
         return Refused("output", str(error))
-    from ocr_phases.measure.inputs.images import load_page
+    from ocr_phases.inputs.images import load_page
 
     try:
         for page in each_page(job.source):

@@ -14,8 +14,8 @@ from ocr_phases.errors import Interrupted
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
-    from ocr_phases.measure.session import OCRSession
     from ocr_phases.record import PhaseRun
+    from ocr_phases.session import OCRSession
 
 #: The record's default name.
 RECORD = "run.json"
@@ -27,7 +27,7 @@ def look_at(page: str) -> None:
     ``page`` may name several of a file (`ocr_phases.files.each_page`).
     """
     from ocr_phases.files import each_page
-    from ocr_phases.measure.inputs.images import load_page, unnamed_pages
+    from ocr_phases.inputs.images import load_page, unnamed_pages
 
     if others := unnamed_pages(page):
         print(others, file=sys.stderr)
@@ -52,7 +52,7 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
     if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
         refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
-        from ocr_phases.measure.kept_session import kept_session
+        from ocr_phases.kept_session import kept_session
 
     return kept_session(**settings.of_model())
 

@@ -78,7 +78,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     from tqdm import tqdm
 
     from ocr_phases.analyse.truth_files import load_truth
-    from ocr_phases.measure.inputs.images import load_page, unnamed_pages
+    from ocr_phases.inputs.images import load_page, unnamed_pages
 
     # A wrong page, setting or list is refused before anything slow starts.
     load = settings_of(arguments).of_model()
@@ -93,8 +93,8 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
         load_truth(arguments.truth, name)
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
-    from ocr_phases.measure.sweep import Cell, CellOutcome, make_cells
-    from ocr_phases.measure.sweep_models import sweep
+    from ocr_phases.sweep_cells import Cell, CellOutcome, make_cells
+    from ocr_phases.sweep_models import sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or (_LIMIT if ends else _LENGTHS)

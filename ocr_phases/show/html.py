@@ -325,7 +325,7 @@ def measured_html(run: PhaseRun) -> Html:
 
 
 def references_html(rows: Sequence[Mapping[str, Any]]) -> Html:
-    """The rows of `ocr_phases.measure.models.references` as a table; missing values are dashes."""
+    """The rows of `ocr_phases.models.references` as a table; missing values are dashes."""
     columns = ["what", "file", "line", "version", "symbol"]
     table = pd.DataFrame(rows, columns=columns).astype({"line": "Int64"})
     return element("div", table_html(table, caption="Source lines of the measured code"), class_="op-paths")

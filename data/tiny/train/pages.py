@@ -18,7 +18,7 @@ import numpy as np
 from printed import PrintedPage, load_printed, printed_page
 from tokenizer import IMAGE, Codec
 
-from ocr_phases.measure.inputs.packing import (
+from ocr_phases.inputs.packing import (
     PRESETS,
     PageViews,
     Preset,

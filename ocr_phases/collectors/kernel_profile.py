@@ -1,0 +1,121 @@
+"""The kernel view: one more run of a measured request under torch.profiler, apart from every timed run.
+
+The profiler slows the host down, so nothing here goes into the record's spans: only what the device did, and
+on whose behalf, is kept (`ocr_phases.collectors.trace`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from transformers import Cache
+
+from ocr_phases.collectors.run import Run
+from ocr_phases.collectors.trace import KV_RANGE, Identity, reduce_trace
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
+from ocr_phases.inputs.request import Request
+
+
+def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> None:
+    """Whether a kernel view can be taken and its trace be kept; `OcrPhasesError` where not."""
+    if torch.device(device).type != "cuda":
+        raise OcrPhasesError(
+            f"The kernel view shows the kernels of a CUDA device, and this runs on {device}: "
+            "drop kernels=True, or measure with device='cuda'."
+        )
+    if generate:
+        raise OcrPhasesError("The kernel view needs the two phases: drop generate=True or kernels=True.")
+    if trace is not None:
+        output_file(trace)
+
+
+def kernel_view(run_once: Callable[[Request], Run], request: Request, device: str) -> dict[str, Any]:
+    """Run ``request`` once more under the profiler: the record's ``kernels``.
+
+    The tables of `reduce_trace` and the profiler's name. At most ``kernel_steps`` decode steps run, which is
+    enough for shares; ``kernel_trace`` is the file for the Chrome trace (``.json.gz``, for
+    https://ui.perfetto.dev). What goes wrong here is kept as a sentence under ``error``: it must not cost
+    what has been measured before.
+    """
+    tool = {"tool": f"torch.profiler {torch.__version__}"}
+    try:
+        profiler, spans = profiled_run(run_once, request, device)
+        chrome = chrome_trace(profiler)
+        tables = reduce_trace(chrome, spans)
+        if device.startswith("cuda") and not any(tables["stages"]["kernels"]):
+            raise OcrPhasesError(
+                "The profiler saw no kernel: another profiler may hold the device, or this user may not read "
+                "its counters."
+            )
+        if request.kernel_trace is not None:
+            text = json.dumps({**TRACE_OWNER, **chrome})
+            write_given(request.kernel_trace, gzip.compress(text.encode(), compresslevel=6))
+    # RuntimeError: the profiler's, or out of memory; MemoryError: a trace that the host cannot hold
+    except (OcrPhasesError, RuntimeError, MemoryError) as error:
+        return {**tool, "error": next(iter(str(error).splitlines()), type(error).__name__)}
+    return {**tool, **tables}
+
+
+def profiled_run(
+    run_once: Callable[[Request], Run], request: Request, device: str
+) -> tuple[profile, list[Identity]]:
+    """One run of at most ``kernel_steps`` decode steps: the profiler and the run's spans by start.
+
+    A run of the same shapes goes before it without the profiler, as before every timed one.
+    """
+    steps = request.kernel_steps
+    tokens = steps if request.first_token == "redecode" else steps + 1
+    short = replace(request, max_new_tokens=min(request.max_new_tokens, tokens))
+    activities = [ProfilerActivity.CPU]
+    if device.startswith("cuda"):
+        activities.append(ProfilerActivity.CUDA)
+    run_once(short)
+    with cache_updates_marked(), profile(activities=activities) as profiler:
+        run = run_once(short)
+    return profiler, [(phase, stage, view, step) for _, phase, stage, view, step, *_ in run.spans]
+
+
+def chrome_trace(profiler: profile) -> dict[str, Any]:
+    """What the profiler exports, read back: the one form that its versions share."""
+    with TemporaryFolder() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        return json.loads(path.read_text(encoding="utf-8", errors="replace"))
+
+
+@contextlib.contextmanager
+def cache_updates_marked() -> Iterator[None]:
+    """A profiler range (`KV_RANGE`) around each ``update`` of a transformers KV cache in a ``with`` block."""
+    classes = [kind for kind in _with_subclasses(Cache) if "update" in vars(kind)]
+    before = {kind: vars(kind)["update"] for kind in classes}
+    try:
+        for kind, update in before.items():
+            kind.update = _marked(update)
+        yield
+    finally:
+        for kind, update in before.items():
+            kind.update = update
+
+
+def _with_subclasses(kind: Any) -> list[Any]:
+    children: list[Any] = kind.__subclasses__()
+    return [kind, *(inner for child in children for inner in _with_subclasses(child))]
+
+
+def _marked(update: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(update)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        with record_function(KV_RANGE):
+            return update(*args, **kwargs)
+
+    return marked

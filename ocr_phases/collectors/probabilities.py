@@ -1,0 +1,142 @@
+"""How sure the model was of each generated token: its log probability and its margin."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ocr_phases.errors import Stopped
+from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.models.families import family_of
+from ocr_phases.models.family import Family
+
+if TYPE_CHECKING:
+    from ocr_phases.models.checkpoint import LoadedModel
+
+_MOST_LOGITS = 2**24  # at once: 64 MB in float32
+_DECIMALS = 3
+
+
+class Sureness(NamedTuple):
+    """Of each generated token of a row, None for one that is not known."""
+
+    logprobs: list[float | None]
+    """Natural logarithm of its probability under the softmax of the model's own logits."""
+    margins: list[float | None]
+    """Its logit minus the highest logit of any other token; negative where another was more probable."""
+
+
+@torch.no_grad()
+def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence[int]]) -> list[Sureness]:
+    """The sureness of the generated ``ids``, one list a row, after the prompts in ``inputs``.
+
+    One forward over prompts and tokens together, without a cache. No temperature and no rule against
+    repetition changes the logits, so a token that either chose may have a negative margin. Logits are made
+    for a few tokens at a time, of any vocabulary and number of tokens: at most 256 MB beside a prefill as
+    long as the sequence. From an image token among the ``ids`` on nothing is known: the classes would ask for
+    its image.
+    """
+    known = [_before(row, _image_token(inputs)) for row in ids]
+    longest = max(map(len, known))
+    if not longest:
+        return [Sureness([None] * len(row), [None] * len(row)) for row in ids]
+    wanted = torch.tensor([row + [0] * (longest - len(row)) for row in known], device=inputs.input_ids.device)
+    hidden = _hidden_states(model, inputs, wanted)
+    head = family_of(model).stages(model)["lm_head"]
+    size = max(1, _MOST_LOGITS // (model.config.get_text_config().vocab_size * len(known)))
+    chunks = zip(hidden.split(size, dim=1), wanted.split(size, dim=1), strict=True)
+    found = torch.cat([_sureness(head(part).float(), tokens) for part, tokens in chunks], dim=1)
+    return [
+        Sureness(
+            *([*map(_rounded, values[: len(mine)]), *[None] * (len(row) - len(mine))] for values in both)
+        )
+        for row, mine, both in zip(ids, known, found.transpose(1, 2).tolist(), strict=True)
+    ]
+
+
+def sureness_or_none(
+    session: LoadedModel, packed: PageInputs, ids: Sequence[Sequence[int]]
+) -> list[Sureness] | None:
+    """`token_probabilities`; None, with a warning, where the forward fails: what was measured stands."""
+    try:
+        return token_probabilities(session.model, packed.to(session.device, session.dtype), ids)
+    except Stopped:
+        raise
+    except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(f"The record has no token probabilities ({reason}).", stacklevel=3)
+        return None
+
+
+def _image_token(inputs: DeviceInputs) -> int:
+    return int(inputs.input_ids[inputs.images_seq_mask][0])
+
+
+def _before(ids: Sequence[int], end: int) -> list[int]:
+    """Up to and with the first ``end``, whose own probability needs no forward over it."""
+    ids = list(ids)
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
+def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
+    """What the head makes the logits of ``tokens`` [B, N] from: [B, N, hidden]."""
+    family, count = family_of(model), tokens.shape[1]
+    arguments = family.prefill_arguments(inputs.followed_by(tokens[:, :-1]))
+    window = family.window(model)
+    if window is not None and count - 1 > window:
+        # Without a cache the class takes all of it for the prompt, which has no window.
+        mask = windowed_mask(inputs.attention_mask, count - 1, window)
+        arguments["attention_mask"] = family.ready_mask(mask)
+    with _head_of_last(model, family) as hidden:
+        family.forward(model, arguments, use_cache=False, logits_to_keep=0)
+    return hidden[0][:, -count:]
+
+
+def windowed_mask(mask: Tensor, new: int, window: int) -> Tensor:
+    """Bool [B, 1, T + new, T + new], True where a position sees another.
+
+    ``mask`` int64 [B, T] is that of the prompts. The ``new`` tokens see the prompt and the last ``window``
+    of themselves. Padding sees itself: a row of nothing would make NaN.
+    """
+    prompt = mask.shape[1]
+    places = torch.arange(prompt + new, device=mask.device)
+    query, key = places[:, None], places
+    seen = (key <= query) & ((key < prompt) | (query - key < window))
+    real = nn.functional.pad(mask.bool(), (0, new), value=True)
+    return ((seen & real[:, None]) | (query == key))[:, None]
+
+
+@contextlib.contextmanager
+def _head_of_last(model: nn.Module, family: Family) -> Iterator[list[Tensor]]:
+    """In a ``with`` block the head gets the last position only; what it was to get is in the list."""
+    hidden: list[Tensor] = []
+
+    def keep(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        hidden.append(given[0])
+        return (given[0][:, -1:],)
+
+    handle = family.stages(model)["lm_head"].register_forward_pre_hook(keep)
+    try:
+        yield hidden
+    finally:
+        handle.remove()
+
+
+def _sureness(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log probability and margin of ``tokens`` [B, N] in ``logits`` [B, N, vocab]: [B, N, 2]."""
+    places = tokens[..., None]
+    chosen = logits.gather(-1, places)
+    logprob = chosen - logits.logsumexp(-1, keepdim=True)
+    other = logits.scatter(-1, places, -math.inf).amax(-1, keepdim=True)
+    return torch.cat([logprob.clamp(max=0), chosen - other], dim=-1)
+
+
+def _rounded(value: float) -> float | None:
+    """A record holds no NaN and no infinity, and needs no minus before a zero."""
+    return round(value, _DECIMALS) + 0.0 if math.isfinite(value) else None

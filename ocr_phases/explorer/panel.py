@@ -1,0 +1,317 @@
+"""The panel itself: settings, Run and Stop, and the tabs over the record shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+from IPython.display import display
+
+from ocr_phases.errors import Interrupts, OcrPhasesError, Stopped
+from ocr_phases.explorer.compare_tab import ComparePane
+from ocr_phases.explorer.form import Asked, Fold, Form, first_image
+from ocr_phases.explorer.head import head_html
+from ocr_phases.explorer.kept_records import FOLDER, MEASURED, KeptRecords, file_label, label, shipped
+from ocr_phases.explorer.live import REFRESH_S, Live
+from ocr_phases.explorer.measuring import Measurer
+from ocr_phases.explorer.messages import Messages
+from ocr_phases.explorer.page_tab import LinkedPane, PagePane
+from ocr_phases.explorer.panes import Pane
+from ocr_phases.explorer.places import found
+from ocr_phases.explorer.queue import Job, Queue
+from ocr_phases.explorer.record_tab import RecordPane
+from ocr_phases.explorer.script import PanelScript
+from ocr_phases.explorer.static_picture import StaticPicture, picture_bundle
+from ocr_phases.record import PhaseRun
+from ocr_phases.show import sections
+from ocr_phases.show.html import note_html
+from ocr_phases.show.sections import Section
+from ocr_phases.show.web import notebook_style
+from ocr_phases.text import count_text
+
+_NONE = ""  # a value of None would leave the list blank
+_NO_KERNELS = "This record has no kernel view: measure on a GPU with kernels=True."
+
+
+class Explorer(widgets.VBox):
+    """A JupyterLab panel: choose pages and a model, run, inspect the record.
+
+    ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once. Neither showing
+    nor loading a record needs torch: the measuring half is imported when Run is pressed. `run` is the record
+    shown, `runs` are all of this panel, for use in further cells. Finished records are saved into ``keep``,
+    a folder of the project; None saves none. Raises `OcrPhasesError` for a ``record`` that cannot be read.
+    """
+
+    def __init__(
+        self,
+        page: str | Path | None = None,
+        model: str = "tiny",
+        *,
+        record: str | Path | None = None,
+        runs: Sequence[PhaseRun] = (),
+        keep: str | Path | None = FOLDER,
+    ) -> None:
+        self.runs: list[PhaseRun] = []
+        self._files: list[Path | None] = []  # of each, where it was saved or loaded
+        self._current: int | None = None
+        self.messages = Messages()
+        guarded = self.messages.guarded
+        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
+        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
+        self.run_button.add_class("opx-run")
+        self.stop_button.add_class("opx-stop")
+        self.live = Live()
+        self.kept = KeptRecords(keep, guarded(self._keep_changed))
+        self.form = Form(page, model, guarded, below=self.kept)
+        self.fold = Fold("Settings", self.form, unfolded=True)
+        buttons = widgets.Box([self.run_button, self.stop_button, self.fold.button, self.live.status])
+        buttons.add_class("opx-buttons")
+        self.page_pane = PagePane()
+        self.compare_pane = ComparePane()
+        self.record_pane = RecordPane(self.add, self.messages, self._in_background)
+        self.panes: dict[str, Pane] = {
+            "Latency": Pane("latency", sections.cards, sections.latency, sections.floors),
+            "Vision": Pane("vision", sections.vision, sections.stages),
+            "Timeline": LinkedPane("timeline", self.page_pane, sections.memory),
+            "Kernels": Pane("kernels", _kernels),
+            "Page": self.page_pane,
+            "Text": LinkedPane("text", self.page_pane, sections.text_notes, above=True),
+            "Checks": Pane("checks", sections.checks),
+            "Compare": self.compare_pane,
+            "Record": self.record_pane,
+        }
+        self.tabs = widgets.Tab(list(self.panes.values()), titles=tuple(self.panes))
+        self.tabs.add_class("opx-tabs")
+        self.shown = widgets.Dropdown(description="Record shown")
+        self.shown.add_class("opx-shown")
+        self._verdict = widgets.HTML()
+        self._verdict.add_class("opx-verdict")
+        self._still = StaticPicture()
+        self._measurer = Measurer()
+        self.queue = Queue()
+        self._stopped = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        css = resources.files("ocr_phases.explorer").joinpath("explorer.css").read_text(encoding="utf-8")
+        super().__init__(
+            [
+                widgets.HTML(f"{notebook_style()}<style>{css}</style>"),
+                PanelScript(),
+                self.form,
+                buttons,
+                self.messages,
+                self.queue,
+                self.live,
+                self.shown,
+                self._verdict,
+                self.tabs,
+            ]
+        )
+        self.add_class("opx")
+        self.run_button.on_click(lambda _: self._spawn(self.measure()))
+        self.stop_button.on_click(lambda _: self._stop())
+        self.tabs.observe(lambda _: self._open_tab(), "selected_index")
+        self._show_chosen = guarded(self._choose)
+        self.shown.observe(self._show_chosen, "value")
+        self._verdict.layout.display = "none"
+        for run, file in [*MEASURED, *((run, None) for run in runs)]:
+            self._append(run, file)
+        if record is not None:
+            file = found(record)
+            self._append(PhaseRun.load(file), file)
+        self._list_records()
+        with self.messages:
+            self._show()
+
+    @property
+    def run(self) -> PhaseRun | None:
+        """The record shown, or None."""
+        return None if self._current is None else self.runs[self._current]
+
+    def add(self, run: PhaseRun, file: Path | None = None) -> None:
+        """Show another record, of ``file`` if it has one; earlier ones stay available."""
+        self._append(run, file)
+        self._list_records()
+        with self.messages:
+            self._show()
+
+    def _append(self, run: PhaseRun, file: Path | None) -> None:
+        self.runs.append(run)
+        self._files.append(file)
+        self._current = len(self.runs) - 1
+
+    def _list_records(self) -> None:
+        """Offer this panel's records, then files that are not loaded."""
+        self.kept.tell()
+        options: list[tuple[str, int | Path | str]] = [
+            (name, number) for number, name in enumerate(self._names())
+        ]
+        if self._current is None:
+            options.insert(0, ("none so far: press Run, or choose one", _NONE))
+        for path in self.kept.files():
+            if path not in self._files:
+                options.append((file_label(path), path))
+        with_the_package = [path for path in shipped() if path not in self._files]
+        options += [(f"with the package: {file_label(path)}", path) for path in with_the_package]
+        # New options first put the list on its first record: that is not to be drawn.
+        self.shown.unobserve(self._show_chosen, "value")
+        self.shown.options = options
+        self.shown.value = _NONE if self._current is None else self._current
+        self.shown.observe(self._show_chosen, "value")
+
+    def _choose(self, _: Any) -> None:
+        """Show the chosen record; a file is loaded now."""
+        chosen = self.shown.value
+        if isinstance(chosen, Path):
+            try:
+                self.add(PhaseRun.load(chosen), chosen)
+            except OcrPhasesError:
+                self._list_records()  # back to the record shown
+                raise
+        elif chosen != _NONE:
+            self._current = chosen
+            self._show()
+
+    async def measure(self) -> None:
+        """Run: measure with the form's settings, save and show the record, or show the error."""
+        self.messages.say("")
+        self._stopped = False
+        self.queue.begin([])
+        self._set_busy(True)
+        try:
+            with self.messages:
+                self.queue.begin(self.form.jobs())
+            for job in self.queue.jobs:
+                if self._stopped:
+                    break
+                with self.messages, self.queue.running(job):
+                    await self._measure_one(job)
+        finally:
+            self.queue.leave()
+            self._set_busy(False)
+            self._draw_still()
+
+    async def _measure_one(self, job: Job) -> None:
+        asked = job.asked
+        try:
+            run = await self._watched(asked)
+        except Stopped:
+            below = " The text so far is below." if self.live.text else ""
+            self.messages.say(f"Stopped before a repeat was finished, so there is no record.{below}")
+            job.state = "stopped"
+            return
+        file = None
+        try:
+            file = await asyncio.to_thread(self.kept.save, run)
+        finally:  # a record that cannot be saved is shown
+            MEASURED.append((run, file))
+            self.live.clear()
+            self.fold.button.value = False
+            self.add(run, file)
+        job.state, job.said = "done", count_text(run.token_count, "token")
+        if len(run.repeats) < asked.settings.repeats:
+            kept = f"{len(run.repeats)} of {asked.settings.repeats} repeats"
+            job.state, job.said = "stopped", kept
+            self.messages.say(f"Stopped: the record has {kept}.")
+
+    async def _watched(self, asked: Asked) -> PhaseRun:
+        """Measure, drawing what comes in between; raises what the measurement raises."""
+        settings = asked.settings
+        page = first_image(asked.page, asked.page_name)
+        self.live.begin(settings.expected_tokens, settings.repeats, settings.warmup, page)
+        future = asyncio.wrap_future(self._measurer.start(asked, self.live))
+        with Interrupts(self._stop) as interrupts:
+            try:
+                while not future.done():
+                    interrupts.take()
+                    await asyncio.wait({future}, timeout=REFRESH_S)
+                    self.live.refresh()
+            except asyncio.CancelledError:
+                self._stop()
+                await asyncio.wait({future})  # or the next run would wait for it
+                raise
+            finally:
+                self.live.end()
+        return future.result()
+
+    def _stop(self) -> None:
+        self._stopped = self.stop_button.disabled = True
+        self.live.stop()
+
+    def _set_busy(self, busy: bool) -> None:
+        self.run_button.disabled = busy
+        self.stop_button.disabled = not busy
+
+    def _in_background(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Slow ``work`` in a thread of its own; ``done`` gets its result, the panel an error."""
+
+        async def job() -> None:
+            with self.messages:
+                done(await asyncio.to_thread(work))
+
+        self._spawn(job())
+
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run a job beside the kernel's other work; to its end where no loop is running (a plain script)."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(job)
+            return
+        task = loop.create_task(job)
+        self._tasks.add(task)  # the loop itself holds tasks only weakly
+        task.add_done_callback(self._tasks.discard)
+
+    def _names(self) -> list[str]:
+        return [f"{number}: {label(run)}" for number, run in enumerate(self.runs, start=1)]
+
+    def _show(self) -> None:
+        run = self.run
+        if run is None or self._current is None:
+            return
+        for pane in self.panes.values():
+            pane.show(run)
+        self.compare_pane.offer(self.runs, self._names(), self._current)
+        self._open_tab()
+        # Last, so that it never stands above another record's tabs and download.
+        self._verdict.value = head_html(run)
+        self._verdict.layout.display = None
+        self._draw_still()
+
+    def _draw_still(self) -> None:
+        """Draw the picture for a notebook without a kernel, but never beside a measurement."""
+        if self._still.displayed and not self.run_button.disabled:
+            run = self._pictured
+            self._in_background(lambda: picture_bundle(run), partial(self._keep_picture, run))
+
+    @property
+    def _pictured(self) -> PhaseRun | None:
+        """The record that a saved notebook may show: none where records are not kept."""
+        return self.run if self.kept.on.value else None
+
+    def _keep_picture(self, run: PhaseRun | None, bundle: dict[str, Any]) -> None:
+        if run is self._pictured:  # and no other one was chosen meanwhile
+            self._still.update(bundle)
+
+    def _keep_changed(self) -> None:
+        self._list_records()
+        self._draw_still()
+
+    def _open_tab(self) -> None:
+        with self.messages:
+            if self.tabs.selected_index is not None:
+                list(self.panes.values())[self.tabs.selected_index].reveal()
+
+    def _ipython_display_(self) -> None:
+        # No words for the panel itself: where it cannot be shown, the picture stands for it.
+        view = {**self._repr_mimebundle_(), "text/plain": ""}
+        display(view, raw=True)
+        self._still.display(self._pictured)
+
+
+def _kernels(run: PhaseRun) -> Section:
+    return Section(note_html(_NO_KERNELS)) if run.kernels is None else sections.kernels(run)

@@ -1,0 +1,17 @@
+"""The panel's script in the browser (``panel.js``)."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import anywidget
+
+from ocr_phases.show.web import sorting_script
+
+_FILE = resources.files("ocr_phases.explorer").joinpath("panel.js")
+
+
+class PanelScript(anywidget.AnyWidget):
+    """A widget that shows nothing: keeps the keys of the panel, names its sliders, sorts its tables."""
+
+    _esm = sorting_script() + _FILE.read_text("utf-8")

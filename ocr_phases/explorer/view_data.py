@@ -1,0 +1,224 @@
+"""What the linked view draws of a row: plain values, ready for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding
+from ocr_phases.analyse.probabilities import UNCERTAIN_TEXT
+from ocr_phases.analyse.regions import regions_of
+from ocr_phases.analyse.summary import PHASES
+from ocr_phases.analyse.typical import typical_run, typical_sentence
+from ocr_phases.explorer.rendered import rendered
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.blocks import jpeg_file
+from ocr_phases.show.overlay import (
+    Colour,
+    hex_colour,
+    label_colour,
+    printable,
+    region_boxes,
+    time_colour,
+    uncertain_in,
+)
+from ocr_phases.show.plots import MUTED, PHASE_COLOURS, STAGE_COLOURS
+from ocr_phases.show.regions import pages_of_row
+from ocr_phases.text import count_text, ms_text, percent_text, plain, stage_name
+
+_PAGE_SIDE = 2_000  # pixels of the embedded page, which can be magnified
+_COLOURS = 24
+_SLOWEST = 10
+_USUAL = 0.98  # of all steps: what takes longer shares the end of a scale
+
+
+def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
+    """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over repeats."""
+    family = run.model.get("family")
+    text = run.results[row]["text"] or ""
+    grounding = parse_grounding(text, family)
+    tokens = run.tokens_of(row)
+    times = numbers(tokens["device_ms"])
+    labels = Counter(region.label for region in grounding.regions)
+    found = [time for time in times if time is not None]
+    pages = pages_of_row(run, row)
+    table = regions_of(run, row)
+    uncertain = uncertain_in(table)
+    return {
+        "rows": _row_names(run),
+        "note": _note(run, row, grounding),
+        "texts": [plain(str(text)) for text in tokens["text"]],
+        "ms": times,
+        "steps": whole(tokens["step"]),
+        "cache": whole(tokens["cache_len"]),
+        "region": tokens["region"].tolist(),
+        "probability": numbers(tokens["probability"]),
+        "uncertain": {"regions": uncertain, "legend": UNCERTAIN_TEXT},
+        "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
+        "top": 1.3 * scale_of(found),
+        "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
+        "palette": [_ground(time_colour(step / (_COLOURS - 1))) for step in range(_COLOURS)],
+        "regions": _regions(run, row, grounding, table),
+        "rendered": rendered(plain(text), parse_grounding(plain(text), family)),
+        "kinds": [
+            {
+                "label": printable(label),
+                "count": count,
+                "colour": hex_colour(label_colour(label)),
+            }
+            for label, count in labels.items()
+        ],
+        "pages": [
+            {
+                "width": int(run.pages[number]["width"]),
+                "height": int(run.pages[number]["height"]),
+                "grid": run.pages[number].get("grid") or [1, 1],
+                "boxes": boxes(
+                    grounding.on_page(place).regions,
+                    (int(run.pages[number]["width"]), int(run.pages[number]["height"])),
+                    list(labels),
+                    uncertain,
+                ),
+            }
+            for place, number in enumerate(pages)
+        ],
+    }
+
+
+def _row_names(run: PhaseRun) -> list[str]:
+    """Each row's number and files."""
+    files = [
+        ", ".join(str(page["file"]) for page in run.pages if page["row"] == row)
+        for row in range(len(run.results))
+    ]
+    return [f"{row}: {printable(names, 40)}" for row, names in enumerate(files)]
+
+
+def timeline_data(run: PhaseRun, row: int) -> dict[str, Any]:
+    """The spans of the typical repeat, a lane for each phase, stage and view; ms on the device clock."""
+    spans = typical_run(run).spans.dropna(subset=["device_start_ms", "device_ms"])
+    steps = run.tokens_of(row).dropna(subset=["step"]).set_index("step")["index"].to_dict()
+    phases = spans.groupby("stage")["phase"].nunique()
+    lanes = []
+    for key, own in spans.groupby(["phase", "stage", "view"], sort=False):
+        phase, stage, view = map(str, key)
+        own = own.sort_values("device_start_ms")
+        place = PHASES.index(phase), stage != phase, own["device_start_ms"].min()
+        of_phase = f"{phase}:" if phases[stage] > 1 else ""
+        name = phase if stage == phase else stage_name(stage)
+        lane = {
+            "name": " ".join(filter(None, (of_phase, name, view))),
+            "colour": PHASE_COLOURS[phase] if stage == phase else STAGE_COLOURS.get(stage, MUTED),
+            "starts": numbers(own["device_start_ms"]),
+            "ms": numbers(own["device_ms"]),
+            "tokens": [steps.get(step) for step in whole(own["step"])],
+        }
+        lanes.append((place, lane))
+    end = (spans["device_start_ms"] + spans["device_ms"]).max()
+    lanes.sort(key=lambda item: item[0])
+    return {"note": typical_sentence(run), "end": float(end), "lanes": [lane for _, lane in lanes]}
+
+
+def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
+    """The row's pages as JPEG files; empty bytes for one that is not in the record."""
+    images = [run.page_image(number) for number in pages_of_row(run, row)]
+    return [b"" if image is None else jpeg_file(image, _PAGE_SIDE, _PAGE_SIDE)[1] for image in images]
+
+
+def boxes(
+    regions: Sequence[Region],
+    size: tuple[int, int],
+    labels: Sequence[str],
+    uncertain: Collection[int] = (),
+) -> list[dict[str, Any]]:
+    """Every box of the regions in pixels of a page of ``size``; ``kind`` is a label's place in ``labels``."""
+    places = {label: place for place, label in enumerate(labels)}
+    kinds = {region.index: places[region.label] for region in regions}
+    return [
+        {
+            "region": region,
+            "kind": kinds[region],
+            "x": x1,
+            "y": y1,
+            "width": max(x2 - x1, 1),
+            "height": max(y2 - y1, 1),
+            "colour": hex_colour(colour),
+            "uncertain": doubted,
+            "tag": tag and {"text": tag.text, "x": tag.start[0], "y": tag.start[1], "size": tag.size},
+        }
+        for region, (x1, y1, x2, y2), colour, tag, doubted in region_boxes(regions, size, uncertain=uncertain)
+    ]
+
+
+def numbers(values: Iterable[float]) -> list[float | None]:
+    """Times in ms to a tenth of a microsecond, or shares; None for none, as JSON has no NaN."""
+    return [round(float(value), 4) if math.isfinite(value) else None for value in values]
+
+
+def whole(values: Iterable[Any]) -> list[int | None]:
+    """Integers of a nullable column; None for none."""
+    return [None if pd.isna(value) else int(value) for value in values]
+
+
+def scale_of(times: Sequence[float], part: float = _USUAL) -> float:
+    """What this part of some times (ms) stays below, the bulk by default; 1 for no times."""
+    return float(np.quantile(times, part)) if times else 1.0
+
+
+def _ground(colour: Colour) -> tuple[str, str]:
+    """A background and the colour of type on it."""
+    red, green, blue = colour
+    return hex_colour(colour), "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#ffffff"
+
+
+def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame) -> list[dict[str, Any]]:
+    first = run.tokens_of(row).groupby("region")["index"].min().to_dict()
+    pages = {region.index: region.page for region in grounding.regions}
+    items = []
+    rows: list[Any] = list(table.itertuples())
+    for item in rows:
+        kind = printable(str(item.label))
+        name = "preamble" if item.region == PREAMBLE else f"region {item.region} {kind}"
+        tokens, begins = count_text(item.tokens, "token"), printable(str(item.text), 36)
+        each = f", {ms_text(item.ms_per_char)} a character" if item.characters else ""
+        share = f"{ms_text(item.decode_ms)} ({percent_text(item.share)} of the decode)"
+        doubt, sure = "uncertain" if item.uncertain else "", ""
+        if math.isfinite(item.probability):
+            sure = f"mean token probability {percent_text(item.probability)}"
+            sure = f"; {doubt}: {sure}" if doubt else f"; {sure}"
+        spent = f"{name}: {tokens}, {ms_text(item.decode_ms)}{sure}"
+        line = [name.removeprefix("region "), doubt, tokens, ms_text(item.decode_ms), begins]
+        items.append(
+            {
+                "region": int(item.region),
+                "name": name,
+                "line": " · ".join(filter(None, line)),
+                "facts": f"{name.capitalize()}: {tokens}, {share}{each}{sure}",
+                "hint": f"{spent}\n{printable(str(item.text), 200)}",
+                "first": int(first.get(item.region, 0)),
+                "ms": round(float(item.decode_ms), 4),
+                "page": pages.get(item.region),
+            }
+        )
+    return items
+
+
+def _note(run: PhaseRun, row: int, grounding: Grounding) -> str:
+    """What is missing of this row's page; empty for nothing."""
+    if run.results[row]["text"] is None:
+        return "This record has no text, so its regions are unknown."
+    pages, sentences = pages_of_row(run, row), []
+    if any(run.pages[number].get("data") is None for number in pages):
+        sentences.append("This record has no page image: the boxes are on an empty sheet.")
+    if len(pages) > 1 and not grounding.page_starts:
+        sentences.append("The output marks no pages: all boxes are on the first.")
+    if grounding.dropped:
+        sentences.append(f"{grounding.dropped} box(es) could not be read.")
+    if not grounding.regions:
+        sentences.append("The output marks no region on the page.")
+    return " ".join(sentences)

@@ -1,5 +1,0 @@
-"""`Explorer`: a JupyterLab panel that measures a page and shows the record."""
-
-from ocr_phases.show.explorer.panel import Explorer
-
-__all__ = ["Explorer"]

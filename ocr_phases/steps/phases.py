@@ -1,0 +1,437 @@
+"""The heart: prefill, one decode step, the decode loop. Plain functions over a loaded model.
+
+The rules of the two phases are checked while they run, at no cost on the device: eval mode, one token a
+step, no image argument in decode, one cache object that grows by exactly one entry a step, until its window
+is full where it has one. A broken rule is an `OcrPhasesError`, because a time measured under it would be of
+something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ocr_phases.errors import OcrPhasesError, checked, hinted
+from ocr_phases.families import windowed_length
+from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.caches import (
+    cache_bytes_per_token,
+    cache_length,
+    cache_window,
+    continues,
+    device_lengths,
+    drop_last,
+    held_entries,
+)
+from ocr_phases.models.families import family_of
+from ocr_phases.models.family import Family
+from ocr_phases.record import elsewhere
+from ocr_phases.steps.execution import decode_execution
+from ocr_phases.steps.sampling import Sampler
+from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.text import bytes_text, count_text
+
+_NOTHING = contextlib.nullcontext()
+_MOST_IDS, _MOST_ROWS = 24, 8  # of a state that a cell shows
+
+
+class StepRunner(Protocol):
+    """Runs the forward of a step in place of the model class: `ocr_phases.steps.static_step`."""
+
+    def fresh_cache(self) -> Any:
+        """The runner's own KV cache, emptied for a new prefill."""
+
+    def prefill_execution(self) -> AbstractContextManager[None]:
+        """How the language model of a prefill into that cache runs."""
+
+    def execution(self) -> AbstractContextManager[None]:
+        """The kernels that its steps run with."""
+
+    def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
+        """One step: logits [B, vocab] and, where it chose it, the next token int64 [B]."""
+
+
+@hinted
+@dataclass(repr=False)
+class DecodeState:
+    """What decode continues from. B rows; ``length`` is prompt plus decoded tokens that the cache has seen.
+
+    ``window`` is how many decoded tokens a step sees beside the prompt, its own among them; None for all.
+    ``entries`` says after the prefill and after every step how many the cache then held.
+    ``ids`` are the generated ids on the host, one list a row; ``unread`` those still on the device.
+    """
+
+    family: Family
+    cache: Any
+    logits: Tensor  # [B, vocab], of the last position
+    attention_mask: Tensor  # int64 [B, length]
+    prompt_last: Tensor  # int64 [B], the prompt's last ids
+    token: Tensor  # int64 [B], the next step's input
+    length: int
+    lengths: list[int]  # of the cache, after the prefill and after every step
+    position_ids: Tensor | None  # int64 [B, 1] for padded rows, of the newest cache entry
+    sampler: Sampler
+    window: int | None = None
+    entries: list[int] = field(default_factory=list)
+    sequence: Tensor | None = None  # int64 [B, length + 1], kept for logits processors only
+    prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
+    ids: list[list[int]] = field(default_factory=list)
+    unread: list[Tensor] = field(default_factory=list)
+    reads: int = 0  # waits for the device
+
+    def choose(self, logits: Tensor, token: Tensor | None = None) -> None:
+        """Take the next token from ``logits`` [B, vocab]; ``token`` int64 [B] where the step chose it."""
+        self.logits = logits
+        self.token = self.sampler(logits, self.sequence) if token is None else token
+        self.unread.append(self.token)
+        if self.sequence is not None:
+            self.sequence = torch.cat([self.sequence, self.token[:, None]], dim=1)
+
+    def read(self) -> list[list[int]]:
+        """Bring the unread tokens to the host in one copy: one list of B ids a step. Waits for the device."""
+        if not self.unread:
+            return []
+        new = [self.unread[0].tolist()] if len(self.unread) == 1 else torch.stack(self.unread).tolist()
+        self.unread.clear()
+        self.reads += 1
+        for row, tokens in enumerate(zip(*new, strict=True)):
+            self.ids[row].extend(tokens)
+        return new
+
+    @property
+    def generated(self) -> int:
+        """Tokens that each row has so far, read or not."""
+        return len(self.ids[0]) + len(self.unread)
+
+    def __repr__(self) -> str:
+        return f"DecodeState(rows={len(self.ids)}, length={self.length}, generated={self.generated})"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        entry = cache_bytes_per_token(self.cache)
+        facts = {
+            "rows": len(self.ids),
+            "KV cache": f"{self.entries[-1]:,} entries, {bytes_text(self.entries[-1] * entry)}",
+            "one entry": f"{bytes_text(entry)}, keys and values of all layers and rows",
+            "prompt": count_text(self.lengths[0], "token"),
+            "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
+        }
+        for row, ids in enumerate(self.ids[:_MOST_ROWS]):
+            more = " …" if len(ids) > _MOST_IDS else ""
+            facts[f"ids of row {row}"] = ", ".join(map(str, ids[:_MOST_IDS])) + more
+        return elsewhere("facts_bundle")("Decode state", facts)
+
+
+@torch.no_grad()
+@checked()
+def prefill(
+    model: nn.Module,
+    inputs: DeviceInputs,
+    timeline: Timeline | None = None,
+    *,
+    sampler: Sampler | None = None,
+    cache: Any = None,
+    step: StepRunner | None = None,
+    all_logits: bool = False,
+) -> DecodeState:
+    """One forward over the whole prompt: vision, KV cache and the first token.
+
+    ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are computed
+    for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
+    ``cache`` may be handed in (a static one, say), or the ``step`` that decode will use, which brings one;
+    else it is the family's own. One without the model's window is refused. The first token is the argmax
+    (or a sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread over
+    several devices.
+    """
+    family = family_of(model)
+    timeline = timeline or NoTimeline()
+    _check_model(model)
+    window = family.window(model)
+    batch, prompt_len = inputs.input_ids.shape
+    sampler = sampler or Sampler(device=inputs.input_ids.device)
+    arguments = family.prefill_arguments(inputs)
+    views = family.views(inputs)
+    if cache is None:
+        cache = family.new_cache() if step is None else step.fresh_cache()
+    _check_window(cache, window)
+    language_model = contextlib.nullcontext() if step is None else step.prefill_execution()
+    with stage_hooks(model, family, timeline, views), timeline.in_phase("prefill"), language_model:
+        out = family.forward(
+            model, arguments, past_key_values=cache, use_cache=True, logits_to_keep=0 if all_logits else 1
+        )
+        with timeline.span("sampling"):
+            state = DecodeState(
+                family=family,
+                cache=out.past_key_values,
+                logits=out.logits[:, -1],
+                attention_mask=inputs.attention_mask,
+                token=inputs.input_ids[:, -1],
+                length=prompt_len,
+                lengths=[prompt_len],
+                position_ids=None if inputs.position_ids is None else inputs.position_ids[:, -1:],
+                sampler=sampler,
+                window=window,
+                sequence=inputs.input_ids if sampler.needs_sequence else None,
+                prompt_last=inputs.input_ids[:, -1],
+                prefill_logits=out.logits if all_logits else None,
+                ids=[[] for _ in range(batch)],
+            )
+            state.choose(state.logits)
+            state.read()
+    _check_cache(state)
+    return state
+
+
+def redecode(state: DecodeState) -> None:
+    """Drop the first token and the last cache entry, so that decode makes token 1 in its step 0.
+
+    The tokens stay the same; step 0's time is then a decode time (``first_token="redecode"``).
+    """
+    state.cache = drop_last(state.cache)
+    state.length -= 1
+    state.attention_mask = state.attention_mask[:, :-1]
+    if state.position_ids is not None:
+        state.position_ids = state.position_ids - 1
+    if state.sequence is not None:
+        state.sequence = state.sequence[:, :-1]
+    if state.sampler.generator is not None:
+        state.sampler = state.sampler.restarted()
+    state.token = state.prompt_last
+    state.ids = [[] for _ in state.ids]
+
+
+@torch.no_grad()
+@checked()
+def decode_step(
+    model: nn.Module,
+    state: DecodeState,
+    timeline: Timeline | None = None,
+    *,
+    read: bool = True,
+    step: StepRunner | None = None,
+) -> Tensor:
+    """One forward of one token a row from the cache; returns the next token, int64 [B].
+
+    The attention mask grows by one column of ones before the step. ``read`` brings the token to the host
+    within the step, as a loop that looks for the end token must. ``step`` runs the forward in place of the
+    model class (a captured or compiled one). Raises `OcrPhasesError` where a rule of decode is broken.
+    """
+    timeline = timeline or NoTimeline()
+    _check_model(model)
+    with timeline.in_step(len(state.lengths) - 1), timeline.span("decode_step"):
+        before = state.cache
+        logits, token = _model_step(model, state) if step is None else step(state)
+        state.length += 1
+        state.lengths.append(state.length)
+        with timeline.span("sampling"):
+            state.choose(logits, token)
+            if read:
+                state.read()
+    _check_same_cache(before, state)
+    _check_cache(state)
+    return state.token
+
+
+def _model_step(model: nn.Module, state: DecodeState) -> tuple[Tensor, None]:
+    """The model class's own forward: the last position's logits [B, vocab], from which no token is chosen."""
+    state.attention_mask = nn.functional.pad(state.attention_mask, (0, 1), value=1)
+    if state.position_ids is not None:
+        state.position_ids = state.position_ids + 1
+    arguments = state.family.prepare_step(model, state.family.step_arguments(state))
+    check_step(state.family, arguments)
+    try:
+        out = state.family.forward(model, arguments, use_cache=True, logits_to_keep=1)
+    except ValueError as error:
+        if "image" not in str(error).lower():
+            raise
+        # None was handed over, so a hook or a wrapper added it on the way to the model.
+        raise _leak(str(error).strip().splitlines()[0]) from error
+    state.cache = out.past_key_values
+    return out.logits[:, -1], None
+
+
+@torch.no_grad()
+@checked()
+def decode(
+    model: nn.Module,
+    state: DecodeState,
+    max_new_tokens: int,
+    timeline: Timeline | None = None,
+    *,
+    eos_ids: Collection[int] = (),
+    pad_id: int = 0,
+    eos_check_every: int = 1,
+    on_tokens: Callable[[list[list[int]]], None] | None = None,
+    step: StepRunner | None = None,
+    around: AbstractContextManager = _NOTHING,
+) -> DecodeState:
+    """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token included.
+
+    Tokens are read, and the end looked for, every ``eos_check_every`` steps; what ran beyond the end is cut
+    from ``state.ids``, and rows that end early are filled with ``pad_id``. ``on_tokens`` gets the new ids of
+    each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``. ``step`` runs the forwards in
+    place of the model class, over the cache of the `prefill` that had it. The steps run within ``around``.
+    """
+    timeline = timeline or NoTimeline()
+    ended = [_has_ended(row, eos_ids) for row in state.ids]
+    budget = max_new_tokens - len(state.ids[0])
+    # Filled without a copy from the host, which would wait for the device.
+    done = torch.zeros(len(ended), dtype=torch.bool, device=state.token.device)
+    for row in range(len(ended)):
+        if ended[row]:
+            done[row].fill_(True)
+    with _execution(model, state, timeline, step), timeline.in_phase("decode"), around:
+        for number in range(budget):
+            if all(ended):
+                break
+            read = (number + 1) % eos_check_every == 0 or number + 1 == budget
+            seen = len(state.ids[0])
+            decode_step(model, state, timeline, read=read, step=step)
+            if not read:
+                continue
+            fresh = [row[seen:] for row in state.ids]
+            for row, new in enumerate(fresh):
+                if not ended[row] and _has_ended(new, eos_ids):
+                    ended[row] = True
+                    done[row].fill_(True)
+            if on_tokens is not None:
+                on_tokens(fresh)
+            if any(ended):
+                state.token = state.token.masked_fill(done, pad_id)
+    _check_device_count(state)
+    rows = [until_end(row, eos_ids) for row in state.ids]
+    longest = max(map(len, rows))
+    state.ids = [row + [pad_id] * (longest - len(row)) for row in rows]
+    return state
+
+
+@contextlib.contextmanager
+def _execution(
+    model: nn.Module, state: DecodeState, timeline: Timeline, step: StepRunner | None
+) -> Iterator[None]:
+    """What decode runs in: its kernels and, where the model class is called, the hooks of its stages."""
+    if step is not None:
+        with step.execution():
+            yield
+        return
+    with decode_execution(model), stage_hooks(model, state.family, timeline, []):
+        yield
+
+
+@checked(decode)
+def generate(
+    model: nn.Module,
+    inputs: DeviceInputs,
+    max_new_tokens: int,
+    timeline: Timeline | None = None,
+    *,
+    sampler: Sampler | None = None,
+    first_token: str = "prefill",
+    step: StepRunner | None = None,
+    **decode_options: Any,
+) -> DecodeState:
+    """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`."""
+    state = prefill(model, inputs, timeline, sampler=sampler, step=step)
+    if first_token == "redecode":
+        redecode(state)
+    return decode(model, state, max_new_tokens, timeline, step=step, **decode_options)
+
+
+def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = None) -> Tensor:
+    """The training loss: mean next-token cross entropy, a scalar that can be differentiated.
+
+    ``labels`` int64 [B, T] default to the prompt's own ids; image and padding positions never count (-100).
+    Works in training mode too, and computes logits for every position.
+    """
+    labels = inputs.input_ids if labels is None else labels
+    ignored = inputs.images_seq_mask | (inputs.attention_mask == 0)
+    family = family_of(model)
+    arguments = family.prefill_arguments(inputs)
+    return family.forward(model, arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)).loss
+
+
+def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
+    """``ids`` up to and with the first end token."""
+    for index, token in enumerate(ids):
+        if token in eos_ids:
+            return ids[: index + 1]
+    return ids
+
+
+def _has_ended(ids: list[int], eos_ids: Collection[int]) -> bool:
+    return any(token in eos_ids for token in ids)
+
+
+def _check_model(model: nn.Module) -> None:
+    if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise OcrPhasesError(
+            "The model is spread over several devices (device_map), so one device's clock would mistime it: "
+            "load it onto one device."
+        )
+    if model.training:
+        raise OcrPhasesError("The model is in training mode: call model.eval() before measuring.")
+
+
+def check_step(family: Family, arguments: dict[str, Any]) -> None:
+    """Raise `OcrPhasesError` for a step of more than one token a row, or one that carries image arguments."""
+    width = arguments["input_ids"].shape[1]
+    if width != 1:
+        raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
+    leaked = [name for name in family.image_arguments if arguments.get(name) is not None]
+    if leaked:
+        raise _leak(", ".join(leaked))
+
+
+def _leak(what: str) -> OcrPhasesError:
+    return OcrPhasesError(f"Image arguments reached decode ({what}): pass them to prefill only.")
+
+
+def _check_same_cache(before: Any, state: DecodeState) -> None:
+    # The entries of a tuple are compared once, after the first step: that waits for the device.
+    if not continues(before, state.cache, compare=len(state.lengths) == 2):
+        raise OcrPhasesError(
+            "The model returned a new KV cache in decode: it must carry on the one it was given."
+        )
+
+
+def _check_window(cache: Any, window: int | None) -> None:
+    """Raise `OcrPhasesError` for a cache that would silently give full attention to a model with a window."""
+    if cache is not None and cache_window(cache) != window:
+        raise OcrPhasesError(
+            f"This model's steps see {window or 'all'} generated tokens and the cache is for "
+            f"{cache_window(cache) or 'all'}: leave cache out, or make it with DynamicCache(config=...)."
+        )
+
+
+def _check_cache(state: DecodeState) -> None:
+    """Tokens seen and entries held must be right; notes the entries. Nothing waits for the device."""
+    length = cache_length(state.cache)
+    if length is not None and length != state.length:
+        raise OcrPhasesError(
+            f"The KV cache holds {length} tokens where {state.length} are right: it must grow by one a step."
+        )
+    held, window = held_entries(state.cache), state.window
+    # A step adds its own entry to those kept for it, so one that grows keeps one less than the step sees.
+    kept = None if window is None else window - (held is not None)
+    entries = windowed_length(state.length, state.lengths[0], kept)
+    if held not in (None, entries):
+        raise OcrPhasesError(
+            f"The KV cache has {held} entries where {entries} are right: it must grow by one a step until "
+            "its window is full."
+        )
+    state.entries.append(entries)
+
+
+def _check_device_count(state: DecodeState) -> None:
+    # A static cache counts on the device, so its count is read once, after the last step.
+    counted = device_lengths(state.cache)
+    if set(counted) - {state.length}:
+        raise OcrPhasesError(
+            f"The static KV cache counts {counted} tokens in its layers where {state.length} are right: it "
+            "must grow by one a step."
+        )

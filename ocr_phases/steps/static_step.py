@@ -1,0 +1,283 @@
+"""A decode step over a static KV cache: every input has a fixed address, so it can be captured or compiled.
+
+The step feeds itself: it opens its token's column of the mask, runs the model, takes the argmax as the next
+token and moves on by one, around the window where there is one, all on the device. The host only starts it,
+and reads tokens when it wants them.
+So inputs are changed in place, nothing in the step may wait for the host, and the model has no hook when the
+step is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import windowed_length
+from ocr_phases.models.caches import cache_bytes_per_token, read_up_to, static_cache
+from ocr_phases.models.families import family_of
+from ocr_phases.steps.captured_prefill import CapturedPrefill
+from ocr_phases.steps.capturing import captured
+from ocr_phases.steps.execution import (
+    compiled_apart,
+    current_device,
+    decode_execution,
+    first_call_ms,
+    preparing,
+    tuned_steadily,
+)
+from ocr_phases.steps.fusing import FusedForms, first_largest
+from ocr_phases.steps.phases import DecodeState, check_step
+
+#: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
+CACHE_LEN_MULTIPLE = 64
+#: The fewest entries that a captured step reads; another graph for fewer would save too little.
+LEAST_READ = 512
+#: The compiler tunes its kernels; what it makes is captured here, not by the compiler.
+_WANTED_OPTIONS = {
+    "max_autotune": True,
+    "coordinate_descent_tuning": True,
+    # A test of each expert's number would run for every weight.
+    "assert_indirect_indexing": False,
+    # A kernel's blocks may start while the one before is ending (programmatic dependent launch).
+    "triton.enable_pdl": True,
+    # With it, a start from the compiler's cache tunes most kernels again.
+    "use_static_cuda_launcher": False,
+}
+KEPT_STEPS = 4
+
+
+@dataclass(frozen=True)
+class StepSetup:
+    """What a static step holds and what making it took: ms of wall time, None where there was nothing to do.
+
+    ``max_cache_len`` is the cache's length, ``allocated_bytes`` what it takes for the whole batch.
+    """
+
+    max_cache_len: int
+    allocated_bytes: int
+    compile_ms: float | None
+    capture_ms: float | None
+
+
+def read_lengths(max_cache_len: int) -> list[int]:
+    """How many entries captured steps read: lengths that double, and all.
+
+    Attention reads masked entries like others, so that each step would cost what the last one does. Each
+    length is a graph of its own.
+    """
+    lengths, length = [], LEAST_READ
+    while length < 0.75 * max_cache_len:
+        lengths.append(length)
+        length *= 2
+    return [*lengths, max_cache_len]
+
+
+def max_cache_len_for(prompt_len: int, max_new_tokens: int, window: int | None = None) -> int:
+    """The length of a static cache with room for a prompt and what is kept of the generated tokens."""
+    needed = windowed_length(prompt_len + max_new_tokens, prompt_len, window)
+    return -(-needed // CACHE_LEN_MULTIPLE) * CACHE_LEN_MULTIPLE
+
+
+class StaticStep:
+    """One decode step of ``batch`` rows over a static cache of ``max_cache_len`` entries, ready to be run.
+
+    ``strategy``: ``cuda_graph`` captures the step and replays it; ``compiled`` compiles it, and captures it
+    too on CUDA; ``eager`` runs the same step as it is. Hand it to `prefill`, then to `decode`: it continues
+    from the state it is called with, also where a caller changed the state's token.
+    The logits it gives are overwritten by the next step. Raises `OcrPhasesError` where it cannot be compiled.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: Any, batch: int, max_cache_len: int, strategy: str) -> None:
+        self.model, self.family = model, family_of(model)
+        self.window = self.family.window(model)
+        self.strategy, self.max_cache_len = strategy, max_cache_len
+        parameter = next(model.parameters())
+        self.device = parameter.device
+        config = model.config.get_text_config()
+        self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.cache = static_cache(config, max_cache_len, self.window, self._slot)
+        self._read = max_cache_len
+        self.cache.early_initialization(
+            batch, config.num_key_value_heads, _head_dim(config), parameter.dtype, self.device
+        )
+        self._token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self._position = torch.zeros_like(self._token)
+        # The window's first slot, and the one behind its last.
+        self._ring = torch.zeros(2, 1, dtype=torch.long, device=self.device)
+        # Added to the scores: 0 where a column may be seen, else -inf. A Boolean mask would be turned into
+        # this in every layer.
+        self._mask = torch.full(
+            (batch, 1, 1, max_cache_len), -torch.inf, dtype=parameter.dtype, device=self.device
+        )
+        # What the state shows of itself after a step, as views of these.
+        longest = max_cache_len if self.window is None else config.max_position_embeddings
+        self._seen = torch.ones(batch, longest, dtype=torch.long, device=self.device)
+        self._positions = torch.zeros_like(self._seen)
+        language_model = self.family.stages(model)["language_model"]
+        self.prefill = CapturedPrefill(language_model, self.cache)
+        self._forms = FusedForms(language_model)
+        self._length: int | None = None  # entries in the cache, where a state is loaded
+        self._given: Tensor | None = None  # the token that the step itself fed back
+        with current_device(self.device), self.execution():
+            self._runs, compile_ms, capture_ms = self._made()
+        allocated = cache_bytes_per_token(self.cache) * max_cache_len
+        self.setup = StepSetup(max_cache_len, allocated, compile_ms, capture_ms)
+
+    @contextmanager
+    def execution(self) -> Iterator[None]:
+        """The kernels the step runs with; `decode` enters this."""
+        forms = self._forms.installed() if self.strategy == "compiled" else nullcontext()
+        with decode_execution(self.model, self.strategy), forms:
+            yield
+
+    def prefill_execution(self) -> AbstractContextManager[None]:
+        """How a prefill into the step's cache runs; `prefill` enters this. Captured too where the step is."""
+        captures = self.strategy != "eager" and self.device.type == "cuda"
+        return self.prefill.installed() if captures else nullcontext()
+
+    def fresh_cache(self) -> Any:
+        """The step's own cache, emptied for a new prefill: there is only one, so one state at a time."""
+        self._length = None
+        self.cache.reset()
+        return self.cache
+
+    def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
+        """One step of ``state``: logits [B, vocab] and, where it is greedy, the next token int64 [B].
+
+        ``state`` gets its grown attention mask and position; counting is `decode_step`'s.
+        """
+        if state.cache is not self.cache:
+            raise OcrPhasesError("This state has another KV cache: prefill with cache=step.fresh_cache().")
+        needed = windowed_length(state.length + 1, state.lengths[0], self.window)
+        if needed > self.max_cache_len:
+            raise OcrPhasesError(
+                f"The static KV cache is full with {self.max_cache_len} entries: ask for fewer new tokens, "
+                "or make a step with a larger max_cache_len."
+            )
+        if self._length != state.length:
+            self._load(state)
+        elif state.token is not self._given:
+            self._token.copy_(state.token[:, None])
+        read = next(read for read in self._runs if read >= needed)
+        logits = self._runs[read]()
+        self._length = state.length + 1
+        state.attention_mask = self._seen[:, : state.length + 1]
+        if state.position_ids is not None:
+            state.position_ids = self._positions[:, state.length : state.length + 1]
+        self._given = self._token[:, 0].clone() if state.sampler.greedy else None
+        return logits, self._given
+
+    def _load(self, state: DecodeState) -> None:
+        """Start from ``state``: its token, place, and which columns of its prompt are padding."""
+        length, prompt_len = state.length, state.lengths[0]
+        held = windowed_length(length, prompt_len, self.window)
+        self._token.copy_(state.token[:, None])
+        self._slot.fill_(length)
+        if self.window is not None:
+            self._ring[0].fill_(prompt_len)
+            self._ring[1].fill_(prompt_len + self.window)
+            if length > prompt_len:
+                self._slot.sub_((length - prompt_len) // self.window * self.window)
+        seen = state.attention_mask.clone()  # it may be a view of what is filled here
+        self._seen.fill_(1)
+        self._seen[:, :length] = seen
+        self._mask.fill_(-torch.inf)
+        self._mask[:, 0, 0, :held].masked_fill_(seen[:, :held].bool(), 0.0)
+        columns = torch.arange(self._seen.shape[1], device=self.device)
+        if state.position_ids is None:
+            self._positions.copy_(columns.expand_as(self._positions))
+        else:
+            self._positions.copy_(state.position_ids + 1 + columns - length)
+        self._position.copy_(self._positions[:, length : length + 1])
+
+    # -- making it --------------------------------------------------------------------------------
+
+    def _body(self) -> Tensor:
+        self._mask.index_fill_(3, self._slot, 0.0)
+        logits = self.model(**self._arguments(), use_cache=True, logits_to_keep=1).logits[:, -1]
+        compiled = self.strategy == "compiled"
+        self._token.copy_(first_largest(logits) if compiled else logits.argmax(dim=-1, keepdim=True))
+        self._position.add_(1)
+        self._slot.add_(1)
+        if self.window is not None:
+            self._slot.copy_(torch.where(self._slot == self._ring[1], self._ring[0], self._slot))
+        return logits
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "input_ids": self._token,
+            "attention_mask": self.family.ready_mask(self._mask[..., : self._read]),
+            "position_ids": self._position,
+            "past_key_values": self.cache,
+        }
+
+    def _made(self) -> tuple[dict[int, Callable[[], Tensor]], float | None, float | None]:
+        """The step as ``strategy`` runs it, by how many entries it reads; ms of compiling and capturing."""
+        check_step(self.family, self._arguments())
+        cuda = self.device.type == "cuda"
+        if self.strategy == "compiled":
+            preparing.get()("compiling the decode step")
+            run = compiled_apart(self._body, **({"options": _cuda_options()} if cuda else {}))
+            with tuned_steadily():
+                _, compile_ms = first_call_ms(self.device, run)
+            if not cuda:
+                return {self.max_cache_len: run}, compile_ms, None
+            preparing.get()("capturing the decode step")
+            self._start_over()
+            replay, capture_ms = first_call_ms(self.device, captured, run)
+            return {self.max_cache_len: replay}, compile_ms, capture_ms
+        runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
+        if self.strategy == "eager" or not cuda:
+            return dict(runs), None, None
+        made, capture_ms = {}, 0.0
+        preparing.get()("capturing the decode step")
+        for read, run in runs.items():
+            self._start_over()
+            made[read], took = first_call_ms(self.device, captured, run)
+            capture_ms += took
+        return made, None, capture_ms
+
+    def _reading(self, read: int) -> Tensor:
+        self._read = read
+        read_up_to(self.cache, read)
+        return self._body()
+
+    def _start_over(self) -> None:
+        """Back to the first slot, which trial runs move on from."""
+        self._slot.zero_()
+        self._position.zero_()
+        self._mask.fill_(-torch.inf)
+        self.cache.reset()
+
+
+def kept_step(
+    kept: dict[tuple[str, int, int], StaticStep], model: Any, batch: int, max_cache_len: int, strategy: str
+) -> tuple[StaticStep, bool]:
+    """The step of these shapes out of ``kept``, or a new one put there; also whether it was there before.
+
+    ``kept`` holds the `KEPT_STEPS` last used ones: each has a KV cache, and on CUDA a graph's memory.
+    """
+    key = (strategy, batch, max_cache_len)
+    found = kept.pop(key, None)
+    while len(kept) >= KEPT_STEPS:
+        kept.pop(next(iter(kept)))
+    kept[key] = found or StaticStep(model, batch, max_cache_len, strategy)
+    return kept[key], found is not None
+
+
+def _cuda_options() -> dict[str, Any]:
+    """What is wanted of the compiler, as far as this version has it."""
+    known = torch._inductor.list_options()
+    return {name: value for name, value in _WANTED_OPTIONS.items() if name in known}
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

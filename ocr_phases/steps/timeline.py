@@ -1,0 +1,271 @@
+"""Spans: where the time of one repeat went, on the host's clock and on the device's.
+
+A span costs two clock reads and an NVTX range; on CUDA also two events, which are only recorded here and
+read after one synchronize at the end of the repeat, so that measuring adds no wait. What that takes within a
+step is in ``docs/bench.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import nvtx
+import pandas as pd
+import torch
+from torch import nn
+
+from ocr_phases.errors import checked, hinted
+from ocr_phases.models.checkpoint import resolve_device
+from ocr_phases.models.family import Family
+from ocr_phases.record import SPAN_COLUMNS, elsewhere, make_spans
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+_DECIMALS = 6  # of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """One open or closed stretch of time; ``host_*`` are `perf_counter` seconds. Equal to itself alone."""
+
+    phase: str
+    stage: str
+    view: str = ""
+    step: int | None = None
+    host_start: float = 0.0
+    host_end: float = 0.0
+    start: Any = None  # torch.cuda.Event on CUDA
+    end: Any = None
+    profiled: Any = None
+
+
+@hinted
+class Timeline:
+    """The spans of one repeat. `span` opens one; `rows` reads them all once, at the end.
+
+    Spans nest; leaving one closes everything still open inside it, so that a phase that raises leaves
+    neither an NVTX range nor a profiler range behind.
+    """
+
+    @checked()
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(resolve_device(str(device)))
+        self.cuda = self._device.type == "cuda"
+        # Asking for it at every mark would cost as much as the mark.
+        self._stream = torch.cuda.current_stream(self._device) if self.cuda else None
+        self.closed: list[Span] = []
+        self._open: list[Span] = []
+        self.phase = ""
+        self.step: int | None = None
+        self._origin = Span("", "", start=self._event(), host_start=perf_counter())
+
+    def begin(self, stage: str, view: str = "") -> Span:
+        """Open a span of ``stage`` in the current phase and step."""
+        span = Span(self.phase, stage, view, self.step)
+        nvtx.push_range(stage)
+        if torch.autograd._profiler_enabled():
+            # torch's profiler does not show NVTX ranges.
+            span.profiled = torch.profiler.record_function(stage)
+            span.profiled.__enter__()
+        self._open.append(span)
+        span.start, span.host_start = self._event(), perf_counter()
+        return span
+
+    def end(self, span: Span) -> None:
+        """Close ``span`` and whatever is still open inside it; a span already closed stays as it is."""
+        if span not in self._open:
+            return
+        while True:
+            inner = self._open.pop()
+            inner.end, inner.host_end = self._event(), perf_counter()
+            if inner.profiled is not None:
+                inner.profiled.__exit__(None, None, None)
+            nvtx.pop_range()
+            self.closed.append(inner)
+            if inner is span:
+                return
+
+    @contextlib.contextmanager
+    def span(self, stage: str, view: str = "") -> Iterator[None]:
+        """A span around a block; closed also when the block raises."""
+        span = self.begin(stage, view)
+        try:
+            yield
+        finally:
+            self.end(span)
+
+    @contextlib.contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """A span over a whole phase; spans opened inside belong to it."""
+        before, self.phase = self.phase, phase
+        try:
+            with self.span(phase):
+                yield
+        finally:
+            self.phase = before
+
+    @contextlib.contextmanager
+    def in_step(self, number: int) -> Iterator[None]:
+        """Spans opened inside belong to decode step ``number``, also where no `decode` is around it."""
+        before = self.phase, self.step
+        self.phase, self.step = "decode", number
+        try:
+            yield
+        finally:
+            self.phase, self.step = before
+
+    def _event(self) -> Any:
+        """The device's side of a mark: an event recorded now, or nothing on a CPU."""
+        if not self.cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def rows(self, repeat: int = 0) -> list[tuple]:
+        """All closed spans in order of their start, as rows of `ocr_phases.record.SPAN_COLUMNS`.
+
+        On CUDA this waits for the device, once.
+        """
+        if self.cuda:
+            torch.cuda.synchronize(self._device)
+        rows = []
+        for span in sorted(self.closed, key=lambda span: span.host_start):
+            host_start = (span.host_start - self._origin.host_start) * 1e3
+            host_ms = (span.host_end - span.host_start) * 1e3
+            device_start, device_ms = host_start, host_ms
+            if self.cuda:
+                device_start = self._origin.start.elapsed_time(span.start)
+                device_ms = span.start.elapsed_time(span.end)
+            times = (round(ms, _DECIMALS) for ms in (device_start, device_ms, host_start, host_ms))
+            rows.append((repeat, span.phase, span.stage, span.view, span.step, *times))
+        return rows
+
+    def table(self) -> pd.DataFrame:
+        """All closed spans in order of their start, times in ms: the columns of `PhaseRun.spans`.
+
+        On CUDA this waits for the device, once.
+        """
+        columns = zip(*self.rows(), strict=True) if self.closed else ((),) * len(SPAN_COLUMNS)
+        return make_spans(dict(zip(SPAN_COLUMNS, map(list, columns), strict=True)))
+
+    def plot(self) -> Figure:
+        """The spans over time: `ocr_phases.show.plots.plot_spans`."""
+        return elsewhere("plot_spans")(self.table())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return elsewhere("timeline_bundle")(self.table())
+
+
+class NoTimeline(Timeline):
+    """Collects nothing: for warm-up, for callers without interest in times, and to price the collectors."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+
+    @contextlib.contextmanager
+    def span(self, stage: str, view: str = "") -> Iterator[None]:
+        """Nothing."""
+        yield
+
+
+@contextlib.contextmanager
+def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Sequence[str]) -> Iterator[None]:
+    """Time the model's stages by hooks on its submodules, for the length of a ``with`` block.
+
+    ``views`` names the view of each successive vision call of a prefill (``"global"`` or ``"local"``).
+    ``vision_fusion`` runs from the end of the last projector call to the start of the language model.
+    The hooks are removed at the end, also after an error.
+    """
+    if isinstance(timeline, NoTimeline):
+        yield
+        return
+    handles: list[Any] = []
+    open_spans: dict[str, Span] = {}
+    calls: dict[str, int] = {}
+    vision = family.facts.vision_stages
+
+    def before(stage: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            view = ""
+            if stage in vision:
+                number = calls.get(stage, 0)
+                calls[stage] = number + 1
+                view = views[number % len(views)] if views else ""
+            elif stage == "language_model" and "vision_fusion" in open_spans:
+                timeline.end(open_spans.pop("vision_fusion"))
+            open_spans[stage] = timeline.begin(stage, view)
+
+        return hook
+
+    def after(stage: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            timeline.end(open_spans.pop(stage))
+            if stage == "projector" and views and calls[stage] % len(views) == 0:
+                open_spans["vision_fusion"] = timeline.begin("vision_fusion")
+
+        return hook
+
+    try:
+        for stage, (first, last) in family.timed(model).items():
+            handles.append(first.register_forward_pre_hook(before(stage)))
+            handles.append(last.register_forward_hook(after(stage)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class PeakMemory:
+    """Peak memory of each phase of a run: `of` around a phase, `taken` at the end of the run.
+
+    ``source`` says what is counted: the CUDA allocator's peak, or on Linux CPUs the process's high-water
+    mark (``VmHWM``, which counts everything resident), or None where neither can be had.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.cuda = torch.device(device).type == "cuda"
+        self.source: str | None = "cuda_peak_allocated" if self.cuda else "process_high_water_mark"
+        self._peaks: dict[str, int | None] = {}
+        if not self.cuda:
+            try:
+                self._reset()
+                self._read()
+            except (OSError, ValueError):
+                self.source = None
+
+    @contextlib.contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Keep the peak of a ``with`` block as that of ``phase``."""
+        self._reset()
+        yield
+        self._peaks[phase] = self._read()
+
+    def taken(self) -> dict[str, int | None]:
+        """Peak bytes of each phase since the last call; None where it is not available."""
+        peaks, self._peaks = self._peaks, {}
+        return peaks
+
+    def _reset(self) -> None:
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        elif self.source:
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def _read(self) -> int | None:
+        if self.cuda:
+            return torch.cuda.max_memory_allocated()
+        if not self.source:
+            return None
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found is None:
+            raise ValueError("no VmHWM in /proc/self/status")
+        return int(found[1]) * 1024
