@@ -53,6 +53,7 @@ TOKEN_COLUMNS = (
     *PROBABILITY_COLUMNS,
 )
 #: What stage coverage adds up and divides by the whole prefill.
+PHASES = ("prepare", "prefill", "decode", "generate")
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 #: Fields that a record has only where they were asked for.
@@ -65,9 +66,9 @@ _EMBED_SIDE = 2_000
 
 #: What results show and do not hold, by the later room that has it: the package's only way up.
 _ELSEWHERE = {
-    "tokens_of": "ocr_phases.analyse.tokens",
-    "stage_table": "ocr_phases.analyse.summary",
-    "regions_of": "ocr_phases.analyse.regions",
+    "tokens_of": "ocr_phases.analyse.stages",
+    "stage_table": "ocr_phases.analyse.stages",
+    "regions_of": "ocr_phases.analyse.stages",
     "quality_table": "ocr_phases.analyse.quality",
     "load_truth": "ocr_phases.analyse.truth_files",
     "floor_table": "ocr_phases.analyse.floors",
@@ -194,7 +195,9 @@ class PhaseRun:
     def summary(self) -> dict[str, Any]:
         """Headline figures; times are milliseconds on the device clock, medians over repeats.
 
-        ``ttft_ms`` (time to first token) is prepare plus prefill in each repeat. Inter-token latency pools
+        ``page_ms`` is from the page's file to the last token, ``ttft_ms`` (time to first token) prepare plus
+        prefill in each repeat; medians need not add up. ``vision_share`` is of the prefill. Inter-token
+        latency pools
         the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
         ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase.
         ``stage_coverage`` is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is
@@ -223,7 +226,9 @@ class PhaseRun:
             "decode_ms": decode_ms,
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
+            "page_ms": _median(sum(self.repeat_ms(phase, phase) for phase in PHASES)),
             "vision_ms": _median(vision_sum) if prefill.all() else None,
+            "vision_share": _median(vision_sum / prefill) if prefill.all() else None,
             **vision,
             "text": self.text,
             "prepare_ms": prepare_ms,
@@ -239,6 +244,7 @@ class PhaseRun:
             "generate_ms": self._phase_ms("generate"),
             "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
             "decode_peak_bytes": max(peaks.get("decode", []), default=None),
+            "peak_bytes": max((max(values) for values in peaks.values() if values), default=None),
             "kv_cache_bytes": max(self.cache.get("bytes", []), default=None),
             "text_tokens": self.result.get("text_tokens"),
             "valid_image_tokens": valid,
@@ -298,7 +304,7 @@ class PhaseRun:
         clocks resolve), so that sums over tokens are exact in any order. ``region`` is the index of the
         grounding region the token belongs to, -1 before the first. In a batch a step's time is the whole
         batch's. ``probability`` (0 to 1) and ``margin`` (of logits) are those of
-        `ocr_phases.analyse.probabilities.token_probabilities`.
+        `ocr_phases.analyse.stages.token_probabilities`.
         """
         _nth(self.results, row, "row")
         return elsewhere("tokens_of")(self, row)
@@ -310,12 +316,12 @@ class PhaseRun:
 
     @property
     def stages(self) -> pd.DataFrame:
-        """Time of each phase and its stages: `ocr_phases.analyse.summary.stage_table`."""
+        """Time of each phase and its stages: `ocr_phases.analyse.stages.stage_table`."""
         return elsewhere("stage_table")(self)
 
     @property
     def regions(self) -> pd.DataFrame:
-        """What each region of the first row cost to write: `ocr_phases.analyse.regions.regions_of`."""
+        """What each region of the first row cost to write: `ocr_phases.analyse.stages.regions_of`."""
         return elsewhere("regions_of")(self)
 
     @property

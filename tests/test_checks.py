@@ -18,17 +18,21 @@ from hypothesis import strategies as st
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.check_texts import EXPECTATIONS, RULES
 from ocr_phases.analyse.checks import (
     CHECK_COLUMNS,
+    EXPECTATIONS,
+    LOOP_PERIOD,
+    RULES,
     VERDICTS,
-    Check,
+    Verdict,
     checks_table,
-    checks_verdict,
     failed,
+    outlier_causes,
+    repetition_loop,
     run_checks,
 )
-from ocr_phases.analyse.steps import LOOP_PERIOD, decode_trend, outlier_causes, repetition_loop
+from ocr_phases.analyse.sentences import checks_verdict
+from ocr_phases.analyse.stages import decode_trend
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import html
 
@@ -230,8 +234,8 @@ def test_a_loop_is_a_note_with_its_place() -> None:
 
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
-    bad = Check("a<b", "fail", "<i>", "<script>", "why", "<b>fix")
-    elements = Elements(html.checks_html([bad, Check("stage_coverage", "pass", "x", "y", "why", "fix")]))
+    bad = Verdict("a<b", "fail", "<i>", "<script>", "why", "<b>fix")
+    elements = Elements(html.checks_html([bad, Verdict("stage_coverage", "pass", "x", "y", "why", "fix")]))
     assert "<script>" in elements.said
     assert "script" not in elements.tags()
     assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [True, False]

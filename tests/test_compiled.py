@@ -10,7 +10,7 @@ from conftest import PAGES, SMALL_DUMMY
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import failed, run_checks
-from ocr_phases.analyse.headline import verdict
+from ocr_phases.analyse.sentences import verdict
 from ocr_phases.show.html import cards_html
 from ocr_phases.steps import execution as strategies
 from ocr_phases.text import bytes_text

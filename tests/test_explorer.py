@@ -40,7 +40,7 @@ from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
-from ocr_phases.analyse.summary import PHASES, step_table
+from ocr_phases.analyse.stages import step_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.errors import Interrupts
 from ocr_phases.explorer import Explorer
@@ -57,6 +57,7 @@ from ocr_phases.explorer.view import LiveView, View
 from ocr_phases.explorer.view_data import row_data, timeline_data
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.checkpoint import load_tokenizer
+from ocr_phases.record import PHASES
 from ocr_phases.settings import Settings
 from ocr_phases.setup import Setup
 from ocr_phases.show.sections import Section

@@ -17,21 +17,21 @@ from wording import says
 
 from ocr_phases import OCRSession
 from ocr_phases.analyse.cost import masked_flops, run_cost, stage_cost
-from ocr_phases.analyse.datasheets import DATASHEETS, find_datasheet
 from ocr_phases.analyse.floors import (
+    DATASHEETS,
     DECODE_FLOOR_COLUMNS,
     FLOOR_COLUMNS,
     Ceilings,
     ceilings_of,
     ceilings_text,
     decode_floor,
-    floor_sentence,
+    find_datasheet,
     floor_table,
     rate_text,
     times_text,
     why_no_floor,
 )
-from ocr_phases.analyse.headline import verdict
+from ocr_phases.analyse.sentences import floor_sentence, verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors.ceilings import measure_ceilings
 from ocr_phases.record import PhaseRun

@@ -24,7 +24,7 @@ from wording import says
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.headline import verdict
+from ocr_phases.analyse.sentences import verdict
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernel_profile as measure

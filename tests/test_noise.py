@@ -17,9 +17,8 @@ from example_run import SHAPES, check_of, failed_cells, make_run, with_steps
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.checks import checks_verdict, failed, run_checks, worst_verdict
+from ocr_phases.analyse.checks import failed, run_checks, worst_verdict
 from ocr_phases.analyse.compare import Compared
-from ocr_phases.analyse.headline import headline, verdict
 from ocr_phases.analyse.noise import (
     CONDITION_COLUMNS,
     busy_host,
@@ -27,9 +26,9 @@ from ocr_phases.analyse.noise import (
     conditions_table,
     impossible_values,
     is_noisy,
-    noise_warning,
     repeat_spread,
 )
+from ocr_phases.analyse.sentences import checks_verdict, headline, noise_warning, verdict
 from ocr_phases.analyse.sweep import sweep_table, sweep_verdict
 from ocr_phases.collectors import conditions
 from ocr_phases.show import html

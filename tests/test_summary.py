@@ -10,21 +10,23 @@ import pandas as pd
 import pytest
 from example_run import SHAPES, make_run
 
-from ocr_phases.analyse.headline import headline, key_metrics, key_metrics_text, verdict
-from ocr_phases.analyse.kept import kept
-from ocr_phases.analyse.steps import decode_trend
-from ocr_phases.analyse.summary import (
+from ocr_phases.analyse.sentences import headline, key_metrics, key_metrics_text, typical_sentence, verdict
+from ocr_phases.analyse.stages import (
     REPEAT_COLUMNS,
     STAGE_COLUMNS,
     STEP_COLUMNS,
+    cached,
+    decode_trend,
     end_to_end_ms,
+    one_repeat,
     repeat_table,
+    stage_medians,
     stage_table,
     step_table,
-    typical_stage_ms,
-    vision_share,
+    typical_repeat,
 )
-from ocr_phases.analyse.typical import one_repeat, typical_repeat, typical_run, typical_sentence
+from ocr_phases.analyse.summary import vision_share
+from ocr_phases.analyse.typical import typical_run
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.show import html
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
@@ -64,17 +66,17 @@ def test_stage_table_sums_calls_of_the_typical_repeat_beside_the_spread_over_all
 
 def test_a_stages_time_is_of_a_repeat_and_in_decode_of_a_step() -> None:
     run = make_run()
-    times, spans = typical_stage_ms(run), typical_run(run).spans
+    times, spans = stage_medians(run), typical_run(run).spans
     for (phase, stage, view), ms in times.items():
         rows = spans[(spans["phase"] == phase) & (spans["stage"] == stage) & (spans["view"] == view)]
         assert ms == pytest.approx(rows["device_ms"].median())  # one call in a repeat or a step
     assert times["decode", "decode_step", ""] == typical_run(run)["inter_token_ms"]
     assert ("decode", "decode", "") not in times
-    first = typical_stage_ms(run, steps=[0, 1])
+    first = stage_medians(run, steps=[0, 1])
     steps = spans[(spans["stage"] == "lm_head") & spans["step"].isin([0, 1])]
     assert first["decode", "lm_head", ""] == steps["device_ms"].median()
     assert first["prefill", "sam", "local"] == times["prefill", "sam", "local"]
-    assert not [key for key in typical_stage_ms(run, steps=[]) if key[0] == "decode"]
+    assert not [key for key in stage_medians(run, steps=[]) if key[0] == "decode"]
 
 
 def test_stage_table_tells_the_views_apart() -> None:
@@ -329,7 +331,7 @@ def test_the_headline_names_the_larger_phase() -> None:
 def test_what_follows_from_a_record_is_worked_out_once_and_each_caller_has_a_copy() -> None:
     made = []
 
-    @kept
+    @cached
     def table(run: PhaseRun, row: int = 0) -> pd.DataFrame:
         made.append(row)
         return pd.DataFrame({"a": [row]})

@@ -18,15 +18,16 @@ import pandas as pd
 from ocr_phases.analyse.bootstrap import LEAST_REPEATS, difference_and_ratio
 from ocr_phases.analyse.compare_text import EQUIVALENT, SHARE, text_changes, text_sentence
 from ocr_phases.analyse.environments import environment_table, run_labels
-from ocr_phases.analyse.noise import ceilings_apart, noise_warning
+from ocr_phases.analyse.noise import ceilings_apart
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER
+from ocr_phases.analyse.sentences import noise_warning
+from ocr_phases.analyse.stages import repeat_table
 from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.analyse.strategy_text import ways_sentence
-from ocr_phases.analyse.summary import PHASES, repeat_table
 from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import PHASES, PhaseRun
 from ocr_phases.text import count_text, nearest, percent_text, stage_name
 
 COMPARE_COLUMNS = (

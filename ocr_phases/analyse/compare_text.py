@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.quality import QUALITY_HIGHER, quality_of, quality_table
 from ocr_phases.analyse.read_text import plain_text
+from ocr_phases.analyse.stages import cached
 from ocr_phases.analyse.truth_files import reference_of
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import percent_text
@@ -18,7 +18,7 @@ SHARE = "share"
 """The unit of these figures: a share of one."""
 
 
-@kept
+@cached
 def text_changes(base: PhaseRun, other: PhaseRun) -> pd.DataFrame:
     """Measures of the first row's text: columns ``metric``, ``base``, ``other`` and ``verdict``.
 

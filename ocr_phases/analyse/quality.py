@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from rapidfuzz.distance import Levenshtein
 
+from ocr_phases.analyse.checks import repetition_loop
 from ocr_phases.analyse.grounding import (
     Box,
     Region,
@@ -20,9 +21,8 @@ from ocr_phases.analyse.grounding import (
     intersection_over_union,
     parse_grounding,
 )
-from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.read_text import plain_text
-from ocr_phases.analyse.steps import repetition_loop
+from ocr_phases.analyse.stages import cached
 from ocr_phases.analyse.tables import similarities, tables_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -62,7 +62,7 @@ def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFr
     return table[list(QUALITY_COLUMNS)]
 
 
-@kept
+@cached
 def quality_of(run: PhaseRun, row: int = 0) -> dict[str, float]:
     """The measures of a whole row by the record's own truth, by name; empty where either has no text."""
     truth = run.truth_of(row)

@@ -16,7 +16,7 @@ from ocr_phases.analyse.grounding import (
     intersection_over_union,
     parse_grounding,
 )
-from ocr_phases.analyse.regions import regions_of
+from ocr_phases.analyse.stages import regions_of
 from ocr_phases.record import PhaseRun
 
 LEAST_OVERLAP = 0.5

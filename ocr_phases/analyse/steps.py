@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ocr_phases.analyse.kept import kept
-from ocr_phases.analyse.summary import OUTLIER_FACTOR, attended, step_table
+from ocr_phases.analyse.stages import OUTLIER_FACTOR, attended, cached, step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import percent_text
 
@@ -56,7 +55,7 @@ class Trend:
         return f"{percent_text(self.share)} of a step over the run ({ends})"
 
 
-@kept
+@cached
 def decode_trend(run: PhaseRun) -> Trend | None:
     """The trend of a run's steps, outliers aside; None for fewer than 16 steps.
 

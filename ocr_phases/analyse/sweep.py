@@ -15,8 +15,8 @@ import pandas as pd
 from ocr_phases.analyse.cost_quality import POINT_COLUMNS, cost_quality_sentence, losses, sweep_points
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.noise import noisy_findings
+from ocr_phases.analyse.stages import end_to_end_ms, step_table
 from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
-from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_table
 from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import count_text, ms_text
@@ -159,7 +159,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
                 "vision_share": metrics["vision_ms"] / metrics["prefill_ms"]
                 if metrics["prefill_ms"]
                 else None,
-                "peak_bytes": peak_bytes(run),
+                "peak_bytes": run["peak_bytes"],
                 "model": run.model["name"],
                 "dtype": run.model["dtype"],
                 "device": run.device["name"],

@@ -11,7 +11,7 @@ from IPython.display import DisplayHandle, display
 from PIL import Image
 
 from ocr_phases.analyse.floors import decode_floor
-from ocr_phases.analyse.headline import headline, subject
+from ocr_phases.analyse.sentences import headline, subject
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, data_address, element, fragment
 from ocr_phases.show.figures import figure_png
