@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import refusals
 import torch
 from example_run import ATTACK, make_run, report_of
 from safetensors.torch import load_file
@@ -43,6 +44,10 @@ SMALL_UNLIMITED = SMALL_DUMMY.replace("dummy:", "dummy:unlimited-ocr,")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--approve", action="store_true", help="accept what users see now (tests/approved)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    refusals.approve = config.getoption("--approve")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import PAGES
+from refusals import refused
 
 from benchmarks import measure, speed_table
 from benchmarks.__main__ import main
@@ -27,7 +28,6 @@ from benchmarks.tables import (
     stage_coverage_table,
     strategy_table,
 )
-from ocr_phases.errors import OcrPhasesError
 
 ROOT = Path(__file__).parents[1]
 PAGE = PAGES / "slide.png"
@@ -178,17 +178,17 @@ def test_a_part_that_fails_leaves_the_others(
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"parts": ("speed",)}, "Unknown part 'speed'"),
-        ({"strategies": ("fast",)}, "Unknown strategy 'fast'"),
-        ({"presets": ("huge",)}, "huge"),
-        ({"pairs": 0}, "pairs is 0"),
-        ({"max_new_tokens": 1}, "at least 2 new tokens"),
+        {"parts": ("speed",)},
+        {"strategies": ("fast",)},
+        {"presets": ("huge",)},
+        {"pairs": 0},
+        {"max_new_tokens": 1},
     ],
 )
-def test_what_no_benchmark_can_do_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(OcrPhasesError, match=message):
+def test_what_no_benchmark_can_do_is_refused(settings: dict[str, Any]) -> None:
+    with refused():
         BenchSettings(**settings)
 
 
@@ -231,15 +231,11 @@ def test_the_text_has_every_table_and_only_tables_with_rows() -> None:
 
 
 def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
-    for content, message in (
-        ("{", "no JSON"),
-        ("{}", "not what python -m benchmarks wrote"),
-        (json.dumps({**example(), "schema": 9}), "schema 9"),
-    ):
+    for content in ("{", "{}", json.dumps({**example(), "schema": 9})):
         (tmp_path / "x.json").write_text(content)
-        with pytest.raises(OcrPhasesError, match=message):
+        with refused():
             load_bench(tmp_path / "x.json")
-    with pytest.raises(OcrPhasesError, match="cannot be read"):
+    with refused():
         load_bench(tmp_path / "none.json")
 
 

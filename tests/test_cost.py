@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from ocr_phases.analyse.architecture import read_architecture
@@ -32,7 +33,6 @@ from ocr_phases.analyse.cost import (
     vision_calls,
 )
 from ocr_phases.config import read_model_config
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.packing import image_token_count
 from ocr_phases.models.deepseek_ocr import PUBLISHED
@@ -191,7 +191,7 @@ def test_a_generation_costs_its_prefill_and_every_step(built: Any) -> None:
         for stage in ("language_model", "lm_head")
     )
     assert generation_flops(config, tokens=5, **asked) - prefill == pytest.approx(counted, rel=0.01)
-    with pytest.raises(OcrPhasesError, match="tokens is 0"):
+    with refused():
         generation_flops(config, tokens=0, **asked)
 
 
@@ -342,19 +342,19 @@ def test_the_vendors_head_runs_over_every_position() -> None:
 
 
 def test_what_is_unknown_is_said() -> None:
-    with pytest.raises(OcrPhasesError, match="'llama' model"):
+    with refused():
         parameters({"model_type": "llama"})
     cut = copy.deepcopy(PUBLISHED)
     del cut["language_config"]["hidden_size"]
-    with pytest.raises(OcrPhasesError, match="hidden_size"):
+    with refused():
         decode_cost(cut, cache_len=10)
-    with pytest.raises(OcrPhasesError, match="cache len is 0"):
+    with refused():
         decode_cost(PUBLISHED, cache_len=0)
-    with pytest.raises(OcrPhasesError, match="logits_for"):
+    with refused():
         prefill_cost(PUBLISHED, prompt_len=1, logits_for="some")
-    with pytest.raises(OcrPhasesError, match="preset 'huge'"):
+    with refused():
         vision_calls("huge", [(1, 1)])
-    with pytest.raises(OcrPhasesError, match="no family 'other'"):
+    with refused():
         vision_calls("base", [(1, 1)], "other")
 
 

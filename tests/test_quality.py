@@ -13,8 +13,9 @@ from conftest import PAGES
 from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
-from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import box_array, intersection_over_union, parse_grounding
 from ocr_phases.analyse.quality import (
     QUALITY_COLUMNS,
@@ -196,7 +197,7 @@ def test_an_omnidocbench_file_is_read_by_page_and_order(tmp_path: Path) -> None:
     rest = "<|ref|>text<|/ref|><|det|>[[1, 20, 30, 40]]<|/det|>\nFirst Second a b x^2"
     assert make_run(text=header + rest).quality(truth)["value"].iloc[0] == 0.0
     assert truth.regions[0].box == (100, 50, 300, 100)
-    with pytest.raises(OcrPhasesError, match=r"no page two\.png"):
+    with refused():
         load_truth(path, "two.png")
     assert make_run(text="First Second a b x^2").quality(load_truth(path)).iloc[0]["value"] == 0.0
 
@@ -226,21 +227,21 @@ ODD = json.dumps(
 )
 def test_a_truth_of_another_shape_is_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(content)
-    with pytest.raises(OcrPhasesError, match="The truth .*x.json"):
+    with refused():
         load_truth(tmp_path / "x.json", "page.png")
 
 
 def test_what_has_no_quality_says_so(tmp_path: Path) -> None:
-    with pytest.raises(OcrPhasesError, match="has no text"):
+    with refused():
         make_run(text="a").quality(Truth("", file="page.txt"))
-    with pytest.raises(OcrPhasesError, match="return_text"):
+    with refused():
         run = make_run(text="a")
         without = dataclasses.replace(run, results=[{**run.results[0], "text": None}])
         without.quality(Truth("a"))
-    with pytest.raises(OcrPhasesError, match="cannot be read"):
+    with refused():
         make_run(text="a").quality(tmp_path / "missing.md")
     (tmp_path / "x.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OcrPhasesError, match="not UTF-8"):
+    with refused():
         load_truth(tmp_path / "x.txt")
 
 
@@ -259,7 +260,7 @@ def test_the_truth_of_one_page_is_for_one_page(tmp_path: Path) -> None:
     (tmp_path / "pages.json").write_text(json.dumps(omnidocbench()))
     for name in ("a.md", "page.json"):
         check_for_pages(tmp_path / name, 1)
-        with pytest.raises(OcrPhasesError, match="is of one page"):
+        with refused():
             check_for_pages(tmp_path / name, 2)
     check_for_pages(tmp_path / "pages.json", 2)
     check_for_pages(tmp_path, 2)

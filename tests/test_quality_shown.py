@@ -15,9 +15,10 @@ from example_run import ATTACK, REGIONS, make_run, two_page_run
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from refusals import refused
 
 from benchmarks import quality_figures
-from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases import PhaseRun
 from ocr_phases.analyse.differences import DIFFERENCE_COLUMNS, region_differences, word_edits
 from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.headline import key_metrics
@@ -123,11 +124,11 @@ def test_a_record_keeps_the_truth_of_each_row(tmp_path: Path) -> None:
     assert again.quality(row=1).set_index("measure")["value"]["cer"] == 0.0
     assert set(again.quality()["measure"]) == {"repetition"}
     damaged = {**run.to_dict(), "truths": [None]}
-    with pytest.raises(OcrPhasesError, match="truths: results has another number of rows"):
+    with refused():
         PhaseRun.from_dict(damaged)
     damaged = json.loads(run.to_json())
     del damaged["truths"][1]["category"]
-    with pytest.raises(OcrPhasesError, match=r"truths\[1\].category: it is missing"):
+    with refused():
         PhaseRun.from_dict(damaged)
 
 
@@ -143,7 +144,7 @@ def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -
     shown = quality_html(run)
     assert "agreement with it, not accuracy" in shown and "error rate" not in shown
     assert key_metrics(base.with_truth(truth))[-1][:2] == ("Agreement", "100 %")
-    with pytest.raises(OcrPhasesError, match="return_text"):
+    with refused():
         reference_of(make_run(return_text=False), name="x.json")
 
 
@@ -155,7 +156,7 @@ def test_a_loop_at_the_end_is_measured() -> None:
 
 
 def test_a_record_without_a_text_keeps_no_truth() -> None:
-    with pytest.raises(OcrPhasesError, match="keeps no truth"):
+    with refused():
         make_run(return_text=False).with_truth(TRUTH)
 
 
@@ -178,14 +179,14 @@ def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
     assert page_truth(tmp_path, str(tmp_path / "elsewhere" / "scan.png")) == Truth("scan.md", file="scan.md")
     assert page_truth(tmp_path, "doc.pdf#3") == Truth("doc-3.txt", file="doc-3.txt")
     assert page_truth(tmp_path, "doc.pdf#4") is None
-    with pytest.raises(OcrPhasesError, match=r"no truth of doc\.pdf#4"):
+    with refused():
         load_truth(tmp_path, "doc.pdf#4")
     for name, text in (("blank.md", " \n"), ("picture.md", "![a](b.png)")):
         (tmp_path / name).write_text(text)
-        with pytest.raises(OcrPhasesError, match="has no text"):
+        with refused():
             load_truth(tmp_path / name)
     (tmp_path / "long.txt").write_text("a " * 600_000)
-    with pytest.raises(OcrPhasesError, match="more than a page's text"):
+    with refused():
         load_truth(tmp_path / "long.txt")
 
 

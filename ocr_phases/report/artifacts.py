@@ -27,19 +27,18 @@ from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding, pixel_box
 from ocr_phases.families import FAMILIES, facts_of
-from ocr_phases.files import TRACE_OWNER, same_file, save_or_rescue, write_given, write_into
+from ocr_phases.files import RECORD, TRACE_OWNER, same_file, save_or_rescue, write_given, write_into
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable
 
-RECORD_NAME = "run.json"
 ARTIFACTS = (
     rf"{'|'.join(re.escape(facts.result_name) for facts in FAMILIES.values())}"
     r"|images(/(page_\d+_)?\d+\.jpg)?|result_with_boxes(_\d+)?\.jpg|geo\.jpg"
 )
 """A regular expression of the names of `write_artifacts`."""
-RESULTS = rf"{RECORD_NAME}|report\.(ipynb|html)|{ARTIFACTS}"
+RESULTS = rf"{RECORD}|report\.(ipynb|html)|{ARTIFACTS}"
 """The same of all that a report writes into its folder."""
-VERIFICATION = rf"{RECORD_NAME}|verify\.(ipynb|html)"
+VERIFICATION = rf"{RECORD}|verify\.(ipynb|html)"
 """The same of a verification."""
 
 EOS_TEXT = "<｜end▁of▁sentence｜>"
@@ -232,10 +231,10 @@ def write_record(
 
     Raises as `ocr_phases.files.write_into` does; the record is then saved elsewhere (`save_or_rescue`).
     """
-    path = folder / RECORD_NAME
+    path = folder / RECORD
 
     def save(_: str | Path) -> Path:
-        return write_into(folder, {RECORD_NAME: run.to_json()}, overwrite=overwrite)[0]
+        return write_into(folder, {RECORD: run.to_json()}, overwrite=overwrite)[0]
 
     if not same_file(path, record):
         save_or_rescue(save, path, run.save)
