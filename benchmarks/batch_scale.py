@@ -22,9 +22,10 @@ from ocr_phases.batch.job import make_jobs
 from ocr_phases.batch.manifest import find_pages
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.pool import LocalPool
-from ocr_phases.batch.store import RECORD, attempt_folder
+from ocr_phases.batch.store import attempt_folder
 from ocr_phases.batch.worker import rss_bytes, serve
 from ocr_phases.cli.batch import write_index
+from ocr_phases.files import RECORD
 from ocr_phases.record import PhaseRun
 
 SETTINGS = {"model": "tiny", "preset": None, "max_new_tokens": 8}

@@ -27,6 +27,9 @@ from typing import Any
 
 from ocr_phases.errors import CannotWrite, OcrPhasesError, uninterrupted
 
+RECORD = "run.json"
+"""A record's name where nobody names it."""
+
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records

@@ -29,12 +29,11 @@ import msgspec
 
 from ocr_phases.batch.job import PAGES, Job
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_folder, write_atomic
+from ocr_phases.files import RECORD, output_folder, write_atomic
 from ocr_phases.record import PhaseRun
 
 LISTING = "jobs.jsonl"
 STATUS = "status.json"
-RECORD = "run.json"
 TRUTH = "truth.json"
 SCHEMA = 1
 

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from ocr_phases.batch.figures import TOKENS, read_figures
-from ocr_phases.batch.store import RECORD, Entry, read_listing
+from ocr_phases.batch.store import Entry, read_listing
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import write_atomic
+from ocr_phases.files import RECORD, write_atomic
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun
 
 #: What identifies the page in front of every row: its job and its name in the batch.

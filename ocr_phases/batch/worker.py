@@ -24,9 +24,9 @@ from typing import IO, Any
 from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.job import Job, code_versions
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
-from ocr_phases.batch.store import RECORD, TRUTH, attempt_folder, drop_open_attempts
+from ocr_phases.batch.store import TRUTH, attempt_folder, drop_open_attempts
 from ocr_phases.errors import CannotWrite, OcrPhasesError, OutOfMemory
-from ocr_phases.files import each_page, write_into
+from ocr_phases.files import RECORD, each_page, write_into
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected

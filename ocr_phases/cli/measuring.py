@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
     from ocr_phases.session import OCRSession
 
-#: The record's default name.
-RECORD = "run.json"
-
 
 def look_at(page: str) -> None:
     """Raise `OcrPhasesError` for an unreadable page.
@@ -89,7 +86,7 @@ def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:
 
     ``others`` are arguments besides the page.
     """
-    from ocr_phases.files import output_file, output_folder
+    from ocr_phases.files import RECORD, output_file, output_folder
 
     if arguments.save is None:
         return output_folder(".") / RECORD
@@ -98,7 +95,7 @@ def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:
 
 def save(arguments: argparse.Namespace, record: PhaseRun) -> Path:
     """Save a record as the command's arguments say, or under the first free default name; its file."""
-    from ocr_phases.files import save_new, save_or_rescue
+    from ocr_phases.files import RECORD, save_new, save_or_rescue
 
     if arguments.save is None:
         return save_new(record.save, RECORD)

@@ -18,7 +18,7 @@ from ocr_phases.cli.options import (
     shows_saved,
 )
 from ocr_phases.cli.results import run_result, wrote
-from ocr_phases.files import NOTHING, REPORT_FOLDER, split_page
+from ocr_phases.files import NOTHING, RECORD, REPORT_FOLDER, split_page
 from ocr_phases.versions import seldom_collected
 
 
@@ -34,7 +34,7 @@ def _write_reports(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.truth_files import load_truth
     from ocr_phases.files import TRACE_NAME, check_names, folder_for, save_or_rescue
     from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import RECORD_NAME, RESULTS
+    from ocr_phases.report.artifacts import RESULTS
     from ocr_phases.report.render import page_report
 
     # A wrong page, setting or record is refused before anything slow starts.
@@ -73,11 +73,11 @@ def _write_reports(arguments: argparse.Namespace) -> None:
             )
         except KeyboardInterrupt:
             if shown is None:  # what was measured is not lost with its report
-                wrote(save_or_rescue(record.save, folder / RECORD_NAME))
+                wrote(save_or_rescue(record.save, folder / RECORD))
             raise
         told = run_result(record)
         print(f"{told['headline']}\n{told['checks']['sentence']}")
-        told |= {"record": str(folder / "run.json"), "report": wrote(report)}
+        told |= {"record": str(folder / RECORD), "report": wrote(report)}
         arguments.result["reports"].append(told)
         if arguments.stopped:
             return
