@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import cache_bytes_per_token, forget, read_up_to, static_cache
-from ocr_phases.models.families import family_of
+from ocr_phases.models.wiring import family_of
 from ocr_phases.steps.compiled import FusedForms, compiled_apart, first_largest, tuned_steadily
 from ocr_phases.steps.execution import (
     captured,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._inductor import inductor_prims
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ocr_phases.models.families import family_of
+from ocr_phases.models.wiring import family_of
 from ocr_phases.steps.execution import (
     DECODE_BACKENDS,
     captured_call,

@@ -16,7 +16,7 @@ from ocr_phases.inputs.request import Request
 from ocr_phases.settings import SamplingSettings
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import LoadedModel
+    from ocr_phases.models.load import LoadedModel
 
 
 def windowed_processors(settings: SamplingSettings) -> Any:
