@@ -19,7 +19,7 @@ from ocr_phases.steps.execution import decode_experts
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import LoadedModel
+    from ocr_phases.models.load import LoadedModel
 
 _REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
 

@@ -36,10 +36,9 @@ from ocr_phases.inputs.request import (
     memory_errors_explained,
 )
 from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
-from ocr_phases.models.families import family_of
-from ocr_phases.models.loading import load_checkpoint
+from ocr_phases.models.load import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.models.references import references
+from ocr_phases.models.wiring import family_of
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import make_record, rows_until_end
 from ocr_phases.settings import NEW_TOKENS, ModelSettings, RunSettings, is_published, resolve_infer

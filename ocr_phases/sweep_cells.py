@@ -24,7 +24,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FamilyFacts, check_preset
 from ocr_phases.files import only_writer, output_folder, read_regular, reserved, write_atomic
 from ocr_phases.inputs.images import load_page
-from ocr_phases.models.checkpoint import LoadedModel
+from ocr_phases.models.load import LoadedModel
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.schema import Truth, conform, parse_json
 from ocr_phases.settings import MOST_TOKENS, STRATEGIES, VISIONS

@@ -16,7 +16,7 @@ from ocr_phases.inputs.request import Request
 from ocr_phases.steps.sampling import windowed_processors
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import LoadedModel
+    from ocr_phases.models.load import LoadedModel
 
 OnTokens = Callable[[list[list[int]]], None]
 
