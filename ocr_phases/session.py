@@ -21,7 +21,7 @@ from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilin
 from ocr_phases.collectors.parity import parity_check, parity_result
 from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.collectors.run import Run
-from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, uninterrupted
+from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
 from ocr_phases.families import GROUNDING_TAG
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
@@ -67,7 +67,6 @@ class OCRSession:
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
 
-    @checked()
     def __init__(self, checkpoint: Checkpoint, device: str, dtype: torch.dtype) -> None:
         self.checkpoint = checkpoint
         self.model: Any = checkpoint.model
@@ -228,7 +227,7 @@ class OCRSession:
                 if not runs:
                     raise _interrupted(None, interrupt) from None
         try:
-            with uninterrupted():
+            with stop_signals():
                 record = self.last_run = make_record(
                     self,
                     request,
