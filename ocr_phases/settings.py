@@ -18,7 +18,7 @@ import msgspec
 import tomllib
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError, checked, short
+from ocr_phases.errors import OcrPhasesError, public, short
 from ocr_phases.families import PRESET_NAMES, PROMPTS, check_preset, facts_of, resolve_prompt
 from ocr_phases.text import nearest
 
@@ -196,7 +196,7 @@ def _infer_mapping(text: str) -> dict[str, Any]:
         ) from error
 
 
-@checked()
+@public
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """Which model is measured, and where: the keywords of `OCRSession.load`.
@@ -277,7 +277,7 @@ class RunSettings:
         return facts_of(None).published_limit if is_published(self.infer) else NEW_TOKENS
 
 
-@checked()
+@public
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunSettings, ModelSettings):
     """All settings of a measurement, listed in docs/settings.md.
