@@ -12,11 +12,11 @@ from conftest import GOLDEN, PAGES, SMALL_DUMMY_2
 from PIL import Image
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
-from ocr_phases.analyse.checks import failed, run_checks
+from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES, VISION_STAGES, check_preset, facts_of
-from ocr_phases.models.families import NATIVES, family_of
+from ocr_phases.models.wiring import NATIVES, family_of
 from ocr_phases.sweep_cells import make_cells
 from ocr_phases.text import stage_name
 
@@ -41,11 +41,11 @@ def test_a_family_is_whole(name: str) -> None:
     assert all(preset.name == key for key, preset in facts.presets.items())
     assert set(facts.stands_for.values()) <= set(facts.presets)
     assert not set(facts.stands_for) & set(facts.presets)
-    assert set(facts.vision_stages) <= set(VISION_STAGES) & set(family.modules)
-    assert {"language_model", "lm_head"} <= set(family.modules)
+    assert set(facts.vision_stages) <= set(VISION_STAGES) & set(family.wiring.modules)
+    assert {"language_model", "lm_head"} <= set(family.wiring.modules)
     assert "markdown" in facts.prompts
     assert facts.multipage in (None, *facts.prompts) and facts.multipage_preset in (None, *facts.presets)
-    assert read_model_config(dict(family.published)).family is facts
+    assert read_model_config(facts.config).family is facts
     golden = GOLDEN if name == "deepseek-ocr" else GOLDEN / name
     for file in ("checkpoint/config.json", "forward.safetensors", "preprocess.json"):
         assert (golden / file).is_file()
@@ -74,7 +74,9 @@ def test_a_preset_of_another_family_is_refused(ocr2_session: OCRSession) -> None
 def test_a_missing_class_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    family = dataclasses.replace(NATIVES["deepseek-ocr-2"], class_name="NotYetThere")
+    facts = FAMILIES["deepseek-ocr-2"]
+    wiring = dataclasses.replace(facts.native, class_name="NotYetThere")
+    family = dataclasses.replace(NATIVES["deepseek-ocr-2"], facts=dataclasses.replace(facts, native=wiring))
     with pytest.raises(OcrPhasesError, match="no NotYetThere, which DeepSeek-OCR-2 needs: upgrade"):
         family.model_class()
     assert NATIVES["deepseek-ocr-2"].model_class() is transformers.DeepseekOcr2ForConditionalGeneration
@@ -85,7 +87,7 @@ def test_a_missing_class_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_run_passes_every_check(run: PhaseRun) -> None:
     checks = {check.name: check.verdict for check in run_checks(run)}
-    assert not failed(run_checks(run))
+    assert not with_verdict(run_checks(run), "fail")
     assert checks["parity"] == checks["image_features"] == checks["cache_growth"] == "pass"
     assert run.model["family"] == "deepseek-ocr-2"
     assert run.request["preset"] == run.page["preset"] == "small768"
@@ -128,12 +130,12 @@ def test_rows_with_and_without_crops_go_through_together(ocr2_session: OCRSessio
     run = ocr2_session.run_inference(pages, ["markdown", "free"], **{**QUICK, "max_new_tokens": 2})
     assert [page["image_tokens"] for page in run.pages] == [257 + 2 * 144, 257]
     assert set(run.spans.query("stage == 'encoder'")["view"]) == {"global", "local"}
-    assert not failed(run_checks(run))
+    assert not with_verdict(run_checks(run), "fail")
 
 
 def test_a_static_step_makes_the_same_tokens(ocr2_session: OCRSession, run: PhaseRun) -> None:
+    from ocr_phases.steps.captured import StaticStep
     from ocr_phases.steps.phases import generate
-    from ocr_phases.steps.static_step import StaticStep
 
     model = ocr2_session.model
     short, long = ["free", "<image>\n<|grounding|>Convert the document to markdown, with all of its tables."]
@@ -182,5 +184,5 @@ def test_a_small_dummy_runs(tmp_path: Path) -> None:
     assert family_of(session.model).name == "deepseek-ocr-2"
     run = session.run_inference(RECEIPT, preset="small", **{**QUICK, "max_new_tokens": 3})
     assert run.model["name"] == SMALL_DUMMY_2
-    assert not failed(run_checks(run))
+    assert not with_verdict(run_checks(run), "fail")
     assert session.prepare(RECEIPT).views[0].preset.name == "crop"

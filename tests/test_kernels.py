@@ -25,9 +25,8 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.sentences import verdict
-from ocr_phases.analyse.typical import typical_run
 from ocr_phases.cli import main
-from ocr_phases.collectors import kernel_profile as measure
+from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
 from ocr_phases.report.render import page_report
 from ocr_phases.show import kernels as plots
@@ -227,7 +226,7 @@ def test_figures_of_decode_are_of_one_step() -> None:
     step = table.loc["decode", "decode_step", ""]
     assert (step["kernels"], step["launches"]) == (3.5, 1.5)
     assert step["busy_ms"] == pytest.approx(0.174)
-    spans = typical_run(run).spans
+    spans = run.spans
     same = spans[(spans["stage"] == "decode_step") & spans["step"].isin([0, 1])]
     assert step["wall_ms"] == same["device_ms"].median() != run["inter_token_ms"]
     assert step["idle_share"] == pytest.approx(1 - 0.174 / step["wall_ms"])

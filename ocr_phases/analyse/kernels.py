@@ -1,7 +1,7 @@
 """The kernel view of a record: busy time of each stage and causes of idle time.
 
 How long the device worked, for whom and in which kernels comes from a run of its own under torch.profiler
-(`ocr_phases.collectors.kernel_profile`). How long a stage takes comes from the timed repeats,
+(`ocr_phases.collectors.kernels`). How long a stage takes comes from the timed repeats,
 because the profiler slows the host down: busy time over wall time is therefore a figure of the undisturbed
 run. Idle gaps and the host's waits were seen under the profiler and are longer there; their kind and number
 are not.
@@ -81,9 +81,9 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     """One row per stage, columns `KERNEL_COLUMNS`; a stage includes its inner stages.
 
     ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median
-    over the timed repeats on the device's clock, in decode over the profiled steps (missing where they have no
-    such stage, and for the loop around the steps, which the profiled run cuts short); ``idle_share`` what is
-    left of it. ``launches`` are the host's calls that put work on the device: one for a whole CUDA graph.
+    over the timed repeats on the device's clock, in decode over the profiled steps (missing where they have
+    no such stage, and for the loop around the steps, which the profiled run cuts short); ``idle_share`` is
+    what is left of it. ``launches`` are the host's calls that put work on the device: one for a whole graph.
     ``profiled_ms`` is the host's time in the stage under the profiler.
     """
     table = _table(run, "stages")
@@ -91,7 +91,7 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     counts = ["kernels", "copies", "launches", "busy_ms"]
     table[counts] = table[counts].div(per_step, axis=0)
     table["profiled_ms"] = table["host_ms"] / per_step
-    walls = stage_medians(run, steps=_table(run, "decode_steps")["step"].tolist())
+    walls = stage_medians(run, tuple(_table(run, "decode_steps")["step"].tolist()))
     keys = table[[*STAGE_KEYS]].itertuples(index=False, name=None)
     table["wall_ms"] = [walls.get(key, math.nan) for key in keys]
     table["idle_share"] = (1.0 - table["busy_ms"] / table["wall_ms"]).clip(lower=0.0)

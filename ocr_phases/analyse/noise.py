@@ -45,7 +45,7 @@ SPREAD_NOTE = 0.05
 SPREAD_NOISY = 0.10
 
 # Shares: waiting for a core over the CPU time needed; the hypervisor's part of all cores' time.
-_WAITED_NOTE, _WAITED_NOISY = 0.05, 0.20
+_WAITED_NOTE, _WAITED_NOISY = 0.03, 0.20
 _STEAL_NOISY = 0.05
 _OTHERS_NOTE = 0.10
 # Of a core, by this process's other threads. The explorer's own drawing takes 0.01 to 0.02 on a slow CPU;

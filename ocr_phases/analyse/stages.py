@@ -112,7 +112,7 @@ def spread_name(count: int) -> str:
 
 @cached
 def stage_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
-    """The sum of each stage's calls in ms, zero without one: a row a phase, stage and view, a column a repeat."""
+    """The sum of each stage's calls in ms, zero for none: a row a phase, stage, view, a column a repeat."""
     sums = run.spans.groupby([*STAGE_KEYS, "repeat"], sort=False)[clock].sum().unstack("repeat")
     return sums.reindex(columns=run.repeats).fillna(0.0)
 
@@ -217,7 +217,9 @@ def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
 def step_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
     """The time of each decode step in ms: a row a step, a column a repeat."""
     spans = run.spans[run.spans["stage"] == "decode_step"]
-    return spans.pivot_table(index="step", columns="repeat", values=clock).astype("float64")
+    if spans.empty:
+        return pd.DataFrame(columns=run.repeats, dtype="float64")
+    return spans.groupby(["step", "repeat"])[clock].sum().unstack("repeat").astype("float64")
 
 
 @cached
