@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from ocr_phases.config import (
     TokenizerLabels,
 )
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.models.families import family_of
 from ocr_phases.models.family import Family
 from ocr_phases.models.folders import (
     read_json,
@@ -21,11 +23,12 @@ from ocr_phases.text import count_text, nearest
 
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"
+_REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model with its tokenizer.
+    """A loaded model on its device, with its tokenizer.
 
     ``default_preset`` suits the weights, None leaves it to the family; ``default_ignore_eos`` is True where
     the text is noise (dummy).
@@ -40,31 +43,31 @@ class Checkpoint:
     revision: str
     config: dict[str, Any]
     image_token_id: int
+    device: str
+    dtype: torch.dtype
     default_preset: str | None = None
     default_ignore_eos: bool = False
     cuda_calls: str | None = None
 
-
-class LoadedModel(Protocol):
-    """A checkpoint on its device, as a session has it: what the recorder and the collectors read of it."""
-
-    checkpoint: Checkpoint
-    model: Any
-    tokenizer: Any
-    family: Family
-    device: str
-    dtype: torch.dtype
+    @cached_property
+    def family(self) -> Family:
+        """The row of the model's class."""
+        return family_of(self.model)
 
     @property
     def eos_id(self) -> int:
         """The id that ends a generation."""
+        return self.model.config.get_text_config().eos_token_id
 
     @property
     def pad_id(self) -> int:
-        """The id that fills rows."""
+        """The id that fills rows: the tokenizer's pad token, else the end token."""
+        pad = self.tokenizer.pad_token_id
+        return self.eos_id if pad is None else pad
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, without special tokens around it."""
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 def resolve_device(device: str) -> str:
@@ -122,6 +125,44 @@ def load_tokenizer(folder: Path) -> Any:
             f"The tokenizer in {folder} turns {ROUND_TRIP!r} into {back!r}: it is damaged or mislabelled."
         )
     return tokenizer
+
+
+class TokenReader:
+    """The text each id adds, one id at a time; joined they are the decoded text, special tokens included.
+
+    A character spread over several tokens belongs to the one that completes it; an id the tokenizer has no
+    text for shows as ``<id>``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = []  # what decodes into the text in front of the next
+        self._waiting: list[int] = []
+
+    def read(self, token: int, *, last: bool = False) -> str:
+        """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
+        known = token < len(self._tokenizer)
+        if known:
+            self._waiting.append(token)
+        before = self._tokenizer.decode(self._before)
+        now = self._tokenizer.decode(self._before + self._waiting)
+        if not known:
+            self._before, self._waiting = [], []
+            return f"{now[len(before) :]}<{token}>"
+        if now.endswith("\ufffd") and not last and not self._whole():
+            return ""
+        self._before, self._waiting = self._waiting, []
+        return now[len(before) :]
+
+    def _whole(self) -> bool:
+        """Whether the U+FFFD at the end is the text's own, not what an incomplete character decodes to."""
+        return "".join(self._tokenizer.convert_ids_to_tokens(self._waiting)).endswith(_REPLACEMENT)
+
+
+def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text each of ``ids`` adds, as `TokenReader` tells it."""
+    reader = TokenReader(tokenizer)
+    return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
 def image_token(config: dict[str, Any], tokenizer: Any) -> int:

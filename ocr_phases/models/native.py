@@ -112,6 +112,8 @@ def _load_folder(
         revision=revision or f"sha256:{folder_hash(folder)}",
         config=raw,
         image_token_id=image_token_id,
+        device=device,
+        dtype=dtype,
         default_preset=default_preset,
     )
 
@@ -177,6 +179,8 @@ def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Ch
         revision=f"seed:{seed}",
         config=raw,
         image_token_id=raw["image_token_id"],
+        device=device,
+        dtype=dtype,
         default_ignore_eos=True,
     )
 

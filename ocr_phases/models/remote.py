@@ -122,6 +122,8 @@ def _load(
         revision=revision or f"sha256:{content}",
         config=config,
         image_token_id=image_token(config, tokenizer),
+        device=device,
+        dtype=dtype,
         cuda_calls="ignore" if on_cpu and cuda_calls == "ignore" else None,
     )
 
