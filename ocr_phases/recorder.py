@@ -12,7 +12,7 @@ from ocr_phases.collectors.live_checks import host_syncs_check, merged
 from ocr_phases.collectors.probabilities import Sureness
 from ocr_phases.collectors.run import Run
 from ocr_phases.inputs.packing import valid_image_tokens
-from ocr_phases.models.checkpoint import Checkpoint, token_texts
+from ocr_phases.models.load import Checkpoint, token_texts
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Request
 from ocr_phases.steps import phases

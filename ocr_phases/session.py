@@ -28,8 +28,7 @@ from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
-from ocr_phases.models.loading import load_checkpoint
+from ocr_phases.models.load import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.models.references import references
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import make_record, rows_until_end

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.models.families import family_of
+from ocr_phases.models.wiring import family_of
 from ocr_phases.settings import Request
 from ocr_phases.steps import phases
 from ocr_phases.steps.compiled_vision import CompiledVision

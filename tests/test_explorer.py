@@ -56,7 +56,7 @@ from ocr_phases.explorer.static_picture import picture_bundle
 from ocr_phases.explorer.view import LiveView, View
 from ocr_phases.explorer.view_data import row_data, timeline_data
 from ocr_phases.families import FAMILIES
-from ocr_phases.models.checkpoint import load_tokenizer
+from ocr_phases.models.load import load_tokenizer
 from ocr_phases.settings import Settings
 from ocr_phases.setup import Setup
 from ocr_phases.show.sections import Section

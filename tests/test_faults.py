@@ -24,6 +24,7 @@ import torch
 from conftest import GOLDEN, PAGES
 from elements import Elements
 from example_run import make_run
+from faulty import faulty
 from grounding_texts import fuzzed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -93,12 +94,11 @@ def steps_changed(
     def family_of(model: Any) -> Any:
         family = honest(model)
 
-        def step_arguments(state: Any) -> dict[str, Any]:
-            arguments = dict(family.step_arguments(state))
+        def changed(arguments: dict[str, Any]) -> dict[str, Any]:
             change(arguments)
             return arguments
 
-        return dataclasses.replace(family, step_arguments=step_arguments)
+        return faulty(family, changed)
 
     with monkeypatch.context() as patch:
         patch.setattr(phases, "family_of", family_of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from ocr_phases import OcrPhasesError, decode, decode_step, prefill
 from ocr_phases.cli import main
 from ocr_phases.collectors.parity import _tie
-from ocr_phases.models.families import NATIVE, VENDOR
+from ocr_phases.models.wiring import NATIVES, VENDORS
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured_prefill, capturing
 from ocr_phases.steps import execution as strategies
@@ -270,12 +269,18 @@ def test_what_cannot_run_is_refused_in_one_sentence(options, message, tiny_sessi
 
 
 def test_the_vendor_class_and_missing_compilers_are_refused(monkeypatch):
-    check = partial(strategies.check_strategy, vision="eager", autocast=False, device="cpu", family=NATIVE)
+    check = partial(
+        strategies.check_strategy,
+        vision="eager",
+        autocast=False,
+        device="cpu",
+        family=NATIVES["deepseek-ocr"],
+    )
     check("eager")
     with pytest.raises(OcrPhasesError, match="vendor class runs only eagerly"):
-        check("compiled", family=VENDOR)
+        check("compiled", family=VENDORS["deepseek-ocr"])
     with pytest.raises(OcrPhasesError, match="vendor class runs only eagerly"):
-        check("eager", vision="compiled", family=replace(VENDOR))
+        check("eager", vision="compiled", family=VENDORS["deepseek-ocr"])
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(OcrPhasesError, match="no-such-compiler is not here"):
         check("compiled")

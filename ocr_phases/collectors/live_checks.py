@@ -21,11 +21,11 @@ from ocr_phases.analyse.check_texts import RULES
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
 from ocr_phases.models.caches import cache_length
-from ocr_phases.models.family import Family
+from ocr_phases.models.wiring import Family
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import Checkpoint
+    from ocr_phases.models.load import Checkpoint
     from ocr_phases.steps.phases import DecodeState
 
 _SYNC = "called a synchronizing CUDA operation"  # torch's words

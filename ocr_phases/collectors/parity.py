@@ -16,7 +16,7 @@ from ocr_phases.steps.sampling import Sampler
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import Checkpoint
+    from ocr_phases.models.load import Checkpoint
 
 #: In 16 bits a first difference is a tie where the two logits lie this many bfloat16 steps apart at most.
 TIE_STEPS = 2

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from ocr_phases.errors import Stopped
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
-from ocr_phases.models.families import family_of
-from ocr_phases.models.family import Family
+from ocr_phases.models.wiring import Family, family_of
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import Checkpoint
+    from ocr_phases.models.load import Checkpoint
 
 _MOST_LOGITS = 2**24  # at once: 64 MB in float32
 _DECIMALS = 3

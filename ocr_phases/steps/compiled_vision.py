@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ocr_phases.models.families import family_of
+from ocr_phases.models.wiring import family_of
 from ocr_phases.steps.capturing import captured_call, tensors_in
 from ocr_phases.steps.execution import (
     DECODE_BACKENDS,

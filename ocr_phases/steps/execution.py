@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.models.family import Family
+from ocr_phases.models.wiring import Family
 
 #: cuDNN's attention builds a plan for every new KV length, which decode meets at every step.
 DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)

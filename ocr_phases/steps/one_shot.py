@@ -16,7 +16,7 @@ from ocr_phases.settings import Request
 from ocr_phases.steps.sampling import windowed_processors
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import Checkpoint
+    from ocr_phases.models.load import Checkpoint
 
 OnTokens = Callable[[list[list[int]]], None]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import cache_bytes_per_token, read_up_to, static_cache
-from ocr_phases.models.families import family_of
+from ocr_phases.models.wiring import family_of
 from ocr_phases.steps.captured_prefill import CapturedPrefill
 from ocr_phases.steps.capturing import captured
 from ocr_phases.steps.execution import (

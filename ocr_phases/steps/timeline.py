@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from ocr_phases.errors import checked, hinted
-from ocr_phases.models.checkpoint import resolve_device
-from ocr_phases.models.family import Family
+from ocr_phases.models.load import resolve_device
+from ocr_phases.models.wiring import Family
 from ocr_phases.record import SPAN_COLUMNS, elsewhere, make_spans
 
 if TYPE_CHECKING:
