@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.errors import CannotWrite, OcrPhasesError, uninterrupted
+from ocr_phases.errors import CannotWrite, OcrPhasesError, stop_signals
 
 RECORD = "run.json"
 """A record's name where nobody names it."""
@@ -474,7 +474,7 @@ def save_or_rescue(
     A signal to stop waits until the result is saved. The message names the copy, which ``rescue(copy)``
     writes, by default ``save``: a file below the temporary folder, or else in the user's home folder.
     """
-    with uninterrupted():
+    with stop_signals():
         try:
             return save(path)
         except CannotWrite as error:

@@ -14,15 +14,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.collectors import environment
-from ocr_phases.collectors.ceilings import measure_ceilings
-from ocr_phases.collectors.conditions import Conditions
-from ocr_phases.collectors.kernel_profile import check_kernels, kernel_view
+from ocr_phases.collectors import machine
+from ocr_phases.collectors.kernels import check_kernels, kernel_view
 from ocr_phases.collectors.live_checks import ForwardHooks, input_verdicts, syncs_counted
+from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilings
 from ocr_phases.collectors.parity import parity_check, parity_result
 from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.collectors.run import Run
-from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, uninterrupted
+from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
 from ocr_phases.families import GROUNDING_TAG
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
@@ -49,9 +48,8 @@ from ocr_phases.steps.execution import (
     decode_execution,
     eos_interval,
 )
-from ocr_phases.steps.one_shot import one_shot
-from ocr_phases.steps.sampling import Sampler
-from ocr_phases.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
+from ocr_phases.steps.sampling import Sampler, one_shot
+from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.sweep_cells import make_cells, one_sentence, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
@@ -67,7 +65,6 @@ class OCRSession:
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
 
-    @checked()
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.model: Any = checkpoint.model
@@ -153,7 +150,7 @@ class OCRSession:
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
             "family": f"{self.family.name}, {self.family.implementation} class",
-            "device": f"{environment.describe_device(self.device)['name']} ({self.device})",
+            "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
@@ -228,7 +225,7 @@ class OCRSession:
                 if not runs:
                     raise _interrupted(None, interrupt) from None
         try:
-            with uninterrupted():
+            with stop_signals():
                 record = self.last_run = make_record(
                     self.checkpoint,
                     request,
