@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases import record
 from ocr_phases.analyse.check_texts import RULES, STOPPED
-from ocr_phases.collectors import environment
+from ocr_phases.collectors import machine
 from ocr_phases.collectors.live_checks import host_syncs_check, merged
 from ocr_phases.collectors.probabilities import Sureness
 from ocr_phases.collectors.run import Run
@@ -53,10 +53,10 @@ def make_record(
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
     return PhaseRun(
-        created=environment.now(),
-        versions=environment.versions(),
+        created=machine.now(),
+        versions=machine.versions(),
         device={
-            **environment.describe_device(session.device),
+            **machine.describe_device(session.device),
             "conditions": conditions,
             "ceilings": after.get("ceilings"),
         },
@@ -183,9 +183,9 @@ def _describe_model(session: LoadedModel, request: Request) -> dict[str, Any]:
         "class": type(model).__name__,
         "dtype": str(session.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
-        "attention_kernels": environment.attention_kernels(session.device),
+        "attention_kernels": machine.attention_kernels(session.device),
         "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
-        "decode_attention_kernels": environment.attention_kernels(session.device, request.strategy),
+        "decode_attention_kernels": machine.attention_kernels(session.device, request.strategy),
         "decode_experts": decode_experts(model, request.strategy).get("text_config"),
         "strategy": request.strategy,
         "vision": request.vision,

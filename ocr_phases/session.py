@@ -14,11 +14,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.collectors import environment
-from ocr_phases.collectors.ceilings import measure_ceilings
-from ocr_phases.collectors.conditions import Conditions
-from ocr_phases.collectors.kernel_profile import check_kernels, kernel_view
+from ocr_phases.collectors import machine
+from ocr_phases.collectors.kernels import check_kernels, kernel_view
 from ocr_phases.collectors.live_checks import ForwardHooks, input_verdicts, syncs_counted
+from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilings
 from ocr_phases.collectors.parity import parity_check, parity_result
 from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.collectors.run import Run
@@ -51,9 +50,8 @@ from ocr_phases.steps.execution import (
     decode_execution,
     eos_interval,
 )
-from ocr_phases.steps.one_shot import one_shot
-from ocr_phases.steps.sampling import Sampler
-from ocr_phases.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
+from ocr_phases.steps.sampling import Sampler, one_shot
+from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.sweep_cells import make_cells, one_sentence, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
@@ -154,7 +152,7 @@ class OCRSession:
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
             "family": f"{self.family.name}, {self.family.implementation} class",
-            "device": f"{environment.describe_device(self.device)['name']} ({self.device})",
+            "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",

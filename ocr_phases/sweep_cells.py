@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypedDict
 import torch
 
 from ocr_phases.analyse.truth_files import load_truth
-from ocr_phases.collectors import environment
+from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FamilyFacts, check_preset
 from ocr_phases.files import only_writer, output_folder, read_regular, reserved, write_atomic
@@ -146,9 +146,9 @@ def run_sweep(
         "page": describe_page(image, data, name, embed=False)["sha256"],
         "model": session.checkpoint.name,
         "dtype": str(session.dtype).removeprefix("torch."),
-        "device": environment.describe_device(session.device)["name"],
+        "device": machine.describe_device(session.device)["name"],
         "revision": session.checkpoint.revision,
-        "versions": _deciding(environment.versions()),
+        "versions": _deciding(machine.versions()),
         "prompt": session.family.facts.text_of(prompt),
         **options,
     }
@@ -207,7 +207,7 @@ def _measure(
         run.save(target)
         failed.unlink(missing_ok=True)
         return CellOutcome(cell, "measured")
-    kept = {"cell": asdict(cell), "created": environment.now(), "reason": reason, "asked": asked}
+    kept = {"cell": asdict(cell), "created": machine.now(), "reason": reason, "asked": asked}
     write_atomic(failed, json.dumps(kept, ensure_ascii=False, indent=1).encode() + b"\n")
     try:
         # What failed for want of memory must not keep it from the next cell.

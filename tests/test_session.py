@@ -232,7 +232,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch
     for name in (
         "ocr_phases.session.one_shot",
         "ocr_phases.collectors.probabilities.token_probabilities",
-        "ocr_phases.collectors.ceilings._copy",
+        "ocr_phases.collectors.machine._copy",
     ):
         monkeypatch.setattr(name, failing)
     monkeypatch.setattr(tiny_session, "_ceilings", {})
