@@ -134,8 +134,8 @@ def test_rows_with_and_without_crops_go_through_together(ocr2_session: OCRSessio
 
 
 def test_a_static_step_makes_the_same_tokens(ocr2_session: OCRSession, run: PhaseRun) -> None:
+    from ocr_phases.steps.captured import StaticStep
     from ocr_phases.steps.phases import generate
-    from ocr_phases.steps.static_step import StaticStep
 
     model = ocr2_session.model
     short, long = ["free", "<image>\n<|grounding|>Convert the document to markdown, with all of its tables."]

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from ocr_phases import Timeline
+from ocr_phases.collectors.machine import PeakMemory
 from ocr_phases.models.wiring import NATIVES
 from ocr_phases.record import SPAN_COLUMNS
-from ocr_phases.steps.timeline import NoTimeline, PeakMemory, stage_hooks
+from ocr_phases.steps.timeline import NoTimeline, stage_hooks
 
 
 @pytest.fixture

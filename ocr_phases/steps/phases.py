@@ -40,7 +40,7 @@ _MOST_IDS, _MOST_ROWS = 24, 8  # of a state that a cell shows
 
 
 class StepRunner(Protocol):
-    """Runs the forward of a step in place of the model class: `ocr_phases.steps.static_step`."""
+    """Runs the forward of a step in place of the model class: `ocr_phases.steps.captured`."""
 
     def fresh_cache(self) -> Any:
         """The runner's own KV cache, emptied for a new prefill."""
