@@ -78,7 +78,7 @@ _ELSEWHERE = {
     "facts_bundle": "show.faces:facts_bundle",
     "timeline_bundle": "show.faces:timeline_bundle",
     "plot_spans": "show.plots:plot_spans",
-    "draw_crops": "show.views:draw_crops",
+    "inputs_bundle": "show.faces:inputs_bundle",
     "SweepResult": "show.sweep_result:SweepResult",
 }
 
