@@ -170,7 +170,7 @@ class StaticStep:
         read = next(read for read in self._runs if read >= needed)
         logits = self._runs[read]()
         self._length = state.length + 1
-        state.attention_mask = self._seen[:, : state.length + 1]
+        state.mask = self._seen
         if state.position_ids is not None:
             state.position_ids = self._positions[:, state.length : state.length + 1]
         self._given = self._token[:, 0].clone() if state.sampler.greedy else None
