@@ -93,7 +93,7 @@ def bfloat16_step(value: float) -> float:
 def _scores(
     session: LoadedModel, request: Request, inputs: DeviceInputs, ours: list[list[int]], places: set[int]
 ) -> dict[int, Tensor]:
-    """What the token at each of ``places`` is chosen from, float32 [B, vocab], after the tokens in ``ours``."""
+    """What the token at each place is chosen from, float32 [B, vocab], after the very tokens in ``ours``."""
     sampler = Sampler(request.infer, request.seed, session.device)
     state = phases.prefill(session.model, inputs, sampler=sampler)
     found = {}

@@ -205,9 +205,10 @@ def decode_step(
 ) -> Tensor:
     """One forward of one token a row from the cache; returns the next token, int64 [B].
 
-    The attention mask grows by one column of ones before the step. ``step`` is a
-    `ocr_phases.steps.captured.StaticStep` that runs the forward in place of the model class. ``read`` brings the token to the host
-    within the step, as a loop that looks for the end token must. Raises `OcrPhasesError` where a rule of decode is broken.
+    The attention mask grows by one column of ones before the step. ``read`` brings the token to the host
+    within the step, as a loop that looks for the end token must. ``step`` runs the forward in place of the
+    model class: a `ocr_phases.steps.captured.StaticStep`. Raises `OcrPhasesError` where a rule of decode is
+    broken.
     """
     timeline = timeline or NoTimeline()
     _check_model(model)

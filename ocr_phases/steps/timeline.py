@@ -64,7 +64,7 @@ class Timeline:
         self._open: list[Span] = []
         self.phase = ""
         self.step: int | None = None
-        self.vectors = 0  # that the projector made
+        self.vectors = 0  # that the projector made in the prefill
         self._origin = Span("", "", start=self._event(), host_start=perf_counter())
 
     def begin(self, stage: str, view: str = "") -> Span:
@@ -209,7 +209,7 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     def after(stage: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             timeline.end(open_spans.pop(stage))
-            if stage == "projector":
+            if stage == "projector" and timeline.phase == "prefill":
                 timeline.vectors += prod(output.shape[:-1])
             if stage == "projector" and views and calls[stage] % len(views) == 0:
                 open_spans["vision_fusion"] = timeline.begin("vision_fusion")
