@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -24,7 +24,6 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FamilyFacts, check_preset
 from ocr_phases.files import only_writer, output_folder, read_regular, reserved, write_atomic
 from ocr_phases.inputs.images import load_page
-from ocr_phases.models.load import LoadedModel
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.schema import Truth, conform, parse_json
 from ocr_phases.settings import MOST_TOKENS, STRATEGIES, VISIONS
@@ -33,13 +32,6 @@ from ocr_phases.text import nearest
 RUNS = "runs"
 FAILED = ".failed.json"
 EARLIER = "earlier"
-
-
-class MeasuringModel(LoadedModel, Protocol):
-    """What a sweep needs of a session."""
-
-    def run_inference(self, page: Any, prompt: str, **settings: Any) -> PhaseRun:
-        """`OCRSession.run_inference`."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,7 @@ def make_cells(
 
 
 def run_sweep(
-    session: MeasuringModel,
+    session: Any,
     page: str | Path,
     cells: Sequence[Cell],
     folder: str | Path,
@@ -176,7 +168,7 @@ def _named_by(family: FamilyFacts, cell: Cell) -> Cell:
 
 
 def _measure(
-    session: MeasuringModel,
+    session: Any,
     page: str | Path,
     cell: Cell,
     asked: dict[str, Any],

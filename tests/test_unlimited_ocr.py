@@ -36,10 +36,10 @@ from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, image_token_count, make_views, pack
-from ocr_phases.inputs.request import make_rows
 from ocr_phases.models.load import dummy_config
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
+from ocr_phases.request import make_rows
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.regions import page_html, plot_page
 from ocr_phases.steps.captured import StaticStep, max_cache_len_for

@@ -23,7 +23,7 @@ from ocr_phases.models.wiring import Family
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.models.load import LoadedModel
+    from ocr_phases.models.load import Checkpoint
     from ocr_phases.steps.phases import DecodeState
 
 _SYNC = "called a synchronizing CUDA operation"  # torch's words
@@ -104,12 +104,12 @@ class ForwardHooks:
         }
 
 
-def input_verdicts(session: LoadedModel, packed: PageInputs, *, autocast: bool) -> dict[str, Verdict]:
+def input_verdicts(checkpoint: Checkpoint, packed: PageInputs, *, autocast: bool) -> dict[str, Verdict]:
     """What the inputs and the model show before anything runs."""
     return {
-        "image_mask": _image_mask(packed, session.checkpoint.image_token_id),
-        "prompt_tokens": _prompt_tokens(packed, session.tokenizer),
-        "norm_layers": _norm_layers(session.model, session.dtype, autocast),
+        "image_mask": _image_mask(packed, checkpoint.image_token_id),
+        "prompt_tokens": _prompt_tokens(packed, checkpoint.tokenizer),
+        "norm_layers": _norm_layers(checkpoint.model, checkpoint.dtype, autocast),
     }
 
 

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.inputs.request import Request
+from ocr_phases.settings import Request
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.text import count_text, first_difference
 
 if TYPE_CHECKING:
-    from ocr_phases.models.load import LoadedModel
+    from ocr_phases.models.load import Checkpoint
 
 #: In 16 bits a first difference is a tie where the two logits lie this many bfloat16 steps apart at most.
 TIE_STEPS = 2
 
 
 def parity_check(
-    session: LoadedModel,
+    checkpoint: Checkpoint,
     request: Request,
     inputs: DeviceInputs,
     ours: list[list[int]],
@@ -33,7 +33,7 @@ def parity_check(
     In float32 they must be equal. In 16 bits, and under autocast, the first difference of a row passes as a
     tie, which costs one more run up to there to look at the logits. Sampled tokens are only reported.
     """
-    eos = () if request.ignore_eos else (session.eos_id,)
+    eos = () if request.ignore_eos else (checkpoint.eos_id,)
     pairs = [
         (phases.until_end(mine, eos), phases.until_end(other, eos))
         for mine, other in zip(ours, theirs, strict=True)
@@ -51,10 +51,10 @@ def parity_check(
     tokens = [ids[place] if place < len(ids) else None for ids in pairs[row]]
     length = len(pairs[row][0])
     differs = f"{where} of {length} is the first that differs ({tokens[0]}, generate(): {tokens[1]})"
-    low = request.autocast or session.dtype != torch.float32
+    low = request.autocast or checkpoint.dtype != torch.float32
     if not low or None in tokens:
         return parity_result("fail", differs)
-    scores = _scores(session, request, inputs, ours, set(places.values()))
+    scores = _scores(checkpoint, request, inputs, ours, set(places.values()))
     ties = {
         number: _tie(scores[at][number], pairs[number][0][at], pairs[number][1][at])
         for number, at in places.items()
@@ -91,13 +91,13 @@ def bfloat16_step(value: float) -> float:
 
 @torch.no_grad()
 def _scores(
-    session: LoadedModel, request: Request, inputs: DeviceInputs, ours: list[list[int]], places: set[int]
+    checkpoint: Checkpoint, request: Request, inputs: DeviceInputs, ours: list[list[int]], places: set[int]
 ) -> dict[int, Tensor]:
     """What the token at each place is chosen from, float32 [B, vocab], after the very tokens in ``ours``."""
-    sampler = Sampler(request.infer, request.seed, session.device)
-    state = phases.prefill(session.model, inputs, sampler=sampler)
+    sampler = Sampler(request.infer, request.seed, checkpoint.device)
+    state = phases.prefill(checkpoint.model, inputs, sampler=sampler)
     found = {}
-    with decode_execution(session.model):
+    with decode_execution(checkpoint.model):
         for place in range(max(places) + 1):
             if place in places:
                 scores, seen = state.logits.float(), state.sequence
@@ -107,5 +107,5 @@ def _scores(
             state.token = torch.tensor([ids[place] for ids in ours], device=state.token.device)
             if state.sequence is not None:
                 state.sequence[:, -1] = state.token
-            phases.decode_step(session.model, state)
+            phases.decode_step(checkpoint.model, state)
     return found

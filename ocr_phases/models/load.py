@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -42,6 +42,7 @@ from ocr_phases.versions import asset, folder_hash
 NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"
+_REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
 _LARGE = 300_000_000  # parameters, from which a CPU takes seconds a page
 _PROMPT = 300  # tokens, about those of a page at the preset base
 _TINY_VOCAB = 2048
@@ -89,28 +90,6 @@ class Checkpoint:
     def encode(self, text: str) -> list[int]:
         """Text to ids, without special tokens around it."""
         return self.tokenizer.encode(text, add_special_tokens=False)
-
-
-class LoadedModel(Protocol):
-    """A checkpoint on its device, as a session has it: what the recorder and the collectors read of it."""
-
-    checkpoint: Checkpoint
-    model: Any
-    tokenizer: Any
-    family: Family
-    device: str
-    dtype: torch.dtype
-
-    @property
-    def eos_id(self) -> int:
-        """The id that ends a generation."""
-
-    @property
-    def pad_id(self) -> int:
-        """The id that fills rows."""
-
-    def encode(self, text: str) -> list[int]:
-        """Text to ids, without special tokens around it."""
 
 
 def resolve_device(device: str) -> str:
@@ -281,6 +260,44 @@ def check_tokenizer(tokenizer: Any, place: str) -> None:
         raise OcrPhasesError(
             f"The tokenizer {place} turns {ROUND_TRIP!r} into {back!r}: it is damaged or mislabelled."
         )
+
+
+class TokenReader:
+    """The text each id adds, one id at a time; joined they are the decoded text, special tokens included.
+
+    A character spread over several tokens belongs to the one that completes it; an id the tokenizer has no
+    text for shows as ``<id>``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = []  # what decodes into the text in front of the next
+        self._waiting: list[int] = []
+
+    def read(self, token: int, *, last: bool = False) -> str:
+        """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
+        known = token < len(self._tokenizer)
+        if known:
+            self._waiting.append(token)
+        before = self._tokenizer.decode(self._before)
+        now = self._tokenizer.decode(self._before + self._waiting)
+        if not known:
+            self._before, self._waiting = [], []
+            return f"{now[len(before) :]}<{token}>"
+        if now.endswith("\ufffd") and not last and not self._whole():
+            return ""
+        self._before, self._waiting = self._waiting, []
+        return now[len(before) :]
+
+    def _whole(self) -> bool:
+        """Whether the U+FFFD at the end is the text's own, not what an incomplete character decodes to."""
+        return "".join(self._tokenizer.convert_ids_to_tokens(self._waiting)).endswith(_REPLACEMENT)
+
+
+def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text each of ``ids`` adds, as `TokenReader` tells it."""
+    reader = TokenReader(tokenizer)
+    return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
 def image_token(config: dict[str, Any], tokenizer: Any) -> int:

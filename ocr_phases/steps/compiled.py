@@ -63,7 +63,7 @@ def tuned_steadily() -> Iterator[None]:
 
 
 class CompiledVision:
-    """Compiled forwards of a model's vision encoders, made at each shape's first call; the last used are kept.
+    """Compiled forwards of a model's vision encoders, made at each shape's first call and kept.
 
     On CUDA each is captured too, and its activations stay in the graph's own memory. ``compile_ms`` has the
     wall time of those first calls, by stage and input shape; ``used`` the stages and shapes called since the
