@@ -195,8 +195,9 @@ def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
         name = called.__qualname__.removesuffix(".__init__")
         takes = frozenset(signature.parameters)
         closed = all(item.kind is not item.VAR_KEYWORD for item in signature.parameters.values())
-        for keyword in takes - inspect.signature(called).parameters.keys():
-            _TAKER.setdefault(keyword, name)
+        if "." in name:  # a method is what a keyword is looked for on
+            for keyword in takes - inspect.signature(called).parameters.keys():
+                _TAKER.setdefault(keyword, name)
 
         @functools.wraps(called)
         def call(*args: Any, **keywords: Any) -> Any:

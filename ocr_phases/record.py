@@ -91,6 +91,7 @@ _ELSEWHERE = {
     "plot_spans": "ocr_phases.show.plots",
     "draw_crops": "ocr_phases.show.views",
     "SweepResult": "ocr_phases.show.sweep_result",
+    "OCRSession": "ocr_phases.session",
 }
 
 

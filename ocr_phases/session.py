@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -55,12 +55,9 @@ from ocr_phases.steps.execution import (
 from ocr_phases.steps.one_shot import one_shot
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
-from ocr_phases.sweep_cells import make_cells, one_sentence, run_sweep
+from ocr_phases.sweep_models import AXES, make_cells, one_sentence, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
-
-if TYPE_CHECKING:
-    from ocr_phases.show.sweep_result import SweepResult
 
 
 @public
@@ -271,26 +268,14 @@ class OCRSession:
         if request.ceilings:
             after["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
 
-    @checked(run_sweep)
-    def sweep(
-        self,
-        page: str | Path,
-        *,
-        presets: Sequence[str] = ("tiny", "base"),
-        strategies: Sequence[str] = ("eager",),
-        visions: Sequence[str] = ("eager",),
-        batches: Sequence[int] = (1,),
-        lengths: Sequence[int] = (32,),
-        folder: str | Path | None = None,
-        **options: Any,
-    ) -> SweepResult:
-        """Measure ``page`` at every combination as one `SweepResult`.
+    @checked(make_cells, run_sweep)
+    def sweep(self, page: str | Path, *, folder: str | Path | None = None, **options: Any) -> Any:
+        """Measure ``page`` at every combination as one `ocr_phases.show.sweep_result.SweepResult`.
 
-        ``batches`` are copies of the page side by side, ``lengths`` new tokens of each row. Records in
-        ``folder`` are not measured again, and all of them are part of the result; without it nothing is
-        written. ``options`` and errors are those of `run_sweep`.
+        ``options`` and errors are those of `make_cells` and of `run_sweep`. Records in ``folder`` are not
+        measured again, and all of them are part of the result; without it nothing is written.
         """
-        cells = make_cells(presets, strategies, batches, lengths, visions)
+        cells = make_cells(**{name: options.pop(name) for name in AXES if name in options})
         with contextlib.ExitStack() as stack:
             kept = folder or stack.enter_context(TemporaryFolder())
             run_sweep(self, page, cells, kept, **options)
