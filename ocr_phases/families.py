@@ -1,10 +1,15 @@
-"""The families of models, a row each, with presets and prompts: what must be known without torch."""
+"""The families of models, a row of ``families.toml`` each, with presets and prompts; no torch is needed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import tomllib
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.text import nearest
@@ -44,30 +49,6 @@ class Preset:
         return crop_grid(width, height, self.image_size, self.most_tiles) if self.crops else (1, 1)
 
 
-def _by_name(*presets: Preset) -> dict[str, Preset]:
-    return {preset.name: preset for preset in presets}
-
-
-PRESETS = _by_name(
-    Preset("tiny", 512, 512, False),
-    Preset("small", 640, 640, False),
-    Preset("base", 1024, 1024, False),
-    Preset("large", 1280, 1280, False),
-    Preset("gundam", 1024, 640, True),
-)
-"""The published presets by name."""
-
-PROMPTS: dict[str, str] = {
-    "markdown": f"{IMAGE_TAG}\n{GROUNDING_TAG}Convert the document to markdown.",
-    "ocr": f"{IMAGE_TAG}\n{GROUNDING_TAG}OCR this image.",
-    "free": f"{IMAGE_TAG}\nFree OCR.",
-    "figure": f"{IMAGE_TAG}\nParse the figure.",
-    "describe": f"{IMAGE_TAG}\nDescribe this image in detail.",
-    "locate": f"{IMAGE_TAG}\nLocate <|ref|>{_WORDS}<|/ref|> in the image.",
-}
-"""The prompt presets by name; in ``locate``, ``{words}`` stands for the user's words."""
-
-
 def crop_grid(width: int, height: int, image_size: int = 640, most_tiles: int = 9) -> tuple[int, int]:
     """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
 
@@ -95,53 +76,28 @@ def crop_grid(width: int, height: int, image_size: int = 640, most_tiles: int = 
     return best
 
 
-def resolve_prompt(
-    prompt: str,
-    *,
-    grounding: bool | None = None,
-    prompts: Mapping[str, str] = PROMPTS,
-    leads: tuple[str, str] = LEADS,
-) -> str:
-    """The text passed to the model, stripped: a preset of ``prompts``, or the user's own text.
-
-    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``leads``,
-    ``<image>`` and a line break, then ``<|grounding|>`` unless `grounding` is False, if it carries no
-    ``<image>`` itself; a text that does, and a preset, stay as they are.
-
-    Raises OcrPhasesError for an empty prompt, for ``locate`` without words, for a preset that asks for boxes
-    where `grounding` is False, and for one word that is nearly a preset's name: write ``<image>`` and that
-    word where it is meant.
-    """
-    prompt = prompt.strip()
-    name, _, words = prompt.partition(":")
-    if name.rstrip() == "locate":
-        if not words.strip():
-            raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
-        return prompts["locate"].replace(_WORDS, words.strip())
-    if prompt in prompts:
-        if grounding is False and GROUNDING_TAG in prompts[prompt]:
-            raise OcrPhasesError(
-                f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the preset "
-                "'free', which asks for none, or write the prompt yourself."
-            )
-        return prompts[prompt]
-    if not prompt:
-        raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
-    if IMAGE_TAG in prompt:
-        return prompt
-    name = name.rstrip()
-    # One word, or what may be a misspelled "locate:some words".
-    hint = "" if " " in name else nearest(name.lower(), prompts if name == prompt else ["locate"])
-    if hint:
-        raise OcrPhasesError(
-            f"There is no prompt preset {name!r}: choose one of {', '.join(prompts)}, or write more than one "
-            f'word, or "{IMAGE_TAG} {name}" for this one.{hint}'
-        )
-    return f"{leads[0]}{'' if grounding is False else leads[1]}{prompt}"
-
-
 FULL, WINDOWED = "full_attention", "reference_sliding_attention"
 DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR = "deepseek-ocr", "deepseek-ocr-2", "unlimited-ocr"
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """How a model class is driven. Module paths are dotted names under the loaded model.
+
+    ``modules`` are a stage each; ``parts`` are the modules that hold a stage's parameters where they are not
+    those of the stage's own module. Where the language model is no module of its own,
+    ``language_model_between`` are the first and the last module of that stage.
+    ``image_arguments`` go into the prefill and must never carry a value in decode.
+    ``mask`` is the form of an attention mask that needs no work: None or a 4-D one to be added to the scores,
+    in a dict for each kind of attention, or as it is; or the 2-D one of all tokens, always.
+    """
+
+    class_name: str
+    modules: dict[str, str]
+    image_arguments: tuple[str, ...]
+    mask: Literal["by attention", "4-D", "2-D"]
+    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    language_model_between: tuple[str, str] | None = None
 
 
 #: The no-repeat n-gram size of DeepSeek's ``infer()``, without and with its ``eval_mode``.
@@ -168,6 +124,8 @@ class FamilyFacts:
     ``published_type`` and ``saved_type`` are the ``model_type`` of its ``config.json`` as published and as
     transformers saves it, ``encoder_part`` is the published name of the second vision encoder, ``attention``
     that of all layers of the language model, None where its class knows no other than full attention.
+    ``config`` is that file as published, ``native`` drives transformers' class and ``vendor`` the published
+    remote-code class, where that can be driven.
     """
 
     name: str
@@ -175,11 +133,14 @@ class FamilyFacts:
     published_type: str
     saved_type: str
     encoder_part: str
-    attention: str | None
     encoders: tuple[str, ...]
-    presets: Mapping[str, Preset]
+    presets: dict[str, Preset]
     default_preset: str
-    prompts: Mapping[str, str]
+    prompts: dict[str, str]
+    config: dict[str, Any]
+    native: Wiring
+    vendor: Wiring | None = None
+    attention: str | None = None
     stands_for: Mapping[str, str] = field(default_factory=dict)
     leads: tuple[str, str] = LEADS
     published: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _PUBLISHED)
@@ -225,71 +186,29 @@ class FamilyFacts:
         return text.replace(IMAGE_TAG, IMAGE_TAG * pages) if name == self.multipage else text
 
 
-FAMILIES: dict[str, FamilyFacts] = {
-    facts.name: facts
-    for facts in (
-        FamilyFacts(
-            name=DEEPSEEK_OCR,
-            title="DeepSeek-OCR",
-            published_type="deepseek_vl_v2",
-            saved_type="unlimited_ocr",
-            encoder_part="clip-l-14-224",
-            attention=FULL,
-            encoders=("sam", "clip"),
-            presets=PRESETS,
-            default_preset="gundam",
-            prompts=PROMPTS,
-        ),
-        FamilyFacts(
-            name=DEEPSEEK_OCR_2,
-            title="DeepSeek-OCR-2",
-            published_type="deepseek_vl_v2",
-            saved_type="deepseek_ocr2",
-            encoder_part="qwen2-0-5b",
-            attention=None,
-            encoders=("sam", "encoder"),
-            presets=_by_name(
-                Preset("small768", 768, 768, False, direct_size=768, row_ends=False),
-                Preset("base1024", 1024, 1024, False, direct_size=768, row_ends=False),
-                Preset("crop", 1024, 768, True, most_tiles=6, row_ends=False),
-            ),
-            default_preset="crop",
-            prompts=PROMPTS,
-            stands_for={"tiny": "small768", "small": "small768", "base": "base1024", "gundam": "crop"},
-        ),
-        FamilyFacts(
-            name=UNLIMITED_OCR,
-            title="Unlimited-OCR",
-            published_type="unlimited-ocr",
-            saved_type="unlimited_ocr",
-            encoder_part="clip-l-14-224",
-            attention=WINDOWED,
-            encoders=("sam", "clip"),
-            presets=_by_name(
-                PRESETS["small"], PRESETS["base"], Preset("gundam", 1024, 640, True, most_tiles=32)
-            ),
-            default_preset="gundam",
-            prompts={
-                "markdown": f"{IMAGE_TAG}document parsing.",
-                "multipage": f"{IMAGE_TAG}Multi page parsing.",
-            },
-            stands_for={"tiny": "small", "small768": "small", "base1024": "base", "crop": "gundam"},
-            leads=(IMAGE_TAG, ""),
-            published={
-                "published": {"no_repeat_ngram_size": 35, "no_repeat_ngram_window": 128},
-                "published-eval": {},
-            },
-            published_limit=32768,
-            limit_has_prompt=True,
-            page_mark="<PAGE>",
-            result_name="result.md",
-            multipage="multipage",
-            multipage_preset="base",
-            multipage_infer={"no_repeat_ngram_window": 1024},
-        ),
-    )
-}
+def _families() -> dict[str, FamilyFacts]:
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    for name, row in table.items():
+        like = table.get(row.get("like"), row)
+        config, own = like["config"], row.get("config", {})
+        row |= {"name": name, "native": row.get("native", like["native"])}
+        row["prompts"] = row.get("prompts", like["prompts"])
+        row["config"] = {**config, "model_type": row["published_type"], **own}
+        for section in ("language_config", "vision_config"):
+            row["config"][section] = config[section] | own.get(section, {})
+        for preset, sizes in row["presets"].items():
+            sizes["name"] = preset
+    return msgspec.convert(table, dict[str, FamilyFacts])
+
+
+FAMILIES = _families()
 """The families by name; the first is that of a record that names none."""
+
+PRESETS = FAMILIES[DEEPSEEK_OCR].presets
+"""DeepSeek-OCR's published presets by name."""
+
+PROMPTS = FAMILIES[DEEPSEEK_OCR].prompts
+"""DeepSeek-OCR's prompt presets by name; in ``locate``, ``{words}`` stands for the user's words."""
 
 ENCODERS = tuple(dict.fromkeys(stage for facts in FAMILIES.values() for stage in facts.encoders))
 """The vision encoders of all families; a record has spans of its own family's."""
@@ -321,3 +240,48 @@ def check_preset(name: str) -> None:
     if name not in PRESET_NAMES:
         hint = nearest(name, PRESET_NAMES)
         raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(PRESET_NAMES)}.{hint}")
+
+
+def resolve_prompt(
+    prompt: str,
+    *,
+    grounding: bool | None = None,
+    prompts: Mapping[str, str] = PROMPTS,
+    leads: tuple[str, str] = LEADS,
+) -> str:
+    """The text passed to the model, stripped: a preset of ``prompts``, or the user's own text.
+
+    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``leads``,
+    ``<image>`` and a line break, then ``<|grounding|>`` unless `grounding` is False, if it carries no
+    ``<image>`` itself; a text that does, and a preset, stay as they are.
+
+    Raises OcrPhasesError for an empty prompt, for ``locate`` without words, for a preset that asks for boxes
+    where `grounding` is False, and for one word that is nearly a preset's name: write ``<image>`` and that
+    word where it is meant.
+    """
+    prompt = prompt.strip()
+    name, _, words = prompt.partition(":")
+    if name.rstrip() == "locate":
+        if not words.strip():
+            raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
+        return prompts["locate"].replace(_WORDS, words.strip())
+    if prompt in prompts:
+        if grounding is False and GROUNDING_TAG in prompts[prompt]:
+            raise OcrPhasesError(
+                f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the preset "
+                "'free', which asks for none, or write the prompt yourself."
+            )
+        return prompts[prompt]
+    if not prompt:
+        raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
+    if IMAGE_TAG in prompt:
+        return prompt
+    name = name.rstrip()
+    # One word, or what may be a misspelled "locate:some words".
+    hint = "" if " " in name else nearest(name.lower(), prompts if name == prompt else ["locate"])
+    if hint:
+        raise OcrPhasesError(
+            f"There is no prompt preset {name!r}: choose one of {', '.join(prompts)}, or write more than one "
+            f'word, or "{IMAGE_TAG} {name}" for this one.{hint}'
+        )
+    return f"{leads[0]}{'' if grounding is False else leads[1]}{prompt}"

@@ -83,7 +83,7 @@ _ELSEWHERE = {
     "plot_page": "ocr_phases.show.regions",
     "plot_region_types": "ocr_phases.show.regions",
     "page_report": "ocr_phases.report.render",
-    "write_chrome_trace": "ocr_phases.report.chrome_trace",
+    "write_chrome_trace": "ocr_phases.report.artifacts",
     "page_image": "ocr_phases.inputs.images",
     "Explorer": "ocr_phases.explorer",
     "facts_bundle": "ocr_phases.show.faces",
@@ -383,7 +383,7 @@ class PhaseRun:
         return elsewhere("Explorer")(runs=[self])
 
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.chrome_trace`.
+        """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.artifacts`.
 
         Replaces as `save` does.
         """

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
-from ocr_phases.collectors import environment
+from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError, checked
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
 from ocr_phases.inputs.images import load_page
@@ -154,11 +154,11 @@ def run_sweep(
     asked = {
         "page": describe_page(image, data, name, embed=False)["sha256"],
         "model": session.checkpoint.name,
-        "device": environment.describe_device(session.device)["name"],
+        "device": machine.describe_device(session.device)["name"],
         "dtype": str(session.dtype).removeprefix("torch."),
         "revision": session.checkpoint.revision,
         # The code's hash tells more of what runs than a commit, which may change nothing of it.
-        "versions": {name: value for name, value in environment.versions().items() if name != "git"},
+        "versions": {name: value for name, value in machine.versions().items() if name != "git"},
         "prompt": facts.text_of(prompt),
         **options,
     }

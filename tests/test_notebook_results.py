@@ -16,7 +16,7 @@ from ocr_phases import PhaseRun, SweepResult, compare
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import RunPlots
-from ocr_phases.report.chrome_trace import chrome_trace
+from ocr_phases.report.artifacts import chrome_trace
 from ocr_phases.text import ms_text
 
 PLOTS = [name for name in vars(RunPlots) if not name.startswith("_")]

@@ -10,9 +10,9 @@ import transformers
 from vendor_standin import HERE, make_checkpoint
 
 from ocr_phases import OCRSession
-from ocr_phases.models.families import NATIVE
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.references import COLUMNS, references
+from ocr_phases.models.wiring import NATIVES
 
 SITE = Path(transformers.__file__).parents[1]
 EXPECTED = {
@@ -62,7 +62,7 @@ def test_every_place_is_found_and_is_where_it_says(session):
 def test_the_condition_is_the_gate(session):
     table = session.references().set_index("what")
     condition = table.loc["condition of vision", "symbol"]
-    if session.family is NATIVE:
+    if session.family is NATIVES["deepseek-ocr"]:
         assert "pixel_values is not None" in condition
         assert condition.startswith("UnlimitedOcrModel.forward")
         assert set(table["version"]) == {f"transformers {transformers.__version__}"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ocr_phases.errors import Stopped, signals_to
+from ocr_phases.errors import Stopped, stop_signals
 
 _LOG_SECONDS = 30.0
 
@@ -90,7 +90,7 @@ class Watch:
 def watching(warmup: int, tokens_a_run: int) -> Iterator[Watch]:
     """A `Watch` that Ctrl-C, SIGTERM and SIGHUP ask to stop, for the length of a ``with`` block."""
     watch = Watch(warmup, tokens_a_run)
-    with signals_to(watch.ask):
+    with stop_signals(watch.ask):
         try:
             yield watch
         finally:

@@ -18,8 +18,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from ocr_phases.models.families import family_of
-from ocr_phases.models.family import Family
+from ocr_phases.models.wiring import Family, family_of
 
 COLUMNS = ("what", "symbol", "file", "line", "version")
 _SHOWN = 120
@@ -51,7 +50,7 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     """
     family = family_of(model)
     methods = _vision_methods(model, family)
-    leaves = {stage: family.modules[stage].rpartition(".")[2] for stage in family.facts.vision_stages}
+    leaves = {stage: family.wiring.modules[stage].rpartition(".")[2] for stage in family.facts.vision_stages}
     found: list[tuple[str, list[Place]]] = [
         ("condition of vision", _condition(methods, leaves["projector"])),
         *((f"vision call: {stage}", _all(methods, _named(leaf))) for stage, leaf in leaves.items()),
@@ -72,7 +71,7 @@ def _vision_methods(model: nn.Module, family: Family) -> list[Method]:
     """The methods of every module on the way from the model to its vision parts."""
     paths = {""}
     for stage in family.facts.vision_stages:
-        parts = family.modules[stage].split(".")[:-1]
+        parts = family.wiring.modules[stage].split(".")[:-1]
         paths |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
     classes = dict.fromkeys(type(model.get_submodule(path)) for path in sorted(paths))
     return [method for owner in classes for method in _methods(owner)]

@@ -1,4 +1,4 @@
-"""The files an output turns into: result.mmd, images/K.jpg, result_with_boxes.jpg and geo.jpg.
+"""The files a record turns into: result.mmd, images/K.jpg, result_with_boxes.jpg, geo.jpg and a Chrome trace.
 
 Of several pages in one prompt each has its own: images/page_N_K.jpg and result_with_boxes_N.jpg.
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import math
 import re
 import warnings
@@ -16,15 +17,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding
+from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding, pixel_box
 from ocr_phases.families import FAMILIES, facts_of
-from ocr_phases.files import RECORD, same_file, save_or_rescue, write_into
+from ocr_phases.files import RECORD, TRACE_OWNER, same_file, save_or_rescue, write_given, write_into
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable
 
@@ -51,12 +54,12 @@ Pages = Image.Image | None | Sequence[Image.Image | None]
 
 _LONGEST_GEOMETRY = 20_000
 _FARTHEST_POINT = 1e6
-_GEOMETRY_AXIS = 15
+_GEOMETRY_AXIS = (-15, 15)
 _JPEG_LONGEST_SIDE = 65_500
 _NUMBER = r"\s*([-+]?[0-9]{1,12}(?:\.[0-9]{0,12})?)\s*"
 _POINT = rf"\({_NUMBER},{_NUMBER}\)"
 _LINE = re.compile(rf"\s*{_POINT}\s*--\s*{_POINT}\s*")
-_ENDPOINT = re.compile(rf"([^:]*):\s*{_POINT}\s*")
+_ENDPOINT = re.compile(rf"[^:]*:\s*{_POINT}\s*")
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,10 @@ class Geometry:
 def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str:
     """The Markdown of an output: no grounding markup, each crop of an `image` region linked in its place.
 
-    Links count on through all boxes of all `image` regions exactly as `crop_images` does, so `images/K.jpg`
-    is crop K. A last line says how many crops were left out (`MAX_CROPS`, `MAX_CROP_PAGES`). The
-    end-of-sentence text is cut, and two LaTeX commands that viewers lack are spelled out. Of a ``family``
-    that marks pages the marks stay, each on a line; the mark of an image on none of the ``pages`` stays too.
+    Links count on through all boxes of all `image` regions, so `images/K.jpg` is crop K. A last line says how
+    many crops were left out (`MAX_CROPS`, `MAX_CROP_PAGES`). The end-of-sentence text is cut, and two LaTeX
+    commands that viewers lack are spelled out. Of a ``family`` that marks pages the marks stay, each on a
+    line; the mark of an image on none of the ``pages`` stays too.
     """
     text = _without_eos(text)
     pieces = []
@@ -108,29 +111,6 @@ def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str
     return "".join(pieces).replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
 
 
-def crop_images(page: Image.Image, grounding: Grounding) -> Iterator[Image.Image]:
-    """The pictures on the page: an RGB crop for each box of an `image` region, in order, one at a time.
-
-    A box without area on the 0..999 grid has no crop and no link. A box with an area that a small page rounds
-    away is widened to one pixel: which crops exist must not depend on the page's size, or links would drift.
-    There are at most `MAX_CROPS`, and together they cover the page at most `MAX_CROP_PAGES` times.
-    """
-    for _, crop in _named_crops(page, grounding, 0, 1):
-        yield crop
-
-
-def _named_crops(
-    page: Image.Image, grounding: Grounding, of: int, pages: int
-) -> Iterator[tuple[str, Image.Image]]:
-    """The same of page ``of`` of ``pages``, each with its file's name."""
-    upright = page.convert("RGB")
-    for region, kept, _ in _crops(grounding, pages):
-        if region.page == of:
-            pixels = region.pixel_boxes(*upright.size) if kept else []
-            for index, name in kept:
-                yield name, upright.crop(_at_least_one_pixel(pixels[index], upright.size))
-
-
 def parse_geometry(text: str) -> Geometry | None:
     """The figure that a geometry output describes, or None when the text is anything else or malformed.
 
@@ -143,19 +123,37 @@ def parse_geometry(text: str) -> Geometry | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            content = ast.literal_eval(text)
+            written = msgspec.convert(ast.literal_eval(text), _Figure).Line
+        lines = []
+        for line, kind in zip(written.line, written.line_type, strict=True):
+            start, end = _points(_LINE, line)
+            lines.append(GeometryLine(start, end, dashed=kind == "--"))
+        points = [_points(_ENDPOINT, endpoint)[0] for endpoint in written.line_endpoint]
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-    figure = content.get("Line") if isinstance(content, dict) else None
-    if not isinstance(figure, dict):
-        return None
-    columns = [_strings(figure.get(name)) for name in ("line", "line_type", "line_endpoint")]
-    if any(column is None for column in columns):
-        return None
-    lines, types, endpoints = (column or [] for column in columns)
-    if len(lines) != len(types):
-        return None
-    return _geometry(lines, types, endpoints)
+    names = [endpoint.partition(":")[0] for endpoint in written.line_endpoint]
+    return Geometry(tuple(lines), tuple(zip(names, points, strict=True)))
+
+
+class _Lines(msgspec.Struct):
+    line: list[str]
+    line_type: list[str]
+    line_endpoint: list[str]
+
+
+class _Figure(msgspec.Struct):
+    """What a geometry output has to hold; the key is the model's."""
+
+    Line: _Lines
+
+
+def _points(form: re.Pattern[str], text: str) -> list[Point]:
+    """The points in a text of this form; `ValueError` for another form and for a point too far away."""
+    match = form.fullmatch(text)
+    numbers = [float(number) for number in match.groups()] if match else []
+    if not numbers or max(map(abs, numbers)) > _FARTHEST_POINT:
+        raise ValueError(text)
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def draw_geometry(geometry: Geometry) -> Image.Image:
@@ -163,8 +161,7 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
     figure = Figure(figsize=(6, 6), dpi=150, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    limits = (-_GEOMETRY_AXIS, _GEOMETRY_AXIS)
-    axes.set(xlim=limits, ylim=limits, aspect="equal")
+    axes.set(xlim=_GEOMETRY_AXIS, ylim=_GEOMETRY_AXIS, aspect="equal")
     axes.grid(visible=True, color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8, colors="0.4")
@@ -204,15 +201,16 @@ def write_artifacts(
     name, count = facts_of(family).result_name, len(pages)
     files = {name: result_markdown(text, family, count).encode("utf-8", "replace")}
     grounding = parse_grounding(text, family)
+    crops = [(region.page, *crop) for region, kept, _ in _crops(grounding, count) for crop in kept]
     for number, image in enumerate(pages):
         if image is not None:
-            files |= {file: _jpeg(crop) for file, crop in _named_crops(image, grounding, number, count)}
+            upright = image.convert("RGB")
+            files |= {file: _jpeg(_crop(upright, box)) for on, box, file in crops if on == number}
             boxes = "result_with_boxes.jpg" if count == 1 else f"result_with_boxes_{number}.jpg"
             files[boxes] = _jpeg(draw_boxes(image, grounding.on_page(number)))
-    if pages[0] is not None:
-        geometry = parse_geometry(text)
-        if geometry is not None:
-            files["geo.jpg"] = _jpeg(draw_geometry(geometry))
+    geometry = parse_geometry(text)
+    if geometry is not None and pages[0] is not None:
+        files["geo.jpg"] = _jpeg(draw_geometry(geometry))
     return write_into(folder, files, overwrite=overwrite, stale=ARTIFACTS)
 
 
@@ -256,17 +254,18 @@ def _without_eos(text: str) -> str:
     return text.strip().removesuffix(EOS_TEXT).strip()
 
 
-def _crops(grounding: Grounding, pages: int) -> Iterator[tuple[Region, list[tuple[int, str]], int]]:
+def _crops(grounding: Grounding, pages: int) -> Iterator[tuple[Region, list[tuple[Box, str]], int]]:
     """Each region with those of its boxes that become crops and how many are beyond what one output may have.
 
-    A box is its number in the region and its crop's file. This is the one rule that links and crops share.
+    Beside a box stands its crop's file. This is the one rule that links and crops share.
     """
     named: Counter[int] = Counter()
     crops, area = MAX_CROPS, MAX_CROP_PAGES * GRID**2
     for region in grounding.regions:
-        kept: list[tuple[int, str]] = []
+        kept: list[tuple[Box, str]] = []
         beyond = 0
-        for index, (x1, y1, x2, y2) in enumerate(region.boxes if region.label == "image" else ()):
+        for box in region.boxes if region.label == "image" else ():
+            x1, y1, x2, y2 = box
             if x1 == x2 or y1 == y2 or region.page >= pages:
                 continue
             crops, area = crops - 1, area - (x2 - x1) * (y2 - y1)
@@ -274,45 +273,20 @@ def _crops(grounding: Grounding, pages: int) -> Iterator[tuple[Region, list[tupl
                 beyond += 1
             else:
                 page = "" if pages == 1 else f"page_{region.page}_"
-                kept.append((index, f"images/{page}{named[region.page]}.jpg"))
+                kept.append((box, f"images/{page}{named[region.page]}.jpg"))
                 named[region.page] += 1
         yield region, kept, beyond
 
 
-def _at_least_one_pixel(box: Box, page_size: tuple[int, int]) -> Box:
-    width, height = page_size
-    x1, y1 = min(box[0], width - 1), min(box[1], height - 1)
-    return x1, y1, max(box[2], x1 + 1), max(box[3], y1 + 1)
+def _crop(page: Image.Image, box: Box) -> Image.Image:
+    """A box of the page, at least one pixel wide and high.
 
-
-def _strings(value: object) -> list[str] | None:
-    if not isinstance(value, list):
-        return None
-    strings = [item for item in value if isinstance(item, str)]
-    return strings if len(strings) == len(value) else None
-
-
-def _geometry(lines: list[str], types: list[str], endpoints: list[str]) -> Geometry | None:
-    line_matches = [match for match in map(_LINE.fullmatch, lines) if match]
-    named_matches = [match for match in map(_ENDPOINT.fullmatch, endpoints) if match]
-    if len(line_matches) != len(lines) or len(named_matches) != len(endpoints):
-        return None
-    numbers = [float(group) for match in line_matches for group in match.groups()]
-    numbers += [float(group) for match in named_matches for group in match.groups()[1:]]
-    if any(abs(number) > _FARTHEST_POINT for number in numbers):
-        return None
-    return Geometry(
-        tuple(
-            GeometryLine(_point(match.group(1, 2)), _point(match.group(3, 4)), kind == "--")
-            for match, kind in zip(line_matches, types, strict=True)
-        ),
-        tuple((match.group(1), _point(match.group(2, 3))) for match in named_matches),
-    )
-
-
-def _point(numbers: tuple[str, ...]) -> Point:
-    x, y = (float(number) for number in numbers)
-    return x, y
+    Which crops exist must not depend on the page's size, or links would drift.
+    """
+    width, height = page.size
+    left, top, right, bottom = pixel_box(box, width, height)
+    left, top = min(left, width - 1), min(top, height - 1)
+    return page.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
 
 
 def _jpeg(image: Image.Image) -> bytes:
@@ -322,3 +296,42 @@ def _jpeg(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=90)
     return buffer.getvalue()
+
+
+def chrome_trace(run: PhaseRun) -> dict[str, Any]:
+    """All spans of all repeats as one trace for ui.perfetto.dev and chrome://tracing; a repeat starts at 0.
+
+    After the Trace Event Format: complete events (``X``) with times in microseconds, and metadata events
+    (``M``) that name processes and threads. A process is a repeat, a thread a clock: on a CPU there is one,
+    ``host``. Process numbers start at 1: viewers give 0 a meaning of its own.
+    """
+    clocks = ("host", "device") if run.device.get("kind") == "cuda" else ("host",)
+    events: list[dict[str, Any]] = []
+    for repeat in run.repeats:
+        name = f"repeat {repeat}: {run.page['file']}"
+        events.append({"name": "process_name", "ph": "M", "pid": repeat + 1, "args": {"name": name}})
+        for thread, clock in enumerate(clocks, start=1):
+            place = {"pid": repeat + 1, "tid": thread}
+            events.append({"name": "thread_name", "ph": "M", **place, "args": {"name": f"{clock} clock"}})
+    texts = dict(run.token_table.dropna(subset=["step"])[["step", "text"]].itertuples(index=False, name=None))
+    for span in run.spans.to_dict("records"):
+        told: dict[str, Any] = {"view": span["view"]} if span["view"] else {}
+        if span["stage"] == "decode_step":
+            told |= {"step": int(span["step"]), "token": texts.get(span["step"], "")}
+        event = {
+            "name": " ".join(filter(None, (span["stage"], span["view"]))),
+            "cat": span["phase"],
+            "ph": "X",
+            "pid": span["repeat"] + 1,
+            "args": told,
+        }
+        for thread, clock in enumerate(clocks, start=1):
+            start, length = 1e3 * span[f"{clock}_start_ms"], 1e3 * span[f"{clock}_ms"]
+            events.append({**event, "tid": thread, "ts": start, "dur": length})
+    return {**TRACE_OWNER, "traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def write_chrome_trace(run: PhaseRun, path: str | Path, *, overwrite: bool = False) -> Path:
+    """`chrome_trace` as a JSON file; raises as `PhaseRun.save` does."""
+    data = json.dumps(chrome_trace(run), allow_nan=False).encode() + b"\n"
+    return write_given(path, data, overwrite=overwrite)

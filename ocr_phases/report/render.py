@@ -1,24 +1,43 @@
-"""Runs a shipped notebook with papermill and renders it as one HTML file without requests."""
+"""Runs a shipped notebook with papermill and renders it as one HTML file without requests.
+
+`ocr_phases.show.web` writes the file around the cells.
+"""
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import mistune
 
 from ocr_phases import errors
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.files import folder_for, only_writer, read_regular, write_into
 from ocr_phases.report.artifacts import RESULTS, VERIFICATION
-from ocr_phases.report.notebook_html import cells_html, contents
-from ocr_phases.show.web import document_html
+from ocr_phases.show.blocks import Html, element
+from ocr_phases.show.figures import STILL
+from ocr_phases.show.web import document_html, render
 from ocr_phases.versions import asset
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ocr_phases.record import PhaseRun
+
+#: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
+NOTEBOOK_ONLY = "notebook-only"
+_HEADING = re.compile(r'<h2 id="([\w-]+)">([^<]+)<')  # as this package writes it, in no escaped text
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TAG = re.compile(r"<[^>]*>")
+#: What only a live notebook can run shows nothing, and its other forms neither.
+_LIVE = ("application/vnd.jupyter.widget-view+json", "application/javascript")
+#: The forms of an output that are shown, the best first.
+_SHOWN = ("text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
+
+Part = tuple[str, str, dict[str, Any]]
 
 
 def page_report(
@@ -37,9 +56,9 @@ def page_report(
     ``report.ipynb`` then shows where.
     """
     values = dict(parameters or {})
-    others = [values.get(name) for name in ("page", "truth")]
-    options: dict[str, Any] = {"arguments": others, "record": values.get("record"), "overwrite": overwrite}
-    folder = folder_for(output_dir, "", RESULTS, **options).resolve()
+    arguments, record = [values.get("page"), values.get("truth")], values.get("record")
+    folder = folder_for(output_dir, "", RESULTS, arguments=arguments, record=record, overwrite=overwrite)
+    folder = folder.resolve()
     values |= {"output_dir": str(folder), "overwrite": overwrite}
     title = f"{Path(run.page_name()).name} – ocr_phases"
     return write_report("page_report", folder, "report", values, {"run": run}, title, overwrite, show_code)
@@ -80,11 +99,9 @@ def write_report(
     Raises as `execute_notebook` and `render_html` do, and where another report is being written there.
     """
     with only_writer(folder):
-        notebook = execute_notebook(
-            name, parameters, folder / f"{stem}.ipynb", given=given, overwrite=overwrite
-        )
-        html = folder / f"{stem}.html"
-        return render_html(notebook, html, show_code=show_code, title=title, overwrite=overwrite)
+        notebook, page = folder / f"{stem}.ipynb", folder / f"{stem}.html"
+        execute_notebook(name, parameters, notebook, given=given, overwrite=overwrite)
+        return render_html(notebook, page, show_code=show_code, title=title, overwrite=overwrite)
 
 
 def execute_notebook(
@@ -122,15 +139,13 @@ def execute_notebook(
     write_into(target.parent, {target.name: data}, overwrite=overwrite)
     outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
     failed = next((output for output in outputs if output.output_type == "error"), None)
-    if failed is not None:
-        own = getattr(errors, failed.ename, NotebookFailed)
-        raise own(failed.evalue if own is not NotebookFailed else _bug(name, failed, target))
-    return target
-
-
-def _bug(name: str, failed: Any, target: Path) -> str:
+    if failed is None:
+        return target
+    if hasattr(errors, failed.ename):
+        raise getattr(errors, failed.ename)(failed.evalue)
     line = next(iter(failed.evalue.splitlines()), "")
-    return f"{name} failed, which is a bug of ocr_phases ({failed.ename}: {line}): see {target}."
+    bug = f"{name} failed, which is a bug of ocr_phases ({failed.ename}: {line}): see {target}."
+    raise NotebookFailed(bug)
 
 
 def render_html(
@@ -154,7 +169,9 @@ def render_html(
     except (OSError, ValueError, nbformat.ValidationError, AttributeError, RecursionError) as error:
         raise OcrPhasesError(f"{notebook} is not a notebook that can be read ({error}).") from error
     path = Path(html_path)
-    document = document_html(title, contents(content), cells_html(content, show_code=show_code))
+    body = _cells_html(content, show_code=show_code)
+    headings = [(html.unescape(text), name) for name, text in _HEADING.findall(body)]
+    document = document_html(title, headings, body)
     return write_into(path.parent, {path.name: document.encode()}, overwrite=overwrite)[0]
 
 
@@ -165,3 +182,43 @@ def _notebook(name: str) -> Path:
         known = ", ".join(sorted(file.stem for file in folder.glob("*.ipynb")))
         raise OcrPhasesError(f"There is no notebook {name!r}: choose one of {known}.")
     return path
+
+
+class _Prose(mistune.HTMLRenderer):
+    """Headings get an id and a link to themselves."""
+
+    def heading(self, text: str, level: int, **_: Any) -> str:
+        name = html.unescape(_TAG.sub("", text)).strip().replace(" ", "-")
+        link = element("a", "#", class_="anchor-link", href=f"#{name}")
+        return element(f"h{level}", Html(text), link, id=name) + "\n"
+
+
+_PROSE = mistune.create_markdown(renderer=_Prose(escape=False), plugins=["table", "strikethrough"])
+
+
+def _cells_html(notebook: Any, *, show_code: bool) -> Html:
+    """Prose and outputs, without stderr and widgets; ``show_code`` adds the code."""
+    parts: list[Part] = []
+    for cell in notebook.cells:
+        hidden = NOTEBOOK_ONLY in cell.metadata.get("tags", [])
+        if cell.cell_type == "markdown" and not hidden:
+            parts.append(("prose", Html(_PROSE(cell.source)), {}))
+        elif cell.cell_type == "code":
+            parts += [("code", cell.source, {})] if show_code else []
+            parts += () if hidden else _outputs(cell)
+    return render("cells", parts=parts)
+
+
+def _outputs(cell: Any) -> Iterator[Part]:
+    for output in cell.outputs:
+        if output.output_type == "error":
+            yield "error", _TERMINAL.sub("", f"{output.ename}: {output.evalue}"), {}
+        elif output.output_type == "stream":
+            if output.name == "stdout":
+                yield "stream", _TERMINAL.sub("", output.text), {}
+        else:
+            kind = next((name for name in (*_LIVE, *_SHOWN) if name in output.data), "")
+            if kind in _SHOWN:
+                content = output.data[kind]
+                drawn = {"text/html": content.partition(STILL)[0], "image/svg+xml": content}.get(kind)
+                yield kind, content if drawn is None else Html(drawn), output.metadata.get(kind, {})

@@ -25,7 +25,7 @@ from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
 from ocr_phases.inputs.packing import PRESETS, PageViews, load_page, make_views, pack, resolve_prompt
-from ocr_phases.models.loading import load_checkpoint
+from ocr_phases.models.load import load_checkpoint
 from ocr_phases.steps.phases import generate, until_end
 from synth import degrade
 
