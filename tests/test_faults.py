@@ -39,15 +39,9 @@ from ocr_phases.analyse.steps import first_difference
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
 from ocr_phases.collectors.parity import bfloat16_step
+from ocr_phases.families import PRESETS, PROMPTS, resolve_prompt
 from ocr_phases.files import LOCK_NAME, only_writer
-from ocr_phases.inputs.packing import (
-    PRESETS,
-    PROMPTS,
-    image_token_count,
-    make_views,
-    pack,
-    resolve_prompt,
-)
+from ocr_phases.inputs.packing import image_token_count, make_views, pack
 from ocr_phases.report.render import execute_notebook, page_report
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
