@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ocr_phases.cli.measuring import Bar
 from ocr_phases.cli.options import BATCH, check_truth, refuse, settings_of
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import OcrPhasesError
@@ -119,7 +120,6 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
     from ocr_phases.batch.driver import Counts, auto_device, measure_pages
     from ocr_phases.batch.job import make_jobs
     from ocr_phases.batch.outcome import GOES_ON
-    from ocr_phases.cli.progress import Bar
 
     left_out = dict(walk.left_out)
     if left_out:
@@ -201,7 +201,6 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     from ocr_phases.batch.driver import render_pages
     from ocr_phases.batch.pool import LocalPool, thread_share
     from ocr_phases.batch.store import read_listing, unrendered
-    from ocr_phases.cli.progress import Bar
 
     waiting = sum(unrendered(out / entry["folder"], entry["id"]) is not None for entry in read_listing(out))
     if not waiting:

@@ -74,7 +74,7 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     if options["kernels"]:
         options["kernel_steps"] = arguments.kernel_steps
     repeat = partial(repeat_run, then, page=arguments.page, **options)
-    return measuring.watched(arguments, repeat, then.request["warmup"], then.request["max_new_tokens"])
+    return measuring.watched(arguments, repeat, then.request["max_new_tokens"])
 
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
