@@ -18,7 +18,7 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
-from ocr_phases.cli.report import folders
+from ocr_phases.cli.report import folders_of
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.versions import asset
 
@@ -293,11 +293,8 @@ def test_cuda_where_there_is_none(capsys):
 
 def test_folders_are_named_like_pages():
     out = Path("out")
-    assert folders(["a/x.png", "b/x.png", "doc.pdf#3"], out) == {
-        "a/x.png": out / "x",
-        "b/x.png": out / "x-2",
-        "doc.pdf#3": out / "doc-3",
-    }
+    pages = ["a/x.png", "b/x.png", "doc.pdf#3", "x-2.png"]
+    assert folders_of(pages, out) == [out / name for name in ("x", "x-2", "doc-3", "x-2-2")]
 
 
 @pytest.mark.parametrize("code", ["import ocr_phases", "import ocr_phases.cli"])

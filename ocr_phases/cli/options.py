@@ -106,37 +106,27 @@ def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -
         raise OcrPhasesError(f"{why}: drop {', '.join(dict.fromkeys(idle))}.")
 
 
-def shows_saved(
-    arguments: argparse.Namespace, option: str, pages: object, only_measuring: Collection[str]
-) -> bool:
-    """Whether what ``option`` names is shown in place of measuring ``pages``.
+def refuse_idle(arguments: argparse.Namespace) -> None:
+    """Raise `OcrPhasesError` for options that would do nothing beside another one: ``[idle]`` has them."""
+    for rule in option_texts()["idle"].get(arguments.verb, ()):
+        names, equals, value = rule["beside"].partition("=")
+        given = next(filter(None, (vars(arguments)[name] for name in names.split("|"))), "")
+        if str(given) == value if equals else given:
+            settings = set(SETTINGS[arguments.verb]) - set(rule["but"]) if "but" in rule else ()
+            refuse(arguments, {*rule.get("options", ()), *settings}, rule["why"])
 
-    Raises `OcrPhasesError` for both or neither, and for options that would do nothing then.
-    """
+
+def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bool:
+    """Whether what ``option`` names is shown in place of measuring ``pages``; both or neither is an error."""
     saved = bool(vars(arguments)[option])
     if saved == bool(pages):
         raise OcrPhasesError(f"Name either what to measure (PAGE) or what was measured (--{option}).")
-    if saved:
-        refuse(arguments, only_measuring, f"--{option} shows what was measured")
     return saved
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings of these options; `OcrPhasesError` for a wrong one."""
     return Settings.among(vars(arguments))
-
-
-def check_truth(arguments: argparse.Namespace) -> None:
-    """Raise `OcrPhasesError` where ``--truth`` has no text to be compared with."""
-    if arguments.truth is not None and not arguments.return_text:
-        raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
-
-
-def asks_kernels(arguments: argparse.Namespace) -> bool:
-    """Whether ``--kernels`` or ``--trace`` is given; `OcrPhasesError` for ``--kernel-steps`` without."""
-    if not (arguments.kernels or arguments.trace):
-        refuse(arguments, ("kernel_steps",), "No kernels are profiled without --kernels or --trace")
-    return arguments.kernels or arguments.trace
 
 
 def name_list(text: str, comma: str = ",") -> list[str]:
