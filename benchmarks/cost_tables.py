@@ -23,9 +23,10 @@ from ocr_phases.analyse.cost import (
     training_cost,
     vision_calls,
 )
-from ocr_phases.inputs.packing import PRESETS, image_token_count
-from ocr_phases.models.deepseek_ocr import PUBLISHED
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESETS
+from ocr_phases.inputs.packing import image_token_count
 
+PUBLISHED = FAMILIES[DEEPSEEK_OCR].config
 PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
 OLD_VOCABULARY = "wrong: vocabulary of 102,400"
 TEXT_TOKENS = 18  # of the markdown prompt, with the built-in model's tokenizer

@@ -9,9 +9,12 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import tomllib
 
 from ocr_phases.text import nearest
 
@@ -87,126 +90,72 @@ class Interrupted(KeyboardInterrupt):
         return [str(self)]
 
 
-_STOPPING = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")]
-
-
 @contextlib.contextmanager
-def signals_to(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """In a ``with`` block of the main thread, ``handler(number, frame)`` gets the signals that stop.
+def stop_signals(
+    handler: Callable[[int, object], object] | None = None, *, notebook: bool = False
+) -> Iterator[None]:
+    """In a ``with`` block of the main thread, ``handler(number, frame)`` gets SIGINT, SIGTERM and SIGHUP.
 
-    One that is ignored (nohup) stays so. Other threads never get a signal, so nothing changes in them.
+    Without a handler they wait until the end of the block: nothing in it is left half done. One that is
+    ignored (nohup) stays so. In a ``notebook`` it is SIGINT alone: its kernel ignores that between two cells,
+    and while a cell runs, it is the cell that is interrupted. Other threads never get a signal, so nothing
+    changes in them.
     """
-    before = {}
+    names = ("SIGINT",) if notebook else ("SIGINT", "SIGTERM", "SIGHUP")
+    # None is a handler that is not Python's.
+    spared = (None, signal.default_int_handler if notebook else signal.SIG_IGN)
+    waiting: list[int] = []
+    handler = handler or (lambda number, _: waiting.append(number))
+    before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in _STOPPING:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: not Python's
+        for number in signal.Signals:
+            if number.name in names and signal.getsignal(number) not in spared:
                 before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
         for number, handled in before.items():
-            signal.signal(number, handled)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A signal that stops waits until the end of a ``with`` block: nothing in it is left half done."""
-    waiting: list[int] = []
-    try:
-        with signals_to(lambda number, _: waiting.append(number)):
-            yield
-    finally:
-        for number in waiting[:1]:  # an impatient second one says nothing new
-            signal.raise_signal(number)
-
-
-class Interrupts:
-    """In a ``with`` block of the main thread, Ctrl-C and a notebook's Interrupt call ``handler``.
-
-    A kernel ignores Interrupt between two cells, and says so again at the end of each: `take` it back.
-    While a cell runs, it is the cell that is interrupted.
-    """
-
-    def __init__(self, handler: Callable[[], None]) -> None:
-        self._handler = handler
-        self._before: Any = None
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def take(self) -> None:
-        """Take over where the kernel has begun to ignore it."""
-        if self._before is not None and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-            self._before = signal.signal(signal.SIGINT, self._handle)
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None and signal.getsignal(signal.SIGINT) == self._handle:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _handle(self, number: int, frame: object) -> None:
-        self._handler()
+            if signal.getsignal(number) == handler:  # a cell that began meanwhile has its own
+                signal.signal(number, handled)
+        for first in waiting[:1]:  # an impatient second one says nothing new
+            signal.raise_signal(first)
 
 
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
 
-#: What the keywords of the models' published code, and of transformers, are here.
-_ADVICE = {
-    **dict.fromkeys(("base_size", "image_size", "crop_mode"), "preset sets it"),
-    **dict.fromkeys(
-        ("images", "images_seq_mask", "images_spatial_crop", "input_ids", "pixel_values", "image_file"),
-        "it is made from the page, by run_inference or by prepare",
-    ),
-    **dict.fromkeys(("past_key_values", "use_cache"), "the KV cache is always used; DecodeState holds it"),
-    **dict.fromkeys(
-        ("temperature", "top_p", "top_k", "do_sample", "no_repeat_ngram_size"),
-        'infer has it, as in infer={"temperature": 0.7}',
-    ),
-    **dict.fromkeys(("attn_implementation", "_attn_implementation"), "it is attention of OCRSession.load"),
-    **dict.fromkeys(("save_results", "output_path"), "call run.report(folder) or run.save(file) afterwards"),
-    "torch_dtype": "it is dtype of OCRSession.load",
-    "device_map": "it is device of OCRSession.load",
-    "max_new_tokens": "it is a keyword of run_inference, and lengths of a sweep",
-    "max_length": "it is max_new_tokens of run_inference, which counts new tokens only",
-    "streamer": "it is on_tokens of run_inference",
-    "eval_mode": 'it is infer="published-eval" of run_inference',
-    "test_compress": 'it is run["compression_ratio"] of every run',
-}
 #: Errors that the type of an argument may have caused within a call; the outer call's own words are nearer.
 _BY_TYPE = (WrongCall, UnknownAttribute)
 #: The first call that takes a setting, for one that was given to another.
 _TAKER: dict[str, str] = {}
+#: What an argument may be besides what is declared.
+_ADMITTED: dict[Any, Any] = {float: (float, int), inspect.Parameter.empty: object}
+#: Declared types in a sentence.
+_WORDS = {Callable: "a function", Mapping: "dict", Sequence: "list", NoneType: "None"}
 
 
 def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
-    """Decorator of a public function or class: a call that cannot work is a `WrongCall` in one sentence.
+    """Decorator of a public function: a call that cannot work is a `WrongCall` in one sentence.
 
     The keywords of ``sources`` join the signature: the function takes them by ``**``. Types are compared with
     the declared ones only after a call has failed, so what works is neither slowed down nor refused.
     """
 
     def decorated(called: _Called) -> _Called:
-        if isinstance(called, type):
-            called.__init__ = checked(*sources)(called.__init__)  # type: ignore[misc]
-            return called
         signature = _joined(called, sources)
-        name = called.__qualname__.removesuffix(".__init__")
         takes = frozenset(signature.parameters)
-        closed = all(item.kind is not item.VAR_KEYWORD for item in signature.parameters.values())
         for keyword in takes - inspect.signature(called).parameters.keys():
-            _TAKER.setdefault(keyword, name)
+            _TAKER.setdefault(keyword, called.__qualname__)
 
         @functools.wraps(called)
         def call(*args: Any, **keywords: Any) -> Any:
-            if keywords and closed and not keywords.keys() <= takes:
-                raise WrongCall(_unknown(next(word for word in keywords if word not in takes), name, takes))
             try:
+                if keywords and not keywords.keys() <= takes:  # before anything slow starts
+                    signature.bind(*args, **keywords)
                 return called(*args, **keywords)
             except Exception as error:
                 told = isinstance(error, OcrPhasesError | Stopped) and not isinstance(error, _BY_TYPE)
-                said = "" if told else _reason(error, called, args, keywords)
+                said = "" if told else _mistake(called, signature, args, keywords)
                 if not said:
                     raise
                 raise WrongCall(said) from error
@@ -220,12 +169,11 @@ def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
 def public(kind: _Class) -> _Class:
     """Class decorator: `checked` methods, and `hinted`."""
     for name, member in list(vars(kind).items()):
-        if name.startswith("_") or hasattr(getattr(member, "__func__", member), "__wrapped__"):
-            continue
-        if isinstance(member, classmethod):
-            setattr(kind, name, classmethod(checked()(member.__func__)))
-        elif inspect.isfunction(member):
-            setattr(kind, name, checked()(member))
+        function = getattr(member, "__func__", member)  # of a class method
+        named = name == "__init__" or not name.startswith("_")
+        if named and inspect.isfunction(function) and not hasattr(function, "__wrapped__"):
+            call = checked()(function)
+            setattr(kind, name, call if function is member else classmethod(call))
     return hinted(kind)
 
 
@@ -247,73 +195,48 @@ def hinted(kind: _Class) -> _Class:
 def _joined(called: Callable[..., Any], sources: Sequence[Callable[..., Any]]) -> inspect.Signature:
     """The signature of a function with the keywords of ``sources`` in place of its ``**``."""
     signature = inspect.signature(called)
-    if not sources:
-        return signature
-    own = {name: item for name, item in signature.parameters.items() if item.kind is not item.VAR_KEYWORD}
+    joined = dict(signature.parameters)
     for source in sources:
+        joined = {name: item for name, item in joined.items() if item.kind is not item.VAR_KEYWORD}
         for name, item in inspect.signature(source).parameters.items():
             if item.kind is item.KEYWORD_ONLY:
-                own.setdefault(name, item)
-    return signature.replace(parameters=list(own.values()))
+                joined.setdefault(name, item)
+    return signature.replace(parameters=list(joined.values()))
 
 
-def _unknown(word: str, name: str, takes: Collection[str]) -> str:
-    """A sentence on a keyword that a call does not take."""
-    said = f"{name} has no keyword {word}"
-    if word in _ADVICE:
-        return f"{said}: {_ADVICE[word]}."
-    if hint := nearest(word, takes):
-        return f"{said}.{hint}"
-    return f"{said}: {f'it is a keyword of {_TAKER[word]}' if word in _TAKER else f'see help({name})'}."
-
-
-def _reason(error: Exception, called: Callable[..., Any], args: Sequence[Any], keywords: Any) -> str:
-    """Why a call failed, if that was the caller's doing: arguments it does not take, or of a wrong type."""
-    assert error.__traceback__ is not None
-    if isinstance(error, TypeError) and error.__traceback__.tb_next is None:  # the function did not start
-        return f"{error}."
-    signature = inspect.signature(called)
-    for name, value in signature.bind(*args, **keywords).arguments.items():
+def _mistake(called: Callable[..., Any], signature: inspect.Signature, args: Any, keywords: Any) -> str:
+    """What is wrong in a failed call: arguments that it does not take, or of a wrong type; else empty."""
+    name = called.__qualname__.removesuffix(".__init__")
+    try:
+        arguments = signature.bind(*args, **keywords).arguments
+    except TypeError as error:
+        unknown = [word for word in keywords if word not in signature.parameters]
+        return _unknown(unknown[0], name, signature) if unknown else f"{name}: {error}."
+    for name, value in arguments.items():
         item = signature.parameters[name]
-        declared = {} if item.annotation is item.empty else {name: item.annotation}
-        try:
-            wanted = get_type_hints(SimpleNamespace(__annotations__=declared), called.__globals__).get(
-                name, Any
-            )
-        except NameError:  # imported for type checkers only
-            continue
-        for each in value if item.kind is item.VAR_POSITIONAL else [value]:
-            if not _fits(each, wanted):
-                return f"{name} is {short(each)}: give {_kinds(wanted)}."
+        declared = SimpleNamespace(__annotations__={name: item.annotation})
+        # Some types are imported for type checkers only, and some tell nothing.
+        with contextlib.suppress(NameError, TypeError):
+            wanted = get_type_hints(declared, called.__globals__)[name]
+            among = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+            kinds = [get_origin(kind) or kind for kind in among]
+            allowed = tuple(_ADMITTED.get(kind, kind) for kind in kinds)
+            for each in value if item.kind is item.VAR_POSITIONAL else [value]:
+                if not isinstance(each, allowed):
+                    *more, last = [_WORDS.get(kind) or kind.__name__ for kind in kinds]
+                    return f"{name} is {short(each)}: give {', '.join(more)}{' or ' * bool(more)}{last}."
     return ""
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    """Whether a value is of a declared type, as far as that can be told."""
-    origin, inner = get_origin(wanted), get_args(wanted)
-    if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
-    if origin in (Sequence, Collection):
-        listed = isinstance(value, Collection) and not isinstance(value, str | bytes)
-        return listed and all(_fits(each, inner[0]) for each in value)
-    if wanted is float:
-        wanted = float | int
-    kind = wanted if origin is None else origin
-    if kind is Any or getattr(kind, "_is_protocol", False) or not isinstance(kind, type | UnionType):
-        return True
-    return isinstance(value, kind)
-
-
-def _kinds(wanted: Any) -> str:
-    """A declared type for a sentence: ``str, Path or list of str``."""
-    origin, inner = get_origin(wanted), get_args(wanted)
-    if origin in (Union, UnionType):
-        *first, last = map(_kinds, inner)
-        return f"{', '.join(first)} or {last}"
-    if origin in (Sequence, Collection):
-        return f"list of {_kinds(inner[0])}"
-    names = {Callable: "a function", Mapping: "dict", NoneType: "None"}
-    return names.get(origin or wanted) or str((origin or wanted).__name__)
+def _unknown(word: str, name: str, signature: inspect.Signature) -> str:
+    """A sentence on a keyword that a call does not take."""
+    said = f"{name} has no keyword {word}"
+    advice = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["keywords"]
+    if word in advice:
+        return f"{said}: {advice[word]}."
+    if hint := nearest(word, signature.parameters):
+        return f"{said}.{hint}"
+    return f"{said}: {f'it is a keyword of {_TAKER[word]}' if word in _TAKER else f'see help({name})'}."
 
 
 def short(value: Any) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page, split_page
 from ocr_phases.inputs.images import load_page
-from ocr_phases.inputs.request import Page
 from ocr_phases.record import PhaseRun, describe_page
+from ocr_phases.request import Page
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import REQUEST_SETTINGS, RunSettings
 

@@ -14,35 +14,31 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ocr_phases.collectors import environment
-from ocr_phases.collectors.ceilings import measure_ceilings
-from ocr_phases.collectors.conditions import Conditions
-from ocr_phases.collectors.kernel_profile import check_kernels, kernel_view
+from ocr_phases.collectors import machine
+from ocr_phases.collectors.kernels import check_kernels, kernel_view
 from ocr_phases.collectors.live_checks import ForwardHooks, input_verdicts, syncs_counted
+from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilings
 from ocr_phases.collectors.parity import parity_check, parity_result
 from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.collectors.run import Run
-from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, uninterrupted
+from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
 from ocr_phases.families import GROUNDING_TAG
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack
-from ocr_phases.inputs.request import (
+from ocr_phases.models.caches import cache_bytes_per_token
+from ocr_phases.models.load import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.models.references import references
+from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.recorder import make_record, rows_until_end
+from ocr_phases.request import (
     Page,
-    Request,
     check_length,
     choose_preset,
     make_rows,
     memory_errors_explained,
 )
-from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.checkpoint import Checkpoint, resolve_device, resolve_dtype
-from ocr_phases.models.families import family_of
-from ocr_phases.models.loading import load_checkpoint
-from ocr_phases.models.references import references
-from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.recorder import make_record, rows_until_end
-from ocr_phases.settings import NEW_TOKENS, ModelSettings, RunSettings, is_published, resolve_infer
+from ocr_phases.settings import NEW_TOKENS, ModelSettings, Request, RunSettings, is_published, resolve_infer
 from ocr_phases.setup import PreparedStrategies, Setup
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import (
@@ -52,9 +48,8 @@ from ocr_phases.steps.execution import (
     decode_execution,
     eos_interval,
 )
-from ocr_phases.steps.one_shot import one_shot
-from ocr_phases.steps.sampling import Sampler
-from ocr_phases.steps.timeline import NoTimeline, PeakMemory, Timeline, stage_hooks
+from ocr_phases.steps.sampling import Sampler, one_shot
+from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.sweep_cells import make_cells, one_sentence, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
@@ -70,14 +65,13 @@ class OCRSession:
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
 
-    @checked()
-    def __init__(self, checkpoint: Checkpoint, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.model: Any = checkpoint.model
         self.tokenizer = checkpoint.tokenizer
-        self.family = family_of(self.model)
-        self.device = device
-        self.dtype = dtype
+        self.family = checkpoint.family
+        self.device = checkpoint.device
+        self.dtype = checkpoint.dtype
         self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
         self.prepared = PreparedStrategies(self.model)
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
@@ -110,7 +104,7 @@ class OCRSession:
         dtype = resolve_dtype(asked.dtype, device)
         options |= {**vars(asked), "device": device, "dtype": dtype}
         with seldom_collected():
-            return cls(load_checkpoint(options.pop("model"), **options), device, dtype)
+            return cls(load_checkpoint(options.pop("model"), **options))
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -156,7 +150,7 @@ class OCRSession:
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
             "family": f"{self.family.name}, {self.family.implementation} class",
-            "device": f"{environment.describe_device(self.device)['name']} ({self.device})",
+            "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
@@ -231,9 +225,9 @@ class OCRSession:
                 if not runs:
                     raise _interrupted(None, interrupt) from None
         try:
-            with uninterrupted():
+            with stop_signals():
                 record = self.last_run = make_record(
-                    self,
+                    self.checkpoint,
                     request,
                     runs,
                     memory.source,
@@ -260,9 +254,9 @@ class OCRSession:
         if request.verify:
             after["verify"] = None if request.generate else self._compare_with_generate(request, run.ids)
         if request.token_probabilities:
-            ids = rows_until_end(self, request, run)
+            ids = rows_until_end(self.checkpoint, request, run)
             with self._execution(request.autocast):
-                after["token_probabilities"] = sureness_or_none(self, run.packed, ids)
+                after["token_probabilities"] = sureness_or_none(self.checkpoint, run.packed, ids)
         if request.kernels:
             once = partial(
                 self._run_once, setup=setup, number=0, memory=PeakMemory(self.device), on_tokens=None
@@ -367,7 +361,8 @@ class OCRSession:
             packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
             inputs = packed.to(self.device, self.dtype)
             with self._execution(request.autocast):
-                return parity_check(self, request, inputs, ids, one_shot(self, inputs, request))
+                theirs = one_shot(self.checkpoint, inputs, request)
+                return parity_check(self.checkpoint, request, inputs, ids, theirs)
         # A class without generate(), or out of memory: what was measured stands.
         except (OcrPhasesError, RuntimeError, MemoryError) as error:
             return parity_result("n/a", "the tokens of generate()", one_sentence(error))
@@ -398,7 +393,7 @@ class OCRSession:
         with self._execution(request.autocast), setup.vision_execution():
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
-                    ids = one_shot(self, inputs, request, on_tokens)
+                    ids = one_shot(self.checkpoint, inputs, request, on_tokens)
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
                 with memory.of("prefill"), hooks.watching(self.model, "prefill"):
@@ -432,7 +427,7 @@ class OCRSession:
                 ids, lengths, entries = state.ids, state.lengths, state.entries
                 seen = hooks.verdicts(packed, state)
         spans = timeline.rows(number)
-        verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
+        verdicts = input_verdicts(self.checkpoint, packed, autocast=request.autocast) | seen
         max_cache_len = None if step is None else step.max_cache_len
         return Run(
             packed,
@@ -477,7 +472,7 @@ class OCRSession:
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, without special tokens around it."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.checkpoint.encode(text)
 
     @property
     def _text_config(self) -> Any:
@@ -486,13 +481,12 @@ class OCRSession:
     @property
     def eos_id(self) -> int:
         """The id that ends a generation."""
-        return self._text_config.eos_token_id
+        return self.checkpoint.eos_id
 
     @property
     def pad_id(self) -> int:
         """The id that fills rows: the tokenizer's pad token, else the end token."""
-        pad = self.tokenizer.pad_token_id
-        return self.eos_id if pad is None else pad
+        return self.checkpoint.pad_id
 
     @contextlib.contextmanager
     def _execution(self, autocast: bool = False) -> Iterator[None]:

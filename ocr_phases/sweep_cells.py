@@ -14,17 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
 from ocr_phases.analyse.truth_files import load_truth
-from ocr_phases.collectors import environment
+from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FamilyFacts, check_preset
 from ocr_phases.files import only_writer, output_folder, read_regular, reserved, write_atomic
 from ocr_phases.inputs.images import load_page
-from ocr_phases.models.checkpoint import LoadedModel
 from ocr_phases.record import PhaseRun, describe_page
 from ocr_phases.schema import Truth, conform, parse_json
 from ocr_phases.settings import MOST_TOKENS, STRATEGIES, VISIONS
@@ -33,13 +32,6 @@ from ocr_phases.text import nearest
 RUNS = "runs"
 FAILED = ".failed.json"
 EARLIER = "earlier"
-
-
-class MeasuringModel(LoadedModel, Protocol):
-    """What a sweep needs of a session."""
-
-    def run_inference(self, page: Any, prompt: str, **settings: Any) -> PhaseRun:
-        """`OCRSession.run_inference`."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +101,7 @@ def make_cells(
 
 
 def run_sweep(
-    session: MeasuringModel,
+    session: Any,
     page: str | Path,
     cells: Sequence[Cell],
     folder: str | Path,
@@ -146,9 +138,9 @@ def run_sweep(
         "page": describe_page(image, data, name, embed=False)["sha256"],
         "model": session.checkpoint.name,
         "dtype": str(session.dtype).removeprefix("torch."),
-        "device": environment.describe_device(session.device)["name"],
+        "device": machine.describe_device(session.device)["name"],
         "revision": session.checkpoint.revision,
-        "versions": _deciding(environment.versions()),
+        "versions": _deciding(machine.versions()),
         "prompt": session.family.facts.text_of(prompt),
         **options,
     }
@@ -176,7 +168,7 @@ def _named_by(family: FamilyFacts, cell: Cell) -> Cell:
 
 
 def _measure(
-    session: MeasuringModel,
+    session: Any,
     page: str | Path,
     cell: Cell,
     asked: dict[str, Any],
@@ -207,7 +199,7 @@ def _measure(
         run.save(target)
         failed.unlink(missing_ok=True)
         return CellOutcome(cell, "measured")
-    kept = {"cell": asdict(cell), "created": environment.now(), "reason": reason, "asked": asked}
+    kept = {"cell": asdict(cell), "created": machine.now(), "reason": reason, "asked": asked}
     write_atomic(failed, json.dumps(kept, ensure_ascii=False, indent=1).encode() + b"\n")
     try:
         # What failed for want of memory must not keep it from the next cell.

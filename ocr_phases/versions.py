@@ -1,4 +1,4 @@
-"""Which code this is, where its files are, and garbage collection that waits."""
+"""Which code and weights these are, where the package's files are, and garbage collection that waits."""
 
 from __future__ import annotations
 
@@ -36,6 +36,43 @@ def code_hash(package: Path = _PACKAGE) -> str:
 
 
 _ROOT = Path(__file__).resolve().parents[1]
+
+
+_MOST_HEADER = 100_000_000  # the safetensors format's own limit
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files, sorted; `OcrPhasesError` for a pipe, device or folder among them."""
+    files = sorted(folder.glob("*.safetensors"))
+    other = [path for path in files if not path.is_file()]
+    if other:
+        raise OcrPhasesError(f"{other[0]} is no regular file: put the weights themselves into the folder.")
+    return files
+
+
+def folder_hash(folder: Path, *, code: bool = False) -> str:
+    """SHA-256 over config.json and the safetensors headers (names, dtypes, shapes, offsets).
+
+    ``code`` takes in the folder's Python files, names and contents.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in weight_files(folder):
+        digest.update(_header(path))
+    for path in sorted(folder.rglob("*.py")) if code else []:
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _header(path: Path) -> bytes:
+    """A safetensors file's header; `OcrPhasesError` where it is cut or larger than the format allows."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(size) if size <= _MOST_HEADER else b""
+    if not size or len(header) != size:
+        raise OcrPhasesError(
+            f"{path} is no safetensors file: it has no header of the {size:,} bytes it names."
+        )
+    return header
 
 
 @functools.cache

@@ -236,7 +236,7 @@ def test_a_file_system_without_locks_gives_a_warning_and_not_a_second_driver(cod
 
     monkeypatch.setattr("fcntl.flock", no_lock)
     if code == errno.EIO:
-        with pytest.raises(OcrPhasesError, match="cannot be locked"), only_writer(tmp_path):
+        with pytest.raises(OcrPhasesError, match="cannot be written"), only_writer(tmp_path):
             pass
         return
     with pytest.warns(UserWarning, match="without locks"), only_writer(tmp_path):

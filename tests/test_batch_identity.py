@@ -148,7 +148,7 @@ def test_a_worker_loads_the_revision_that_its_page_is_known_by(cache, monkeypatc
 
 
 def test_the_automatic_device_is_known_by_what_it_is(tmp_path, capsys):
-    from ocr_phases.models.checkpoint import resolve_device
+    from ocr_phases.models.load import resolve_device
 
     command = ["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]
     assert main(command) == 0

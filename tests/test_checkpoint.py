@@ -13,11 +13,10 @@ from conftest import GOLDEN, SMALL_DUMMY
 from safetensors.torch import load_file, save_file
 
 from ocr_phases import OcrPhasesError, OCRSession
-from ocr_phases.models import checkpoint
-from ocr_phases.models.checkpoint import load_tokenizer
-from ocr_phases.models.families import NATIVE, native_config
+from ocr_phases.models import load
 from ocr_phases.models.folders import hub_commit
-from ocr_phases.models.native import dummy_config
+from ocr_phases.models.load import dummy_config, load_tokenizer
+from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.settings import ModelSettings
 from ocr_phases.versions import asset
 
@@ -69,7 +68,7 @@ def test_the_published_sizes_are_the_published_counts():
 
     with torch.device("meta"):
         model = UnlimitedOcrForConditionalGeneration(native_config(dummy_config("dummy")))
-    counts = NATIVE.parameters(model)
+    counts = NATIVES["deepseek-ocr"].parameters(model)
     assert {name: round(count / 1e6, 1) for name, count in counts.items()} == {
         "sam": 95.6,
         "clip": 302.6,
@@ -216,18 +215,18 @@ def test_a_config_that_contradicts_the_tokenizer_is_refused(folder):
 
 def test_devices_and_dtypes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert checkpoint.resolve_device("auto") == "cpu"
+    assert load.resolve_device("auto") == "cpu"
     with pytest.raises(OcrPhasesError, match="sees no CUDA"):
-        checkpoint.resolve_device("cuda")
+        load.resolve_device("cuda")
     with pytest.raises(OcrPhasesError, match="Unknown device 'tpu'"):
-        checkpoint.resolve_device("tpu")
+        load.resolve_device("tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert checkpoint.resolve_device("cuda:0") == "cuda:0"
+    assert load.resolve_device("cuda:0") == "cuda:0"
     with pytest.raises(OcrPhasesError, match="no cuda:3"):
-        checkpoint.resolve_device("cuda:3")
-    assert checkpoint.resolve_dtype(None, "cuda") is torch.bfloat16
-    assert checkpoint.resolve_dtype("float16", "cpu") is torch.float16
+        load.resolve_device("cuda:3")
+    assert load.resolve_dtype(None, "cuda") is torch.bfloat16
+    assert load.resolve_dtype("float16", "cpu") is torch.float16
     with pytest.raises(OcrPhasesError, match="Unknown dtype 'int8'"):
         ModelSettings(dtype=torch.int8)
     assert ModelSettings(dtype=torch.float16).dtype == "float16"

@@ -13,6 +13,7 @@ from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.show.html import cards_html
 from ocr_phases.steps import execution as strategies
+from ocr_phases.steps.compiled import compiled_apart
 from ocr_phases.text import bytes_text
 
 RECEIPT = PAGES / "receipt.png"
@@ -97,7 +98,7 @@ def test_what_cannot_be_compiled_is_one_sentence():
         torch._dynamo.graph_break()
         return value + 1
 
-    compiled = strategies.compiled_apart(breaks)
+    compiled = compiled_apart(breaks)
     with pytest.raises(OcrPhasesError, match="torch.compile failed here") as caught:
         strategies.first_call_ms("cpu", compiled, torch.ones(1))
     assert "\n" not in str(caught.value)
@@ -105,4 +106,4 @@ def test_what_cannot_be_compiled_is_one_sentence():
 
 def test_many_shapes_do_not_crowd_each_other_out(traced):
     for size in range(1, 2 * torch._dynamo.config.recompile_limit):
-        assert strategies.compiled_apart(lambda value: value * 2)(torch.ones(size)).sum() == 2 * size
+        assert compiled_apart(lambda value: value * 2)(torch.ones(size)).sum() == 2 * size

@@ -35,13 +35,11 @@ from ocr_phases.analyse.cost import (
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.packing import image_token_count
-from ocr_phases.models.deepseek_ocr import PUBLISHED
-from ocr_phases.models.deepseek_ocr_2 import PUBLISHED as PUBLISHED_2
-from ocr_phases.models.families import NATIVES, family_of, native_config
-from ocr_phases.models.unlimited_ocr import PUBLISHED as UNLIMITED
+from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.record import PhaseRun
 
 ROOT = Path(__file__).parents[1]
+PUBLISHED, PUBLISHED_2, UNLIMITED = (facts.config for facts in FAMILIES.values())
 CONFIGS: dict[str, dict[str, Any]] = {
     "full": PUBLISHED,
     "tiny": json.loads((ROOT / "data/tiny/config.json").read_text()),
@@ -84,7 +82,7 @@ def count(model: Any, run: Any) -> Counts:
         run()
     top = type(model).__name__
     found = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
-    return {stage: found.get(f"{top}.{path}", 0) for stage, path in family_of(model).modules.items()}
+    return {stage: found.get(f"{top}.{path}", 0) for stage, path in family_of(model).wiring.modules.items()}
 
 
 def count_vision(model: Any, call: VisionCall) -> Counts:
@@ -239,7 +237,7 @@ def test_projected_vision_tokens_are_the_image_tokens_without_breaks(
 ) -> None:
     from ocr_phases.inputs.packing import image_break_count
 
-    config = dict(NATIVES[family].published)
+    config = dict(FAMILIES[family].config)
     table = prefill_cost(config, prompt_len=1, views=vision_calls(preset, [grid], family))
     width = read_architecture(config).features
     tokens = table[table["stage"] == "projector"]["flops"].sum() / (2 * width * 1280)

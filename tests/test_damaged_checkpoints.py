@@ -14,9 +14,8 @@ from mutants import mutants
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.batch.job import _model_hash
-from ocr_phases.models.families import native_config
-from ocr_phases.models.folders import folder_hash
-from ocr_phases.versions import asset
+from ocr_phases.models.wiring import native_config
+from ocr_phases.versions import asset, folder_hash
 
 INDEX = {"metadata": {"total_size": 2_100_000}, "weight_map": {"lm_head.weight": "model.safetensors"}}
 GENERATION = {"bos_token_id": 0, "eos_token_id": [1, 2], "do_sample": False, "temperature": 0.7, "top_p": 0.9}

@@ -19,15 +19,16 @@ from ocr_phases import OcrPhasesError, OCRSession, decode_step, prefill
 from ocr_phases.families import DEEPSEEK_OCR_2, FAMILIES, crop_grid
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, image_token_count, make_views, pack
-from ocr_phases.models.deepseek_ocr_2 import NATIVE, PUBLISHED
-from ocr_phases.models.families import native_config
-from ocr_phases.models.native import dummy_config
+from ocr_phases.models.load import dummy_config
+from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.steps.phases import generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
 
 FACTS = FAMILIES[DEEPSEEK_OCR_2]
 RECORDED = json.loads((GOLDEN_2 / "preprocess.json").read_text())
+NATIVE = NATIVES[DEEPSEEK_OCR_2]
+PUBLISHED = NATIVE.facts.config
 TOLERANCE = 5e-4  # of logits that reach 20
 CASES = {"base": ("base",), "gundam": ("gundam",), "page768": ("page768",), "batch": ("batch", "batch")}
 CASES["mixed"] = ("gundam", "base")

@@ -42,7 +42,7 @@ from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.region_pairs import region_pairs
 from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
-from ocr_phases.errors import Interrupts
+from ocr_phases.errors import stop_signals
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import Asked
 from ocr_phases.explorer.kept_records import MEASURED, file_label, file_stem, label, shipped
@@ -56,7 +56,7 @@ from ocr_phases.explorer.static_picture import picture_bundle
 from ocr_phases.explorer.view import LiveView, View
 from ocr_phases.explorer.view_data import row_data, timeline_data
 from ocr_phases.families import FAMILIES
-from ocr_phases.models.checkpoint import load_tokenizer
+from ocr_phases.models.load import load_tokenizer
 from ocr_phases.settings import Settings
 from ocr_phases.setup import Setup
 from ocr_phases.show.sections import Section
@@ -672,19 +672,18 @@ def test_a_kernel_that_ignores_interrupts_is_interrupted_all_the_same():
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with Interrupts(lambda: told.append(1)) as interrupts:
-            signal.raise_signal(signal.SIGINT)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # as at the end of a cell
-            interrupts.take()
-            signal.raise_signal(signal.SIGINT)
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a cell
-            interrupts.take()
-            with pytest.raises(KeyboardInterrupt):
+        for handled, code in ((signal.SIG_IGN, None), (signal.default_int_handler, KeyboardInterrupt)):
+            signal.signal(signal.SIGINT, handled)  # between two cells, and in one
+            interrupted = pytest.raises(code) if code else contextlib.nullcontext()
+            with stop_signals(lambda *_: told.append(1), notebook=True), interrupted:
                 signal.raise_signal(signal.SIGINT)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            interrupts.take()
+            assert signal.getsignal(signal.SIGINT) == handled
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with stop_signals(lambda *_: told.append(1), notebook=True):
+            signal.raise_signal(signal.SIGINT)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a cell begins
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
         assert told == [1, 1]
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -762,7 +761,7 @@ def test_finished_records_are_kept_and_listed_again(quick: Explorer, tmp_path: P
     for name, value in {"max_new_tokens": 2, "repeats": 1}.items():
         quick.form.fields[name].value = value
     for _ in range(2):
-        monkeypatch.setattr("ocr_phases.collectors.environment.now", lambda: "2026-11-23T03:00:00")
+        monkeypatch.setattr("ocr_phases.collectors.machine.now", lambda: "2026-11-23T03:00:00")
         asyncio.run(quick.measure())
     stem = "2026-11-23T03-00-00_receipt.png_tiny_small_eager_vision-eager_2-tokens"
     kept = tmp_path / "kept"

@@ -16,7 +16,7 @@ from ocr_phases.analyse.checks import failed, run_checks
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES, VISION_STAGES, check_preset, facts_of
-from ocr_phases.models.families import NATIVES, family_of
+from ocr_phases.models.wiring import NATIVES, family_of
 from ocr_phases.sweep_cells import make_cells
 from ocr_phases.text import stage_name
 
@@ -41,11 +41,11 @@ def test_a_family_is_whole(name: str) -> None:
     assert all(preset.name == key for key, preset in facts.presets.items())
     assert set(facts.stands_for.values()) <= set(facts.presets)
     assert not set(facts.stands_for) & set(facts.presets)
-    assert set(facts.vision_stages) <= set(VISION_STAGES) & set(family.modules)
-    assert {"language_model", "lm_head"} <= set(family.modules)
+    assert set(facts.vision_stages) <= set(VISION_STAGES) & set(family.wiring.modules)
+    assert {"language_model", "lm_head"} <= set(family.wiring.modules)
     assert "markdown" in facts.prompts
     assert facts.multipage in (None, *facts.prompts) and facts.multipage_preset in (None, *facts.presets)
-    assert read_model_config(dict(family.published)).family is facts
+    assert read_model_config(facts.config).family is facts
     golden = GOLDEN if name == "deepseek-ocr" else GOLDEN / name
     for file in ("checkpoint/config.json", "forward.safetensors", "preprocess.json"):
         assert (golden / file).is_file()
@@ -74,7 +74,9 @@ def test_a_preset_of_another_family_is_refused(ocr2_session: OCRSession) -> None
 def test_a_missing_class_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    family = dataclasses.replace(NATIVES["deepseek-ocr-2"], class_name="NotYetThere")
+    facts = FAMILIES["deepseek-ocr-2"]
+    wiring = dataclasses.replace(facts.native, class_name="NotYetThere")
+    family = dataclasses.replace(NATIVES["deepseek-ocr-2"], facts=dataclasses.replace(facts, native=wiring))
     with pytest.raises(OcrPhasesError, match="no NotYetThere, which DeepSeek-OCR-2 needs: upgrade"):
         family.model_class()
     assert NATIVES["deepseek-ocr-2"].model_class() is transformers.DeepseekOcr2ForConditionalGeneration
@@ -132,8 +134,8 @@ def test_rows_with_and_without_crops_go_through_together(ocr2_session: OCRSessio
 
 
 def test_a_static_step_makes_the_same_tokens(ocr2_session: OCRSession, run: PhaseRun) -> None:
+    from ocr_phases.steps.captured import StaticStep
     from ocr_phases.steps.phases import generate
-    from ocr_phases.steps.static_step import StaticStep
 
     model = ocr2_session.model
     short, long = ["free", "<image>\n<|grounding|>Convert the document to markdown, with all of its tables."]

@@ -24,6 +24,7 @@ import torch
 from conftest import GOLDEN, PAGES
 from elements import Elements
 from example_run import make_run
+from faulty import faulty
 from grounding_texts import fuzzed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -38,15 +39,9 @@ from ocr_phases.analyse.steps import first_difference
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
 from ocr_phases.collectors.parity import bfloat16_step
+from ocr_phases.families import PRESETS, PROMPTS, resolve_prompt
 from ocr_phases.files import LOCK_NAME, only_writer
-from ocr_phases.inputs.packing import (
-    PRESETS,
-    PROMPTS,
-    image_token_count,
-    make_views,
-    pack,
-    resolve_prompt,
-)
+from ocr_phases.inputs.packing import image_token_count, make_views, pack
 from ocr_phases.report.render import execute_notebook, page_report
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
@@ -93,12 +88,11 @@ def steps_changed(
     def family_of(model: Any) -> Any:
         family = honest(model)
 
-        def step_arguments(state: Any) -> dict[str, Any]:
-            arguments = dict(family.step_arguments(state))
+        def changed(arguments: dict[str, Any]) -> dict[str, Any]:
             change(arguments)
             return arguments
 
-        return dataclasses.replace(family, step_arguments=step_arguments)
+        return faulty(family, changed)
 
     with monkeypatch.context() as patch:
         patch.setattr(phases, "family_of", family_of)
@@ -111,7 +105,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[OCRSession]:
     session = request.getfixturevalue(request.param)
     if request.param == "ocr2_session":  # its own preset cuts crops, which takes long
         checkpoint = dataclasses.replace(session.checkpoint, default_preset="small768")
-        session = OCRSession(checkpoint, session.device, session.dtype)
+        session = OCRSession(checkpoint)
     yield session
     after = session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
     assert not failures(after)
@@ -411,7 +405,7 @@ def test_the_first_difference_is_judged_by_its_margin(
 
 
 def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: OCRSession) -> None:
-    from ocr_phases.inputs.request import Request
+    from ocr_phases.settings import Request
 
     run = tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)
     fields = {field.name for field in dataclasses.fields(Request)}

@@ -108,7 +108,7 @@ def test_only_regular_files_are_written(odd: dict[str, Path], tmp_path: Path) ->
     before = {path: path.lstat().st_mode for path in mine}
     for path in mine:
         for write in (output_file, lambda path: write_atomic(path, b"new")):
-            with pytest.raises(CannotWrite, match=r"name a (regular file|file in it)"):
+            with pytest.raises(CannotWrite, match="name a regular file"):
                 write(path)
     assert {path: path.lstat().st_mode for path in mine} == before
     assert not list(tmp_path.glob(".ocr-*"))
@@ -122,7 +122,7 @@ def test_a_device_node_stays_one(tmp_path: Path) -> None:
     except PermissionError:
         pytest.skip("only root makes device nodes")
     for path in (node, link):
-        with pytest.raises(OcrPhasesError, match="is a device"):
+        with pytest.raises(OcrPhasesError, match="a device"):
             make_run().save(path)
     assert stat.S_ISCHR(node.lstat().st_mode)
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._inductor.runtime.benchmarking import InductorBenchmarker, benchmarker
 
-from ocr_phases.steps.execution import tuned_steadily
-from ocr_phases.steps.fusing import FusedForms, first_largest
+from ocr_phases.steps.compiled import FusedForms, first_largest, tuned_steadily
 
 
 @given(rows=st.integers(1, 3), width=st.integers(1, 700), kinds=st.integers(1, 5), seed=st.integers(0, 99))

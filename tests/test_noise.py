@@ -31,7 +31,7 @@ from ocr_phases.analyse.noise import (
     repeat_spread,
 )
 from ocr_phases.analyse.sweep import sweep_table, sweep_verdict
-from ocr_phases.collectors import conditions
+from ocr_phases.collectors import machine
 from ocr_phases.show import html
 
 QUIET = {"waited_s": 0.01, "others": 0.01, "steal": 0.0, "load_start": 1.1, "load_end": 1.3}
@@ -259,9 +259,9 @@ def test_a_measurement_keeps_what_the_machine_did(tiny_session: Any, tmp_path: P
 
 
 def test_a_system_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions, "_ticks", lambda: None)
-    monkeypatch.setattr(conditions, "_threads", lambda: ({}, None))
-    kept = conditions.Conditions("cpu")
+    monkeypatch.setattr(machine, "_ticks", lambda: None)
+    monkeypatch.setattr(machine, "_threads", lambda: ({}, None))
+    kept = machine.Conditions("cpu")
     with kept.of(-1):
         pass
     with kept.of(0):
@@ -279,12 +279,12 @@ def test_a_panel_used_during_a_run_is_said_first() -> None:
 
 def test_the_time_of_another_thread_is_kept() -> None:
     stop = threading.Event()
-    kept = conditions.Conditions("cpu")
+    kept = machine.Conditions("cpu")
     busy = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(stop.is_set, True)])
     busy.start()
     with kept.of(0):
-        before = conditions._threads()[0].get(busy.native_id, 0.0)
-        while conditions._threads()[0].get(busy.native_id, 0.0) < before + 0.02:
+        before = machine._threads()[0].get(busy.native_id, 0.0)
+        while machine._threads()[0].get(busy.native_id, 0.0) < before + 0.02:
             pass
     stop.set()
     busy.join()
@@ -293,10 +293,10 @@ def test_the_time_of_another_thread_is_kept() -> None:
 
 
 def test_shares_of_the_cores_are_of_what_others_had() -> None:
-    before = conditions._Moment(0.0, 0.0, {1: 1.0, 2: 9.0}, 0.5, 1.0, (1_000, 400, 0))
-    ticks = conditions.os.sysconf("SC_CLK_TCK")
-    after = conditions._Moment(2.0, 60 / ticks, {1: 1.25, 3: 0.5}, 1.5, 2.0, (1_400, 500, 40))
-    found = conditions._between(before, after)
+    before = machine._Moment(0.0, 0.0, {1: 1.0, 2: 9.0}, 0.5, 1.0, (1_000, 400, 0))
+    ticks = machine.os.sysconf("SC_CLK_TCK")
+    after = machine._Moment(2.0, 60 / ticks, {1: 1.25, 3: 0.5}, 1.5, 2.0, (1_400, 500, 40))
+    found = machine._between(before, after)
     assert (found["wall_s"], found["waited_s"]) == (2.0, 1.0)
     # One thread went on, one ended and one began.
     assert found["other_threads_s"] == 0.75
@@ -314,7 +314,7 @@ def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: object())
     device = torch.device("cuda", 0)
-    assert conditions.gpu_state(device) == {
+    assert machine.gpu_state(device) == {
         "sm_mhz": 1755,
         "max_sm_mhz": 1980,
         "throttle_reasons": 0x24,
@@ -322,5 +322,5 @@ def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
         "other_processes": 1,
     }
     tool.write_text("#!/bin/sh\nexit 9\n")
-    assert conditions.gpu_state(device) is None
-    assert conditions.gpu_state(torch.device("cpu")) is None
+    assert machine.gpu_state(device) is None
+    assert machine.gpu_state(torch.device("cpu")) is None

@@ -29,21 +29,16 @@ from safetensors.numpy import load_file
 from wording import says
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES
+from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, crop_grid, resolve_prompt
 from ocr_phases.files import FORMATS
 from ocr_phases.inputs import images
+from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import (
-    PRESETS,
-    PROMPTS,
     PageInputs,
     PageViews,
-    Preset,
-    crop_grid,
     image_token_count,
-    load_page,
     make_views,
     pack,
-    resolve_prompt,
     valid_image_tokens,
 )
 from ocr_phases.record import describe_page
@@ -107,20 +102,20 @@ def test_recorded_case(name: str) -> None:
     assert ids[last + 1 :] == case["text_ids_tail"]
     assert ids[first : last + 1] == [IMAGE_ID] * case["image_tokens"]
 
-    pixels = inputs.pixel_values(torch.float32)
+    pixels = inputs.to("cpu", torch.float32).pixel_values
     assert list(pixels.shape) == case["ori_shape"]
     channels_first = views.global_view.transpose(2, 0, 1)
     if PIL.__version__.split(".")[0] == RECORDED["pillow"].split(".")[0]:
         assert hashlib.sha256(channels_first.tobytes()).hexdigest() == case["ori_sha256"]
     assert np.abs(pooled(views.global_view) - POOLED[f"{name}.ori32"][0]).max() <= 1
     if case["crops_used"]:
-        local = inputs.pixel_values_local(torch.float32)
+        local = inputs.to("cpu", torch.float32).pixel_values_local
         assert local is not None
         assert list(local.shape) == case["crop_shape"]
         tiles = np.stack([pooled(crop) for crop in views.crops])
         assert np.abs(tiles - POOLED[f"{name}.crop32"]).max() <= 1
     else:
-        assert inputs.pixel_values_local(torch.float32) is None
+        assert inputs.to("cpu", torch.float32).pixel_values_local is None
 
 
 def test_the_recording_is_whole() -> None:
@@ -733,17 +728,15 @@ def test_to_device() -> None:
         moved = inputs.to("cpu", dtype)
         assert moved.pixel_values.dtype == dtype
         assert moved.pixel_values.is_contiguous()
-        assert torch.equal(moved.pixel_values, inputs.pixel_values(dtype))
-        local = inputs.pixel_values_local(dtype)
-        assert local is not None
         assert moved.pixel_values_local is not None
-        assert torch.equal(moved.pixel_values_local, local)
+        assert moved.pixel_values_local.dtype == dtype
+        assert moved.pixel_values_local.shape == (8, 3, 64, 64)
     assert torch.equal(moved.input_ids, inputs.input_ids)
     assert moved.num_local_patches == [0, 8]
     assert moved.patches_grid == [[1, 1], [4, 2]]
     pixels = torch.from_numpy(np.stack([view.global_view for view in views])).permute(0, 3, 1, 2)
     expected = ((pixels.float() / 255 - 0.5) / 0.5).bfloat16().float()
-    assert torch.equal(inputs.pixel_values(torch.float32), expected)
+    assert torch.equal(inputs.to("cpu", torch.float32).pixel_values, expected)
 
 
 def test_pack_errors() -> None:

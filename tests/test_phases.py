@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
 from conftest import PAGES
+from faulty import faulty
 from golden_cases import CASES, golden_inputs
 from torch import Tensor
 
@@ -210,8 +210,7 @@ def test_broken_rules_are_errors(golden_session, golden_forward):
 )
 def test_faulty_step_arguments_are_errors(fault, message, golden_session, golden_forward):
     state = prefill(golden_session.model, golden_inputs(golden_forward, "small"))
-    honest = state.family.step_arguments
-    state.family = replace(state.family, step_arguments=lambda state: fault(honest(state)))
+    state.family = faulty(state.family, fault)
     with pytest.raises(OcrPhasesError, match=message):
         decode_step(golden_session.model, state)
 

@@ -34,7 +34,7 @@ from ocr_phases.collectors import probabilities
 from ocr_phases.collectors.probabilities import Sureness, token_probabilities, windowed_mask
 from ocr_phases.explorer.view_data import row_data
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.models.families import family_of
+from ocr_phases.models.wiring import family_of
 from ocr_phases.schema import TrueRegion, Truth
 from ocr_phases.show import sections
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, uncertain_in

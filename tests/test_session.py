@@ -24,9 +24,9 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.collectors.live_checks import host_syncs_check, syncs_counted
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.families import FAMILIES
-from ocr_phases.models import native
-from ocr_phases.models.checkpoint import load_tokenizer
-from ocr_phases.recorder import TokenReader, _describe_row, token_texts
+from ocr_phases.models import load
+from ocr_phases.models.load import TokenReader, load_tokenizer, token_texts
+from ocr_phases.recorder import _describe_row
 from ocr_phases.rerun import repeat_run
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.versions import asset
@@ -232,7 +232,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch
     for name in (
         "ocr_phases.session.one_shot",
         "ocr_phases.collectors.probabilities.token_probabilities",
-        "ocr_phases.collectors.ceilings._copy",
+        "ocr_phases.collectors.machine._copy",
     ):
         monkeypatch.setattr(name, failing)
     monkeypatch.setattr(tiny_session, "_ceilings", {})
@@ -277,7 +277,7 @@ def test_a_large_dummy_says_what_it_takes_before_it_is_made(monkeypatch, capsys)
     before = torch.get_rng_state()
     OCRSession.load(SMALL_DUMMY, device="cpu")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(native, "_LARGE", 0)
+    monkeypatch.setattr(load, "_LARGE", 0)
     OCRSession.load(SMALL_DUMMY, device="cpu")
     memory, time = capsys.readouterr().err.splitlines()
     assert "parameters take" in memory
@@ -430,7 +430,7 @@ def test_ids_without_text_show_as_their_number():
 @example([250, 229])
 def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_session, ids):
     request = SimpleNamespace(ignore_eos=False, return_text=True)
-    row = _describe_row(golden_session, request, [*ids, golden_session.eos_id])
+    row = _describe_row(golden_session.checkpoint, request, [*ids, golden_session.eos_id])
     assert row["text"] == TOKENIZER.decode(ids) == "".join(row["token_texts"][:-1])
     assert len(row["token_texts"]) == len(row["ids"])
     read = TokenReader(TOKENIZER).read  # as it is shown while it is written

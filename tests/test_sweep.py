@@ -174,9 +174,9 @@ def test_a_cell_is_measured_again_after_a_change_of_the_code(
         return states(run_sweep(tiny_session, PAGE, [Cell("tiny", "eager", 1, 2)], tmp_path, **QUICK))
 
     assert swept() == ["measured"]
-    monkeypatch.setattr("ocr_phases.collectors.environment.git_state", lambda: "another commit")
+    monkeypatch.setattr("ocr_phases.collectors.machine.git_state", lambda: "another commit")
     assert swept() == ["kept"]  # which changed nothing of the package
-    monkeypatch.setattr("ocr_phases.collectors.environment._CODE", "another")
+    monkeypatch.setattr("ocr_phases.collectors.machine._CODE", "another")
     assert swept() == ["measured"]
     assert next(iter(Sweep.load(tmp_path).runs.values())).versions["code"] == "another"
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from ocr_phases import Timeline
-from ocr_phases.models.families import NATIVE
+from ocr_phases.collectors.machine import PeakMemory
+from ocr_phases.models.wiring import NATIVES
 from ocr_phases.record import SPAN_COLUMNS
-from ocr_phases.steps.timeline import NoTimeline, PeakMemory, stage_hooks
+from ocr_phases.steps.timeline import NoTimeline, stage_hooks
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_hooks_and_ranges_go_away_also_after_an_error(failing, ranges, tiny_sess
         def fault(module, args):
             raise RuntimeError("planted")
 
-        handle = NATIVE.stages(model)[failing].register_forward_pre_hook(fault)
+        handle = NATIVES["deepseek-ocr"].stages(model)[failing].register_forward_pre_hook(fault)
         with pytest.raises(RuntimeError, match="planted"):
             tiny_session.run_prefill(inputs, timeline)
         handle.remove()
@@ -119,7 +120,10 @@ def test_the_profiler_sees_the_stages_while_it_runs(tiny_session):
 
 def test_no_timeline_collects_nothing(tiny_session):
     timeline = NoTimeline()
-    with stage_hooks(tiny_session.model, NATIVE, timeline, ["global"]), timeline.in_phase("prefill"):
+    with (
+        stage_hooks(tiny_session.model, NATIVES["deepseek-ocr"], timeline, ["global"]),
+        timeline.in_phase("prefill"),
+    ):
         assert hook_count(tiny_session.model) == 0
     assert timeline.rows() == []
 

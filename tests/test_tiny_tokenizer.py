@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocr_phases.models.checkpoint import load_tokenizer
+from ocr_phases.models.load import load_tokenizer
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 SPECIAL = {

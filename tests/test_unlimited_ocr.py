@@ -36,21 +36,21 @@ from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, image_token_count, make_views, pack
-from ocr_phases.inputs.request import make_rows
-from ocr_phases.models.families import NATIVE as DEEPSEEK_OCR
-from ocr_phases.models.families import native_config
-from ocr_phases.models.native import dummy_config
-from ocr_phases.models.unlimited_ocr import NATIVE, PUBLISHED
+from ocr_phases.models.load import dummy_config
+from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
+from ocr_phases.request import make_rows
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.regions import page_html, plot_page
+from ocr_phases.steps.captured import StaticStep, max_cache_len_for
 from ocr_phases.steps.phases import generate, prompt_loss
 from ocr_phases.steps.sampling import NoRepeatNGrams, Sampler, windowed_processors
-from ocr_phases.steps.static_step import StaticStep, max_cache_len_for
 
 FACTS = FAMILIES[UNLIMITED_OCR]
 RECORDED = json.loads((GOLDEN_UNLIMITED / "preprocess.json").read_text())
 GENERATION = json.loads((GOLDEN_UNLIMITED / "generation.json").read_text())
+DEEPSEEK_OCR, NATIVE = NATIVES["deepseek-ocr"], NATIVES[UNLIMITED_OCR]
+PUBLISHED = NATIVE.facts.config
 TOLERANCE = 5e-4  # of logits that reach 18
 WINDOW = 16
 UNLIMITED_SMALL = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())

@@ -14,7 +14,7 @@ from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.models.folders import transformers_version
-from ocr_phases.models.remote import choose_attention
+from ocr_phases.models.vendor import choose_attention
 
 PAGE = Path(__file__).parents[1] / "data" / "pages" / "slide.png"
 pytestmark = pytest.mark.usefixtures("remote_code")

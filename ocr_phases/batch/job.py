@@ -16,8 +16,8 @@ from typing import Any
 from ocr_phases.batch.manifest import Page, file_problem
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
-from ocr_phases.models.folders import folder_hash, hub_commit, local_folder
-from ocr_phases.versions import __version__, asset, code_hash
+from ocr_phases.models.folders import hub_commit, local_folder
+from ocr_phases.versions import __version__, asset, code_hash, folder_hash
 
 #: The folder of all pages' folders, below the batch's.
 PAGES = "pages"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from ocr_phases.cli import artifacts, batch, compare, notebooks, profile, report, sweep, verify
 from ocr_phases.cli.options import Parser, add_options, option_texts, refuse_idle
 from ocr_phases.cli.results import Exit, as_json
-from ocr_phases.errors import OcrPhasesError, signals_to
+from ocr_phases.errors import OcrPhasesError, stop_signals
 from ocr_phases.settings import Settings, setting_names
 from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        with plain_streams() as out, signals_to(_stop):
+        with plain_streams() as out, stop_signals(_stop):
             code = _run(words)
             out.flush()
     except KeyboardInterrupt as stop:  # a second signal, or one before a verb runs

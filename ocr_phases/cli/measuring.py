@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ocr_phases.cli.options import refuse, settings_of
-from ocr_phases.errors import Interrupted, signals_to
+from ocr_phases.errors import Interrupted
+from  import signals_to
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, save_new, save_or_rescue
 from ocr_phases.versions import seldom_collected
 

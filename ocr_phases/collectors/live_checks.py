@@ -21,11 +21,11 @@ from ocr_phases.analyse.check_texts import RULES
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
 from ocr_phases.models.caches import cache_length
-from ocr_phases.models.family import Family
+from ocr_phases.models.wiring import Family
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import LoadedModel
+    from ocr_phases.models.load import Checkpoint
     from ocr_phases.steps.phases import DecodeState
 
 _SYNC = "called a synchronizing CUDA operation"  # torch's words
@@ -103,12 +103,12 @@ class ForwardHooks:
         }
 
 
-def input_verdicts(session: LoadedModel, packed: PageInputs, *, autocast: bool) -> dict[str, Verdict]:
+def input_verdicts(checkpoint: Checkpoint, packed: PageInputs, *, autocast: bool) -> dict[str, Verdict]:
     """What the inputs and the model show before anything runs."""
     return {
-        "image_mask": _image_mask(packed, session.checkpoint.image_token_id),
-        "prompt_tokens": _prompt_tokens(packed, session.tokenizer),
-        "norm_layers": _norm_layers(session.model, session.dtype, autocast),
+        "image_mask": _image_mask(packed, checkpoint.image_token_id),
+        "prompt_tokens": _prompt_tokens(packed, checkpoint.tokenizer),
+        "norm_layers": _norm_layers(checkpoint.model, checkpoint.dtype, autocast),
     }
 
 

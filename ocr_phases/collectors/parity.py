@@ -9,21 +9,21 @@ from torch import Tensor
 
 from ocr_phases.analyse.steps import first_difference
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.inputs.request import Request
+from ocr_phases.settings import Request
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import LoadedModel
+    from ocr_phases.models.load import Checkpoint
 
 #: In 16 bits a first difference is a tie where the two logits lie this many bfloat16 steps apart at most.
 TIE_STEPS = 2
 
 
 def parity_check(
-    session: LoadedModel,
+    checkpoint: Checkpoint,
     request: Request,
     inputs: DeviceInputs,
     ours: list[list[int]],
@@ -34,8 +34,8 @@ def parity_check(
     In float32 they must be equal. In 16 bits, and under autocast, the first difference of a row passes as a
     tie, which costs one more run up to there to look at the logits. Sampled tokens are only reported.
     """
-    low = request.autocast or session.dtype != torch.float32
-    eos = () if request.ignore_eos else (session.eos_id,)
+    low = request.autocast or checkpoint.dtype != torch.float32
+    eos = () if request.ignore_eos else (checkpoint.eos_id,)
     pairs = [
         (phases.until_end(mine, eos), phases.until_end(other, eos))
         for mine, other in zip(ours, theirs, strict=True)
@@ -58,7 +58,7 @@ def parity_check(
         return parity_result("fail", expected, differs)
     verdicts = []
     for number, at in places.items():
-        scores = _scores(session, request, inputs, ours, at)[number]
+        scores = _scores(checkpoint, request, inputs, ours, at)[number]
         verdicts.append(_tie(scores, pairs[number][0][at], pairs[number][1][at]))
     tied = all(tie for tie, _ in verdicts)
     return parity_result(
@@ -94,16 +94,16 @@ def bfloat16_step(value: float) -> float:
 
 @torch.no_grad()
 def _scores(
-    session: LoadedModel, request: Request, inputs: DeviceInputs, ours: list[list[int]], place: int
+    checkpoint: Checkpoint, request: Request, inputs: DeviceInputs, ours: list[list[int]], place: int
 ) -> Tensor:
     """What token ``place`` is chosen from, float32 [B, vocab], after the very tokens in ``ours``."""
-    sampler = Sampler(request.infer, request.seed, session.device)
-    state = phases.prefill(session.model, inputs, sampler=sampler)
-    with decode_execution(session.model):
+    sampler = Sampler(request.infer, request.seed, checkpoint.device)
+    state = phases.prefill(checkpoint.model, inputs, sampler=sampler)
+    with decode_execution(checkpoint.model):
         for number in range(place):
             state.token = torch.tensor([ids[number] for ids in ours], device=state.token.device)
             if state.sequence is not None:
                 state.sequence[:, -1] = state.token
-            phases.decode_step(session.model, state)
+            phases.decode_step(checkpoint.model, state)
     scores = state.logits.float()
     return scores if state.sequence is None else sampler.processors(state.sequence[:, :-1], scores)

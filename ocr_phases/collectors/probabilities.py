@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from ocr_phases.errors import Stopped
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
-from ocr_phases.models.families import family_of
-from ocr_phases.models.family import Family
+from ocr_phases.models.wiring import Family, family_of
 
 if TYPE_CHECKING:
-    from ocr_phases.models.checkpoint import LoadedModel
+    from ocr_phases.models.load import Checkpoint
 
 _MOST_LOGITS = 2**24  # at once: 64 MB in float32
 _DECIMALS = 3
@@ -61,11 +60,11 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
 
 
 def sureness_or_none(
-    session: LoadedModel, packed: PageInputs, ids: Sequence[Sequence[int]]
+    checkpoint: Checkpoint, packed: PageInputs, ids: Sequence[Sequence[int]]
 ) -> list[Sureness] | None:
     """`token_probabilities`; None, with a warning, where the forward fails: what was measured stands."""
     try:
-        return token_probabilities(session.model, packed.to(session.device, session.dtype), ids)
+        return token_probabilities(checkpoint.model, packed.to(checkpoint.device, checkpoint.dtype), ids)
     except Stopped:
         raise
     except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)

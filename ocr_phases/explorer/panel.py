@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import display
 
-from ocr_phases.errors import Interrupts, OcrPhasesError, Stopped
+from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
 from ocr_phases.explorer.compare_tab import ComparePane
 from ocr_phases.explorer.form import Asked, Fold, Form, first_image
 from ocr_phases.explorer.head import head_html
@@ -224,18 +224,18 @@ class Explorer(widgets.VBox):
         page = first_image(asked.page, asked.page_name)
         self.live.begin(settings.expected_tokens, settings.repeats, settings.warmup, page)
         future = asyncio.wrap_future(self._measurer.start(asked, self.live))
-        with Interrupts(self._stop) as interrupts:
-            try:
-                while not future.done():
-                    interrupts.take()
+        try:
+            while not future.done():
+                # Each time anew: at the end of every cell, the kernel takes it back.
+                with stop_signals(lambda *_: self._stop(), notebook=True):
                     await asyncio.wait({future}, timeout=REFRESH_S)
                     self.live.refresh()
-            except asyncio.CancelledError:
-                self._stop()
-                await asyncio.wait({future})  # or the next run would wait for it
-                raise
-            finally:
-                self.live.end()
+        except asyncio.CancelledError:
+            self._stop()
+            await asyncio.wait({future})  # or the next run would wait for it
+            raise
+        finally:
+            self.live.end()
         return future.result()
 
     def _stop(self) -> None:

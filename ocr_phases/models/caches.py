@@ -1,4 +1,4 @@
-"""KV caches of every kind a model class uses: Cache objects old and new, and tuples of (keys, values)."""
+"""KV caches of every kind that a model class uses, of transformers before and after they had layers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ from torch import Tensor
 
 def cache_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of each layer, [B, heads, length, width] each."""
-    if isinstance(cache, tuple):
-        return [(layer[0], layer[1]) for layer in cache]
     if hasattr(cache, "layers"):
         return [(layer.keys, layer.values) for layer in cache.layers]
     return list(zip(cache.key_cache, cache.value_cache, strict=True))
 
 
 def cache_length(cache: Any) -> int | None:
-    """Tokens that a KV cache has seen where the host knows it for free; None where the device counts them.
-
-    A tuple whose layers differ in length gives the first length that differs from the first layer's.
-    """
-    if isinstance(cache, tuple):
-        lengths = [tensor.shape[2] for layer in cache_layers(cache) for tensor in layer]
-        return next((length for length in lengths if length != lengths[0]), lengths[0])
+    """Tokens that a KV cache has seen where the host knows it for free; None where the device counts them."""
     length = cache.get_seq_length()
     return length if isinstance(length, int) else None
 
@@ -35,8 +27,6 @@ def held_entries(cache: Any) -> int | None:
 
     A cache with a window has seen more tokens (`cache_length`) than it holds, once the window is full.
     """
-    if isinstance(cache, tuple):
-        return cache_length(cache)
     if not getattr(cache, "layers", None) or _device_counts(cache):
         return None
     return sum(keys.shape[2] for keys, _ in _parts(cache.layers[0]))
@@ -130,32 +120,10 @@ def cache_bytes_per_token(cache: Any) -> int:
     return sum(tensor[..., :1, :].numel() * tensor.element_size() for layer in layers for tensor in layer)
 
 
-def drop_last(cache: Any) -> Any:
-    """The cache without its newest entry: the same object, or a new tuple."""
-    if isinstance(cache, tuple):
-        return tuple((keys[:, :, :-1], values[:, :, :-1]) for keys, values in cache_layers(cache))
+def drop_last(cache: Any) -> None:
+    """Drop a cache's newest entry."""
     counts = _device_counts(cache)
-    if counts:  # the entry stays where it is, and the next step writes over it
-        for count in counts:
-            count.sub_(1)
-        return cache
-    cache.crop(-1)
-    return cache
-
-
-def continues(old: Any, new: Any, *, compare: bool) -> bool:
-    """Whether ``new`` is the cache ``old`` after one more step.
-
-    A Cache object must be the same object. A tuple is a new one each step: it must have as many layers, and
-    with ``compare`` hold the old entries unchanged, which waits for the device.
-    """
-    if not isinstance(old, tuple):
-        return new is old
-    if not isinstance(new, tuple) or len(new) != len(old):
-        return False
-    pairs = zip(cache_layers(old), cache_layers(new), strict=True)
-    return not compare or all(
-        torch.equal(before, after[:, :, : before.shape[2]])
-        for layer, layer_now in pairs
-        for before, after in zip(layer, layer_now, strict=True)
-    )
+    if not counts:
+        cache.crop(-1)
+    for count in counts:  # the entry stays where it is, and the next step writes over it
+        count.sub_(1)

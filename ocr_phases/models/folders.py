@@ -1,9 +1,8 @@
-"""What a checkpoint folder holds, read as data: config.json, weights' headers, where it comes from."""
+"""What a checkpoint folder holds, read as data without torch, and where it comes from."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import sys
@@ -16,9 +15,9 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
 from ocr_phases.schema import conform, parse_json
 from ocr_phases.text import nearest
+from ocr_phases.versions import weight_files
 
 _MOST_JSON = 64 << 20
-_MOST_HEADER = 100_000_000  # the format's own limit
 
 
 def local_folder(name: str, *, local_only: bool = False) -> Path | None:
@@ -117,15 +116,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(path, AnyConfig)
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, sorted; `OcrPhasesError` for a pipe, device or folder among them."""
-    files = sorted(folder.glob("*.safetensors"))
-    other = [path for path in files if not path.is_file()]
-    if other:
-        raise OcrPhasesError(f"{other[0]} is no regular file: put the weights themselves into the folder.")
-    return files
-
-
 def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) -> dict[str, Any]:
     """The JSON object in a file, of ``shape`` (a `TypedDict`), or ``missing`` where there is no file.
 
@@ -146,31 +136,6 @@ def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) 
     except OcrPhasesError as error:
         raise OcrPhasesError(f"{path} is damaged ({error}).") from error
     return content
-
-
-def folder_hash(folder: Path, *, code: bool = False) -> str:
-    """SHA-256 over config.json and the safetensors headers (names, dtypes, shapes, offsets).
-
-    ``code`` takes in the folder's Python files, names and contents.
-    """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in weight_files(folder):
-        digest.update(_header(path))
-    for path in sorted(folder.rglob("*.py")) if code else []:
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _header(path: Path) -> bytes:
-    """A safetensors file's header; `OcrPhasesError` where it is cut or larger than the format allows."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = file.read(size) if size <= _MOST_HEADER else b""
-    if not size or len(header) != size:
-        raise OcrPhasesError(
-            f"{path} is no safetensors file: it has no header of the {size:,} bytes it names."
-        )
-    return header
 
 
 def check_loaded(folder: Path, report: dict[str, Any]) -> None:

@@ -1,101 +1,247 @@
-"""The published remote-code class: how a page goes into it, how a step does, and what it is silent about.
+"""Loads the published remote-code class. The only place that runs Python code out of a checkpoint.
 
-The class takes ``images`` as one (crops, global view) pair a row and looks at them only while its input is
-longer than one token. `VENDOR` is its row; `remote` loads it.
+It does so when told to twice: ``implementation="vendor"`` and ``trust_remote_code=True``; from the hub only
+at a full commit hash, so that the code is the code that was read. Only code in the checkpoint itself is run.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ast
+import contextlib
+import functools
+import importlib
+import importlib.util
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import torch
+from safetensors import SafetensorError
+from torch import nn
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
-from ocr_phases.models.family import Family, StepState
-from ocr_phases.text import count_text
-
-if TYPE_CHECKING:
-    from ocr_phases.inputs.packing import DeviceInputs
-
-
-def views(inputs: DeviceInputs) -> list[str]:
-    """The view of each vision call: page by page, the crops where there are any, then the global view."""
-    order = [["local", "global"] if crops else ["global"] for crops in inputs.num_local_patches]
-    return [view for page in order for view in page]
-
-
-def prefill_arguments(inputs: DeviceInputs) -> dict[str, Any]:
-    """The keyword arguments of the class's forward over a whole prompt.
-
-    Raises `OcrPhasesError` for several pages in one prompt: the class reads one page a row.
-    """
-    rows, pages = inputs.input_ids.shape[0], len(inputs.pixel_values)
-    if pages != rows:
-        raise OcrPhasesError(
-            f"The vendor's class reads one page a prompt, got {count_text(pages, 'page')} in "
-            f"{count_text(rows, 'prompt')}: "
-            'use implementation="native", or one prompt a page.'
-        )
-    # No crops are all zeros there, of the global view's size.
-    none = torch.zeros_like(inputs.pixel_values[:1])
-    crops = [none] * pages
-    if inputs.pixel_values_local is not None:
-        parts = inputs.pixel_values_local.split(inputs.num_local_patches)
-        crops = [part if len(part) else none for part in parts]
-    return {
-        "input_ids": inputs.input_ids,
-        "attention_mask": inputs.attention_mask,
-        "position_ids": inputs.position_ids,
-        "images": list(zip(crops, inputs.pixel_values.split(1), strict=True)),
-        "images_seq_mask": inputs.images_seq_mask,
-        "images_spatial_crop": torch.tensor(inputs.patches_grid, dtype=torch.int64),
-    }
-
-
-def new_cache() -> Any:
-    """An empty cache as ``generate()`` hands it over: without one the class makes a new tuple each step."""
-    from transformers import DynamicCache
-
-    return DynamicCache()
-
-
-def step_arguments(state: StepState) -> dict[str, Any]:
-    """What one decode step hands to `prepare_step`."""
-    return {
-        "input_ids": state.token[:, None],
-        "past_key_values": state.cache,
-        "attention_mask": state.attention_mask,
-        "use_cache": True,
-    }
-
-
-def prepare_step(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A decode step's arguments as the class's own ``prepare_inputs_for_generation`` makes them."""
-    return model.prepare_inputs_for_generation(**arguments)
-
-
-VENDOR = Family(
-    facts=FAMILIES[DEEPSEEK_OCR],
-    implementation="vendor",
-    class_name="DeepseekOCRForCausalLM",
-    modules={
-        "sam": "model.sam_model",
-        "clip": "model.vision_model",
-        "projector": "model.projector",
-        "lm_head": "lm_head",
-    },
-    # The class's `model` is the language model itself, with the vision parts inside, and calls its text
-    # layers through super(): so `language_model` runs from the first layer to the last norm. Embedding,
-    # fusion and the causal mask come before the first layer: in prefill they are in `vision_fusion`.
-    parts={"language_model": ("model.embed_tokens", "model.layers", "model.norm")},
-    language_model_between=("model.layers.0", "model.norm"),
-    image_arguments=("images", "images_seq_mask", "images_spatial_crop"),
-    views=views,
-    prefill_arguments=prefill_arguments,
-    step_arguments=step_arguments,
-    prepare_step=prepare_step,
-    new_cache=new_cache,
-    keeps_logits=False,
-    prints=True,
+from ocr_phases.files import write_atomic
+from ocr_phases.models.folders import (
+    check_loaded,
+    progress_bar_in_terminals,
+    transformers_version,
 )
+from ocr_phases.text import nearest
+
+PINNED = "transformers==4.46.3 tokenizers==0.20.3"
+CONSTRAINED = "pip install -c constraints-4.46.txt"
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
+
+
+def check_request(name: str, trust_remote_code: bool, attention: str | None) -> None:
+    """Raise `OcrPhasesError` without ``trust_remote_code``, for a name without code or a wrong attention."""
+    if not trust_remote_code:
+        raise OcrPhasesError(
+            'implementation="vendor" runs the Python code that comes with the checkpoint: read it and pass '
+            'trust_remote_code=True, or use implementation="native", which runs none.'
+        )
+    if name == "tiny" or name.split(":")[0] == "dummy":
+        raise OcrPhasesError(f"{name} has no vendor class: name a checkpoint folder or a hub id (ORG/NAME).")
+    if attention not in (None, *ATTENTIONS):
+        hint = nearest(attention, ATTENTIONS)
+        raise OcrPhasesError(f"Unknown attention {attention!r}: use {' or '.join(ATTENTIONS)}.{hint}")
+
+
+def load_vendor(
+    folder: Path,
+    config: dict[str, Any],
+    content: str,
+    device: str,
+    dtype: torch.dtype,
+    attention: str | None,
+    cuda_calls: str,
+) -> nn.Module:
+    """The model in ``folder`` with the class in its own Python files; ``content`` is the hash of both.
+
+    ``attention`` names the class's attention (`ATTENTIONS`); None is SDPA where the class has it, else eager.
+    ``cuda_calls="ignore"`` makes the class's own ``.cuda()`` do nothing in its forwards on a CPU.
+
+    Raises `OcrPhasesError` for code that cannot be imported here, for an attention that cannot be had, and on
+    a CPU for code that calls ``.cuda()``, unless that is to be ignored.
+    """
+    reference = _class_reference(folder, config)
+    on_cpu = torch.device(device).type == "cpu"
+    # The imports print too; what the class prints while it runs is dropped by `Family.silenced`.
+    with contextlib.redirect_stdout(io.StringIO()), _without_warnings():
+        found = _import_class(folder, reference, content)
+        if on_cpu and cuda_calls == "refuse":
+            _refuse_cuda_calls(found)
+        model = _load_weights(folder, found, dtype, choose_attention(found, attention, device, dtype))
+    if on_cpu and cuda_calls == "ignore":
+        _ignore_cuda_calls(model)
+    # Buffers too, as the published usage does: that rounds its rotary frequencies to the dtype.
+    return model.to(device=device, dtype=dtype).eval()
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without transformers' warnings: missing weights, which it warns of, are looked at by `check_loaded`."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _class_reference(folder: Path, config: dict[str, Any]) -> str:
+    """The ``module.Class`` that config.json's auto_map gives for the model."""
+    known = config.get("auto_map", {})
+    reference = known.get("AutoModel") or known.get("AutoModelForCausalLM")
+    if reference is None:
+        raise OcrPhasesError(f"config.json in {folder} names no model class (auto_map): use native.")
+    elsewhere = [reference for reference in known.values() if "--" in reference]
+    if elsewhere:
+        raise OcrPhasesError(
+            f"config.json in {folder} names code of another repository ({elsewhere[0]}), which no revision "
+            "pins: only code in the checkpoint itself is run."
+        )
+    missing = [ref for ref in known.values() if not (folder / f"{ref.split('.')[0]}.py").is_file()]
+    if missing:
+        raise OcrPhasesError(
+            f"{folder} has no {missing[0].split('.')[0]}.py: put the checkpoint's *.py files next to its "
+            "weights, or use native."
+        )
+    return reference
+
+
+def _import_class(folder: Path, reference: str, content: str) -> Any:
+    """The class, out of a package whose name holds the hash ``content``: other code is another package.
+
+    It is imported from a copy, so that its source stays what was imported, whatever becomes of the folder.
+    """
+    from transformers.dynamic_module_utils import HF_MODULES_CACHE
+
+    package = f"ocr_phases_code_{content}"
+    place = Path(HF_MODULES_CACHE) / package
+    for path in folder.rglob("*.py"):
+        target, source = place / path.relative_to(folder), path.read_bytes()
+        if not target.is_file() or target.read_bytes() != source:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(target, source)
+    importlib.invalidate_caches()
+    if package not in sys.modules:
+        sys.modules[package] = ModuleType(package)
+        sys.modules[package].__path__ = [str(place)]
+    module, _, name = reference.partition(".")
+    try:
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+    except Exception as error:  # whatever the checkpoint's code raises while it is imported
+        # transformers wraps what a module of its own raises: the cause is in the second line.
+        message = " ".join(str(error).split("\n")[:2]).replace(f"{package}.", "") or type(error).__name__
+        raise OcrPhasesError(
+            f"The class in {folder} cannot be imported ({message}): {_import_advice(error)}, or use native "
+            "(docs/vendor.md)."
+        ) from error
+
+
+def _import_advice(error: Exception) -> str:
+    """What to do about code that fails while it is imported."""
+    from transformers import __version__
+
+    origin = (getattr(error, "name", None) or "").partition(".")[0]
+    if isinstance(error, ImportError) and origin in ("transformers", "tokenizers"):
+        if f"transformers=={__version__} " in PINNED:
+            return f"its code is not made for transformers {__version__}, which is here"
+        return f"it is not made for transformers {__version__}, so install {PINNED}"
+    if isinstance(error, ModuleNotFoundError) and not origin.startswith("ocr_phases_code_"):
+        return (
+            f"install the module {origin} (the published code imports four: "
+            f"{CONSTRAINED} addict easydict einops torchvision)"
+        )
+    if "torchvision" in str(error):
+        return f"torchvision and torch must be made for each other, so {CONSTRAINED} torch torchvision"
+    return "put the checkpoint's own *.py files there, unchanged"
+
+
+def code_modules(found: type) -> list[ModuleType]:
+    """The imported modules out of the checkpoint that ``found`` is defined in."""
+    package = found.__module__.partition(".")[0]
+    inside = [name for name in sys.modules if name.startswith(f"{package}.")]
+    return [sys.modules[name] for name in sorted(inside) if getattr(sys.modules[name], "__file__", None)]
+
+
+def _refuse_cuda_calls(found: type) -> None:
+    """Raise where code that a forward may reach calls ``.cuda()``; ``infer()``, which is not used, may."""
+    for module in code_modules(found):
+        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+        for owner in ast.walk(tree):
+            if not isinstance(owner, ast.FunctionDef) or owner.name == "infer":
+                continue
+            for node in ast.walk(owner):
+                if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "cuda":
+                    file = Path(str(module.__file__)).name
+                    raise OcrPhasesError(
+                        f"The vendor's class moves tensors to a GPU by itself (.cuda() in {file}, line "
+                        f"{node.lineno}), so it cannot run on a CPU: use device cuda, native, or "
+                        'cuda_calls="ignore" to let those calls do nothing.'
+                    )
+
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+def _ignore_cuda_calls(model: Any) -> None:
+    """Let ``Tensor.cuda()`` give the tensor itself while a forward of ``model`` runs."""
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def on_cpu(*args: Any, **kwargs: Any) -> Any:
+        # One forward at a time: the method is every tensor's, so it must be put back before the next one.
+        with _ONE_AT_A_TIME, mock.patch.object(torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor):
+            return forward(*args, **kwargs)
+
+    model.forward = on_cpu
+
+
+def choose_attention(found: Any, asked: str | None, device: str, dtype: torch.dtype) -> str:
+    """The attention the class is loaded with; `OcrPhasesError` where ``asked`` cannot be had here."""
+    has_sdpa = getattr(found, "_supports_sdpa", False)
+    if asked is None:
+        return "sdpa" if has_sdpa else "eager"
+    if asked == "sdpa" and not has_sdpa:
+        raise OcrPhasesError(f"{found.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'.")
+    if asked == "flash_attention_2":
+        lacks = None
+        if torch.device(device).type != "cuda":
+            lacks = f"a CUDA device, this is {device}"
+        elif dtype == torch.float32:
+            lacks = "bfloat16 or float16, this is float32"
+        elif importlib.util.find_spec("flash_attn") is None:
+            lacks = "the package flash_attn, which is not installed (pip install flash-attn)"
+        if lacks:
+            raise OcrPhasesError(f"attention='flash_attention_2' needs {lacks}: or use 'eager'.")
+    return asked
+
+
+def _load_weights(folder: Path, found: Any, dtype: torch.dtype, attention: str) -> Any:
+    try:
+        with progress_bar_in_terminals():
+            model, report = found.from_pretrained(
+                str(folder),
+                use_safetensors=True,
+                local_files_only=True,
+                attn_implementation=attention,
+                output_loading_info=True,
+                **{"dtype" if transformers_version() >= (4, 56) else "torch_dtype": dtype},
+            )
+    except (ImportError, OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OcrPhasesError(f"The weights in {folder} do not load with their own class: {first}") from error
+    # Buffers that the file lacks are made by the class itself.
+    parameters = {key for key, _ in model.named_parameters()}
+    missing = [key for key in report["missing_keys"] if key in parameters]
+    check_loaded(folder, {**report, "missing_keys": missing})
+    return model

@@ -24,13 +24,11 @@ from ocr_phases.models.caches import (
     cache_bytes_per_token,
     cache_length,
     cache_window,
-    continues,
     device_lengths,
     drop_last,
     held_entries,
 )
-from ocr_phases.models.families import family_of
-from ocr_phases.models.family import Family
+from ocr_phases.models.wiring import Family, family_of
 from ocr_phases.record import elsewhere
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.sampling import Sampler
@@ -42,7 +40,7 @@ _MOST_IDS, _MOST_ROWS = 24, 8  # of a state that a cell shows
 
 
 class StepRunner(Protocol):
-    """Runs the forward of a step in place of the model class: `ocr_phases.steps.static_step`."""
+    """Runs the forward of a step in place of the model class: `ocr_phases.steps.captured`."""
 
     def fresh_cache(self) -> Any:
         """The runner's own KV cache, emptied for a new prefill."""
@@ -192,7 +190,7 @@ def redecode(state: DecodeState) -> None:
 
     The tokens stay the same; step 0's time is then a decode time (``first_token="redecode"``).
     """
-    state.cache = drop_last(state.cache)
+    drop_last(state.cache)
     state.length -= 1
     state.attention_mask = state.attention_mask[:, :-1]
     if state.position_ids is not None:
@@ -242,7 +240,9 @@ def _model_step(model: nn.Module, state: DecodeState) -> tuple[Tensor, None]:
     state.attention_mask = nn.functional.pad(state.attention_mask, (0, 1), value=1)
     if state.position_ids is not None:
         state.position_ids = state.position_ids + 1
-    arguments = state.family.prepare_step(model, state.family.step_arguments(state))
+    arguments = state.family.step_arguments(
+        model, state.token, state.cache, state.attention_mask, state.position_ids, state.lengths[0]
+    )
     check_step(state.family, arguments)
     try:
         out = state.family.forward(model, arguments, use_cache=True, logits_to_keep=1)
@@ -392,8 +392,7 @@ def _leak(what: str) -> OcrPhasesError:
 
 
 def _check_same_cache(before: Any, state: DecodeState) -> None:
-    # The entries of a tuple are compared once, after the first step: that waits for the device.
-    if not continues(before, state.cache, compare=len(state.lengths) == 2):
+    if state.cache is not before:
         raise OcrPhasesError(
             "The model returned a new KV cache in decode: it must carry on the one it was given."
         )

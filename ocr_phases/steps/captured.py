@@ -16,23 +16,24 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
-from ocr_phases.models.caches import cache_bytes_per_token, read_up_to, static_cache
-from ocr_phases.models.families import family_of
-from ocr_phases.steps.captured_prefill import CapturedPrefill
-from ocr_phases.steps.capturing import captured
+from ocr_phases.models.caches import cache_bytes_per_token, forget, read_up_to, static_cache
+from ocr_phases.models.wiring import family_of
+from ocr_phases.steps.compiled import FusedForms, compiled_apart, first_largest, tuned_steadily
 from ocr_phases.steps.execution import (
-    compiled_apart,
+    captured,
+    captured_call,
     current_device,
     decode_execution,
     first_call_ms,
+    forwards,
     preparing,
-    tuned_steadily,
+    tensors_in,
+    waits,
 )
-from ocr_phases.steps.fusing import FusedForms, first_largest
 from ocr_phases.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
@@ -281,3 +282,54 @@ def _cuda_options() -> dict[str, Any]:
 
 def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+#: Prompt lengths whose graphs are kept, each with its activations.
+KEPT_PREFILLS = 4
+
+
+class CapturedPrefill:
+    """Captured forwards of a ``language_model`` into one static ``cache``, made at the first of each length.
+
+    What waits for the device runs as it is: the experts in all dtypes but bfloat16, and on GPUs for which
+    torch has no grouped product, and the mask of DeepSeek-OCR-2. So do padded rows, whose mask is read on the
+    host.
+    """
+
+    def __init__(self, language_model: nn.Module, cache: Any) -> None:
+        self._module, self._cache = language_model, cache
+        self._made: dict[int, tuple[Callable[..., Any], float | None]] = {}
+
+    def made(self, prompt_len: int) -> bool:
+        """Whether the first prefill of this length has been."""
+        return prompt_len in self._made
+
+    def capture_ms(self, prompt_len: int) -> float | None:
+        """Wall time of that first prefill's capture, ms; None where nothing was captured."""
+        return self._made[prompt_len][1] if self.made(prompt_len) else None
+
+    def installed(self) -> AbstractContextManager[None]:
+        """Run prefills captured within a ``with`` block."""
+        return forwards({self._module: partial(self._forward, self._module.forward)})
+
+    def _forward(self, plain: Callable[..., Any], *args: Any, past_key_values: Any, **options: Any) -> Any:
+        tensors = tensors_in(args, options)
+        if past_key_values is not self._cache or len(tensors) > 1:
+            return plain(*args, past_key_values=past_key_values, **options)
+
+        def run(*args: Any, **options: Any) -> Any:
+            forget(self._cache)
+            return plain(*args, past_key_values=self._cache, **options)
+
+        length, device = tensors[0].shape[1], tensors[0].device
+        if not self.made(length):
+            while len(self._made) >= KEPT_PREFILLS:
+                self._made.pop(next(iter(self._made)))
+            with current_device(device):
+                run(*args, **options)
+                self._made[length] = (
+                    (run, None)
+                    if waits(partial(run, *args, **options))
+                    else first_call_ms(device, captured_call, run, *args, **options)
+                )
+        return self._made[length][0](*args, **options)

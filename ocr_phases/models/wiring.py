@@ -1,0 +1,243 @@
+"""The model classes that can be driven: where their parts hang, how a page goes in and how a step is fed.
+
+What differs between them is data (`ocr_phases.families`). The published remote-code class looks at
+``images``, one (crops, global view) pair a row, only while its input is longer than one token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ocr_phases.config import read_model_config
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts, Wiring
+from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.text import count_text
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's row in `ocr_phases.families` with one of its two classes: ``native`` or ``vendor``."""
+
+    facts: FamilyFacts
+    implementation: str
+
+    @property
+    def name(self) -> str:
+        """The family's name, as in a record."""
+        return self.facts.name
+
+    @property
+    def wiring(self) -> Wiring:
+        """How the class is driven."""
+        return getattr(self.facts, self.implementation)
+
+    @property
+    def image_arguments(self) -> tuple[str, ...]:
+        """The arguments that must never carry a value in decode."""
+        return self.wiring.image_arguments
+
+    def model_class(self) -> Any:
+        """transformers' class; `OcrPhasesError` where this version has none of that name."""
+        import transformers
+
+        found = getattr(transformers, self.wiring.class_name, None)
+        if found is None:
+            raise OcrPhasesError(
+                f"transformers {transformers.__version__} has no {self.wiring.class_name}, which "
+                f"{self.facts.title} needs: upgrade transformers."
+            )
+        return found
+
+    # -- where things hang ------------------------------------------------------------------------
+
+    def drives(self, model: nn.Module) -> bool:
+        """Whether ``model`` is of this class, and of this family where two families have one class."""
+        if self.wiring.class_name not in {base.__name__ for base in type(model).__mro__}:
+            return False
+        return self.implementation == "vendor" or self.facts.attention in (None, _attention(model))
+
+    def window(self, model: Any) -> int | None:
+        """How many generated tokens a step sees, its own among them; None for all.
+
+        The cache holds no more of them, beside the whole prompt.
+        """
+        windowed = self.implementation == "native" and _attention(model) == WINDOWED
+        return model.config.get_text_config().sliding_window if windowed else None
+
+    def stages(self, model: nn.Module) -> dict[str, nn.Module]:
+        """The submodules that are a stage each, by stage name."""
+        return {stage: model.get_submodule(path) for stage, path in self.wiring.modules.items()}
+
+    def timed(self, model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
+        """The modules whose start and whose end are those of a stage, by stage name."""
+        timed = {stage: (module, module) for stage, module in self.stages(model).items()}
+        if self.wiring.language_model_between:
+            first, last = self.wiring.language_model_between
+            timed["language_model"] = (model.get_submodule(first), model.get_submodule(last))
+        return timed
+
+    def paths(self) -> list[str]:
+        """The path of every module that must be there."""
+        wiring = self.wiring
+        between, parts = wiring.language_model_between or (), wiring.parts.values()
+        return [*wiring.modules.values(), *between, *(path for paths in parts for path in paths)]
+
+    def parameters(self, model: nn.Module) -> dict[str, int]:
+        """Parameter count of each stage and the total; what belongs to no stage is in the total only."""
+        held = {stage: (path,) for stage, path in self.wiring.modules.items()} | self.wiring.parts
+        counts = {
+            stage: sum(_count(model.get_submodule(path)) for path in paths) for stage, paths in held.items()
+        }
+        return {**counts, "total": _count(model)}
+
+    # -- what goes in -----------------------------------------------------------------------------
+
+    def views(self, inputs: DeviceInputs) -> list[str]:
+        """The view of each successive vision call of a prefill.
+
+        transformers' classes read all pages' global views, then all crops; the vendor's goes page by page,
+        crops first.
+        """
+        if self.implementation == "native":
+            return ["global"] if inputs.pixel_values_local is None else ["global", "local"]
+        order = [["local", "global"] if crops else ["global"] for crops in inputs.num_local_patches]
+        return [view for page in order for view in page]
+
+    def ready_mask(self, mask: Tensor | None) -> Any:
+        """``mask``, a 4-D one or None where nothing but causality hides, as the class takes it unworked."""
+        # Building two masks from the 2-D one, which one class otherwise does at every step, is then skipped.
+        return {FULL: mask, WINDOWED: mask} if self.wiring.mask == "by attention" else mask
+
+    def prefill_arguments(self, inputs: DeviceInputs) -> dict[str, Any]:
+        """The keyword arguments of the forward over a whole prompt.
+
+        Raises `OcrPhasesError` for several pages in one prompt of the vendor's class.
+        """
+        unworked = inputs.position_ids is None and self.wiring.mask != "2-D"
+        arguments = {
+            "input_ids": inputs.input_ids,
+            "attention_mask": self.ready_mask(None) if unworked else inputs.attention_mask,
+            "position_ids": inputs.position_ids,
+        }
+        names = self.image_arguments
+        if self.implementation == "vendor":
+            made = {
+                "images": _image_pairs(inputs),
+                "images_spatial_crop": torch.tensor(inputs.patches_grid, dtype=torch.int64),
+            }
+            return arguments | {name: made.get(name, inputs.images_seq_mask) for name in names}
+        if inputs.pixel_values_local is None:
+            names = ("pixel_values",)
+        return arguments | {name: getattr(inputs, name) for name in names}
+
+    def step_arguments(
+        self,
+        model: Any,
+        token: Tensor,
+        cache: Any,
+        attention_mask: Tensor,
+        position_ids: Tensor | None,
+        prompt_len: int,
+    ) -> dict[str, Any]:
+        """The keyword arguments of one decode step's forward.
+
+        ``token`` int64 [B]; ``attention_mask`` int64 [B, length] of all tokens, this one's among them;
+        ``position_ids`` int64 [B, 1], None where no row is padded.
+        """
+        arguments = {"input_ids": token[:, None], "past_key_values": cache, "attention_mask": attention_mask}
+        if self.implementation == "vendor":
+            return model.prepare_inputs_for_generation(**arguments, use_cache=True)
+        if position_ids is None:
+            arguments["attention_mask"] = self.ready_mask(None)
+        elif (window := self.window(model)) is not None:
+            # From a 2-D mask the class takes, once the window is full, the padding of other slots.
+            arguments["attention_mask"] = self.ready_mask(_slot_mask(attention_mask, prompt_len, window))
+        return arguments | {"position_ids": position_ids}
+
+    def new_cache(self) -> Any:
+        """The empty KV cache of a prefill, None where the class makes its own."""
+        if self.implementation == "native":
+            return None
+        from transformers import DynamicCache
+
+        return DynamicCache()  # as generate() hands it over: without one the class makes a tuple each step
+
+    def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
+        """One forward of the model; ``options`` go over ``arguments``.
+
+        The vendor's class knows no ``logits_to_keep``: it makes logits for every position.
+        """
+        if self.implementation == "vendor":
+            options.pop("logits_to_keep", None)
+        with self.silenced():
+            return model(**{**arguments, **options})
+
+    def silenced(self) -> AbstractContextManager:
+        """Around calls of the model: drops what the vendor's class prints."""
+        vendor = self.implementation == "vendor"
+        return contextlib.redirect_stdout(io.StringIO()) if vendor else contextlib.nullcontext()
+
+
+NATIVES = {name: Family(facts, "native") for name, facts in FAMILIES.items()}
+"""Those that transformers has a class for, by name."""
+
+VENDORS = {name: Family(facts, "vendor") for name, facts in FAMILIES.items() if facts.vendor}
+"""Those whose published remote-code class can be driven, by name."""
+
+
+def family_of(model: nn.Module) -> Family:
+    """The family of a loaded model, by its class name; `OcrPhasesError` for a class without a row."""
+    families = (*NATIVES.values(), *VENDORS.values())
+    for family in families:
+        if family.drives(model):
+            return family
+    known = ", ".join(family.wiring.class_name for family in families)
+    raise OcrPhasesError(f"{type(model).__name__} is no model this version can drive; it knows {known}.")
+
+
+def native_config(raw: dict[str, Any]) -> Any:
+    """transformers' config for a checkpoint's ``config.json``; raises as `read_model_config` does."""
+    model = read_model_config(raw)
+    return NATIVES[model.family.name].model_class().config_class(**model.saved)
+
+
+def _attention(model: Any) -> str:
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    return WINDOWED if kinds == {WINDOWED} else FULL
+
+
+def _slot_mask(mask: Tensor, prompt_len: int, window: int) -> Tensor:
+    """Bool [B, 1, 1, entries] over the cache's slots, of a mask [B, length] over all tokens so far.
+
+    The slots are those of the prompt, then of the last ``window`` generated tokens.
+    """
+    return torch.cat([mask[:, :prompt_len], mask[:, prompt_len:][:, -window:]], dim=1).bool()[:, None, None]
+
+
+def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
+    """One (crops, global view) a row; no crops are all zeros, of the global view's size."""
+    rows, pages = inputs.input_ids.shape[0], len(inputs.pixel_values)
+    if pages != rows:
+        raise OcrPhasesError(
+            f"The vendor's class reads one page a prompt, got {count_text(pages, 'page')} in "
+            f"{count_text(rows, 'prompt')}: "
+            'use implementation="native", or one prompt a page.'
+        )
+    none = torch.zeros_like(inputs.pixel_values[:1])
+    crops = [none] * pages
+    if inputs.pixel_values_local is not None:
+        parts = inputs.pixel_values_local.split(inputs.num_local_patches)
+        crops = [part if len(part) else none for part in parts]
+    return list(zip(crops, inputs.pixel_values.split(1), strict=True))
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
