@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ocr_phases.cli.options import refuse, settings_of
-from ocr_phases.errors import Interrupted
-from  import signals_to
+from ocr_phases.errors import Interrupted, stop_signals
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, save_new, save_or_rescue
 from ocr_phases.versions import seldom_collected
 
@@ -108,7 +107,7 @@ def watched(arguments: argparse.Namespace, measure: Callable[..., PhaseRun], tok
         if stopped - before >= _AT_ONCE:
             raise KeyboardInterrupt(number)
 
-    with signals_to(stop), Bar(tokens_a_run, "token") as bar:
+    with stop_signals(stop), Bar(tokens_a_run, "token") as bar:
 
         def progress(done: int, total: int) -> None:
             if not done:  # the clock starts when all is set up
