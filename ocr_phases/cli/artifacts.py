@@ -28,13 +28,15 @@ def run(arguments: argparse.Namespace) -> None:
         record.chrome_trace(target, overwrite=arguments.overwrite)
         arguments.result = {"files": [wrote(target)]}
         return
+    several = len(record.results) > 1  # a batch gets a folder a row
+    names = [f"row-{row}" if several else "" for row in range(len(record.results))]
+    targets = [folder_for(folder / name, "", ARTIFACTS, **options) for name in names]
     written: list[Path] = []
     with only_writer(folder):
-        for row, result in enumerate(record.results):
-            name = f"row-{row}" if len(record.results) > 1 else ""  # a batch gets a folder a row
-            target = folder_for(folder / name, "", ARTIFACTS, **options)
-            family, images = record.model.get("family"), row_images(record, row)
-            written += write_artifacts(target, images, result["text"], family, overwrite=arguments.overwrite)
+        for row, target in enumerate(targets):
+            text, family = record.results[row]["text"], record.model.get("family")
+            images = row_images(record, row)
+            written += write_artifacts(target, images, text, family, overwrite=arguments.overwrite)
     for path in written:
         print(path.relative_to(folder))
     arguments.result = {"files": [str(path) for path in written]}
