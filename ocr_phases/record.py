@@ -80,6 +80,7 @@ _ELSEWHERE = {
     "plot_spans": "show.plots:plot_spans",
     "inputs_bundle": "show.faces:inputs_bundle",
     "SweepResult": "show.sweep_result:SweepResult",
+    "OCRSession": "session:OCRSession",
 }
 
 
@@ -277,11 +278,7 @@ class PhaseRun:
         _nth(self.results, row, "row")
         return elsewhere("tokens_of")(self, row)
 
-    @property
-    def tokens(self) -> pd.DataFrame:
-        """`token_table`."""
-        return self.token_table
-
+    tokens = token_table
     stages = _Table("Time of each phase and its stages: `ocr_phases.analyse.summary.stage_table`.")
     regions = _Table("What each region of the first row cost: `ocr_phases.analyse.regions.regions_of`.")
     floors = _Table("Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`.")

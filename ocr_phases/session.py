@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -27,8 +29,9 @@ from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.load import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.models.load import Checkpoint, adopt, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.models.references import references
+from ocr_phases.models.vendor import check_attention, choose_attention
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import make_record, rows_until_end
 from ocr_phases.request import (
@@ -50,12 +53,9 @@ from ocr_phases.steps.execution import (
 )
 from ocr_phases.steps.sampling import Sampler, one_shot
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_cells import make_cells, one_sentence, run_sweep
+from ocr_phases.sweep_models import AXES, make_cells, one_sentence, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
-
-if TYPE_CHECKING:
-    from ocr_phases.show.sweep_result import SweepResult
 
 
 @public
@@ -65,8 +65,9 @@ class OCRSession:
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, load: Callable[..., OCRSession] | None = None) -> None:
         self.checkpoint = checkpoint
+        self._load_again = load  # None of a model object
         self.model: Any = checkpoint.model
         self.tokenizer = checkpoint.tokenizer
         self.family = checkpoint.family
@@ -99,12 +100,53 @@ class OCRSession:
         return cls._load(ModelSettings(model=str(folder), **settings), local_only=True)
 
     @classmethod
-    def _load(cls, asked: ModelSettings, **options: Any) -> OCRSession:
+    def _load(cls, asked: ModelSettings, *, local_only: bool = False) -> OCRSession:
+        def again(**changed: Any) -> OCRSession:
+            return cls._load(replace(asked, **changed), local_only=local_only)
+
         device = resolve_device(asked.device)
-        dtype = resolve_dtype(asked.dtype, device)
-        options |= {**vars(asked), "device": device, "dtype": dtype}
+        options = {**vars(asked), "device": device, "dtype": resolve_dtype(asked.dtype, device)}
         with seldom_collected():
-            return cls(load_checkpoint(options.pop("model"), **options))
+            return cls(load_checkpoint(options.pop("model"), local_only=local_only, **options), again)
+
+    @classmethod
+    def from_model(cls, model: Any, tokenizer: Any, *, name: str | None = None) -> OCRSession:
+        """Measure a ``model`` that you loaded, patched, merged with a LoRA or quantised, as it is.
+
+        Device, dtype and attention are the model's own, its family is that of its class and config; the
+        ``tokenizer`` is the checkpoint's, and ``name`` is for the record. Raises `OcrPhasesError` for a class
+        of no family and for modules that its family has and it lacks (`ocr_phases.models.load.adopt`).
+        """
+        return cls(adopt(model, tokenizer, name=name))
+
+    def with_model(self, *, attention: str | None = None, dtype: str | None = None) -> OCRSession:
+        """A session of the same weights with another ``attention`` or ``dtype``; this one where none differs.
+
+        The values are those of `ModelSettings`, None keeps what there is. The weights are loaded once more,
+        those of a model object are copied: two models take memory while both sessions live. Raises
+        `OcrPhasesError` as `load` does.
+        """
+        model, kept = self.model, str(self.dtype).removeprefix("torch.")
+        own = model.config._attn_implementation
+        if attention in (None, own) and dtype in (None, kept):
+            return self
+        attention, dtype = attention or own, dtype or kept
+        if self._load_again is not None:
+            return self._load_again(attention=attention, dtype=dtype)
+        if self.family.implementation == "vendor" and attention != own:
+            raise OcrPhasesError(
+                "The vendor's class has its attention from loading: load it with another one."
+            )
+        check_attention(attention)
+        asked = ModelSettings(dtype=dtype)  # type: ignore[arg-type]
+        chosen = resolve_dtype(asked.dtype, self.device)
+        copied = copy.deepcopy(model)
+        if attention != own:
+            copied.set_attn_implementation(choose_attention(type(model), attention, self.device, chosen))
+        for parameter in copied.parameters():  # buffers keep theirs, as where a checkpoint is loaded
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(chosen)
+        return self.from_model(copied, self.tokenizer, name=self.checkpoint.name)
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -265,26 +307,14 @@ class OCRSession:
         if request.ceilings:
             after["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
 
-    @checked(run_sweep)
-    def sweep(
-        self,
-        page: str | Path,
-        *,
-        presets: Sequence[str] = ("tiny", "base"),
-        strategies: Sequence[str] = ("eager",),
-        visions: Sequence[str] = ("eager",),
-        batches: Sequence[int] = (1,),
-        lengths: Sequence[int] = (32,),
-        folder: str | Path | None = None,
-        **options: Any,
-    ) -> SweepResult:
-        """Measure ``page`` at every combination as one `SweepResult`.
+    @checked(make_cells, run_sweep)
+    def sweep(self, page: str | Path, *, folder: str | Path | None = None, **options: Any) -> Any:
+        """Measure ``page`` at every combination as one `ocr_phases.show.sweep_result.SweepResult`.
 
-        ``batches`` are copies of the page side by side, ``lengths`` new tokens of each row. Records in
-        ``folder`` are not measured again, and all of them are part of the result; without it nothing is
-        written. ``options`` and errors are those of `run_sweep`.
+        ``options`` and errors are those of `make_cells` and of `run_sweep`. Records in ``folder`` are not
+        measured again, and all of them are part of the result; without it nothing is written.
         """
-        cells = make_cells(presets, strategies, batches, lengths, visions)
+        cells = make_cells(**{name: options.pop(name) for name in AXES if name in options})
         with contextlib.ExitStack() as stack:
             kept = folder or stack.enter_context(TemporaryFolder())
             run_sweep(self, page, cells, kept, **options)

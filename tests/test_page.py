@@ -159,21 +159,17 @@ def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
     assert resolve_prompt(prompt, grounding=grounding) == text
 
 
-@pytest.mark.parametrize("prompt", ["markdown", " ocr "])
-def test_a_preset_that_asks_for_boxes_refuses_to_do_without(prompt: str) -> None:
-    with pytest.raises(OcrPhasesError, match=f"'{prompt.strip()}' .*'free'"):
-        resolve_prompt(prompt, grounding=False)
-
-
-@pytest.mark.parametrize("prompt", ["locate", "locate:", " locate : "])
-def test_locate_needs_words(prompt: str) -> None:
-    with pytest.raises(OcrPhasesError, match="locate:some words"):
-        resolve_prompt(prompt)
-
-
-def test_empty_prompt() -> None:
-    with pytest.raises(OcrPhasesError, match="empty.*markdown"):
-        resolve_prompt(" \n")
+@pytest.mark.parametrize(
+    ("prompt", "grounding", "message"),
+    [
+        *((prompt, False, f"'{prompt.strip()}' .*'free'") for prompt in ("markdown", " ocr ")),
+        *((prompt, None, "locate:some words") for prompt in ("locate", "locate:", " locate : ")),
+        (" \n", None, "empty.*markdown"),
+    ],
+)
+def test_prompts_that_are_refused(prompt: str, grounding: bool | None, message: str) -> None:
+    with pytest.raises(OcrPhasesError, match=message):
+        resolve_prompt(prompt, grounding=grounding)
 
 
 def test_every_prompt_preset_begins_with_the_page() -> None:
@@ -672,17 +668,7 @@ def test_image_tokens_are_those_of_the_views(width: int, height: int, preset: Pr
     expected = q * q + q + 1  # tokens, one line break a row, separator
     expected += len(views.crops) * local_q**2
     expected += views.grid[1] * local_q if len(views.crops) else 0
-    assert count == expected
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from(list(PRESETS.values())), SIDES, SIDES)
-def test_published_presets_token_counts(preset: Preset, width: int, height: int) -> None:
-    grid = crop_grid(width, height) if preset.crops else (1, 1)
-    q, columns, rows = preset.base_size // 64, *grid
-    crops = 100 * columns * rows + 10 * rows if grid != (1, 1) else 0
-    assert image_token_count(preset, grid) == q * q + q + 1 + crops
-    assert 0 <= valid_image_tokens(preset, (width, height), grid) <= image_token_count(preset, grid)
+    assert count == expected >= valid_image_tokens(preset, (width, height), views.grid) >= 0
 
 
 @settings(max_examples=60, deadline=None)
