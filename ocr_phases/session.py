@@ -395,7 +395,7 @@ class OCRSession:
                 return parity_check(self.checkpoint, request, inputs, ids, theirs)
         # A class without generate(), or out of memory: what was measured stands.
         except (OcrPhasesError, RuntimeError, MemoryError) as error:
-            return parity_result("n/a", "the tokens of generate()", one_sentence(error))
+            return parity_result("n/a", one_sentence(error))
 
     def _run_once(
         self,
@@ -455,7 +455,7 @@ class OCRSession:
                         around=syncs_counted(waits) if counted else nullcontext(),
                     )
                 ids, lengths, entries = state.ids, state.lengths, state.entries
-                seen = hooks.verdicts(packed, state)
+                seen = hooks.verdicts(packed, state, timeline.vectors)
         spans = timeline.rows(number)
         verdicts = input_verdicts(self.checkpoint, packed, autocast=request.autocast) | seen
         max_cache_len = None if step is None else step.max_cache_len
