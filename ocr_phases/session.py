@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +29,9 @@ from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack
 from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.load import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.models.load import Checkpoint, adopt, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.models.references import references
+from ocr_phases.models.vendor import check_attention, choose_attention
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import make_record, rows_until_end
 from ocr_phases.request import (
@@ -65,8 +68,9 @@ class OCRSession:
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, load: Callable[..., OCRSession] | None = None) -> None:
         self.checkpoint = checkpoint
+        self._load_again = load  # None of a model object
         self.model: Any = checkpoint.model
         self.tokenizer = checkpoint.tokenizer
         self.family = checkpoint.family
@@ -99,12 +103,53 @@ class OCRSession:
         return cls._load(ModelSettings(model=str(folder), **settings), local_only=True)
 
     @classmethod
-    def _load(cls, asked: ModelSettings, **options: Any) -> OCRSession:
+    def _load(cls, asked: ModelSettings, *, local_only: bool = False) -> OCRSession:
+        def again(**changed: Any) -> OCRSession:
+            return cls._load(replace(asked, **changed), local_only=local_only)
+
         device = resolve_device(asked.device)
-        dtype = resolve_dtype(asked.dtype, device)
-        options |= {**vars(asked), "device": device, "dtype": dtype}
+        options = {**vars(asked), "device": device, "dtype": resolve_dtype(asked.dtype, device)}
         with seldom_collected():
-            return cls(load_checkpoint(options.pop("model"), **options))
+            return cls(load_checkpoint(options.pop("model"), local_only=local_only, **options), again)
+
+    @classmethod
+    def from_model(cls, model: Any, tokenizer: Any, *, name: str | None = None) -> OCRSession:
+        """Measure a ``model`` that you loaded, patched, merged with a LoRA or quantised, as it is.
+
+        Device, dtype and attention are the model's own, its family is that of its class and config; the
+        ``tokenizer`` is the checkpoint's, and ``name`` is for the record. Raises `OcrPhasesError` for a class
+        of no family and for modules that its family has and it lacks (`ocr_phases.models.load.adopt`).
+        """
+        return cls(adopt(model, tokenizer, name=name))
+
+    def with_model(self, *, attention: str | None = None, dtype: str | None = None) -> OCRSession:
+        """A session of the same weights with another ``attention`` or ``dtype``; this one where none differs.
+
+        The values are those of `ModelSettings`, None keeps what there is. The weights are loaded once more,
+        those of a model object are copied: two models take memory while both sessions live. Raises
+        `OcrPhasesError` as `load` does.
+        """
+        model, kept = self.model, str(self.dtype).removeprefix("torch.")
+        own = model.config._attn_implementation
+        if attention in (None, own) and dtype in (None, kept):
+            return self
+        attention, dtype = attention or own, dtype or kept
+        if self._load_again is not None:
+            return self._load_again(attention=attention, dtype=dtype)
+        if self.family.implementation == "vendor" and attention != own:
+            raise OcrPhasesError(
+                "The vendor's class has its attention from loading: load it with another one."
+            )
+        check_attention(attention)
+        asked = ModelSettings(dtype=dtype)  # type: ignore[arg-type]
+        chosen = resolve_dtype(asked.dtype, self.device)
+        copied = copy.deepcopy(model)
+        if attention != own:
+            copied.set_attn_implementation(choose_attention(type(model), attention, self.device, chosen))
+        for parameter in copied.parameters():  # buffers keep theirs, as where a checkpoint is loaded
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(chosen)
+        return self.from_model(copied, self.tokenizer, name=self.checkpoint.name)
 
     # -- the phases, one by one -------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ def _before(ids: Sequence[int], end: int) -> list[int]:
 def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
     """What the head makes the logits of ``tokens`` [B, N] from: [B, N, hidden]."""
     family, count = family_of(model), tokens.shape[1]
-    arguments = family.prefill_arguments(inputs.followed_by(tokens[:, :-1]))
+    arguments = family.prefill_arguments(inputs.followed_by(tokens[:, :-1]), model)
     window = family.window(model)
     if window is not None and count - 1 > window:
         # Without a cache the class takes all of it for the prompt, which has no window.

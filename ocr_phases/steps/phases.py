@@ -152,7 +152,7 @@ def prefill(
     window = family.window(model)
     batch, prompt_len = inputs.input_ids.shape
     sampler = sampler or Sampler(device=inputs.input_ids.device)
-    arguments = family.prefill_arguments(inputs)
+    arguments = family.prefill_arguments(inputs, model)
     views = family.views(inputs)
     if cache is None:
         cache = family.new_cache() if step is None else step.fresh_cache()
@@ -351,7 +351,7 @@ def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = 
     labels = inputs.input_ids if labels is None else labels
     ignored = inputs.images_seq_mask | (inputs.attention_mask == 0)
     family = family_of(model)
-    arguments = family.prefill_arguments(inputs)
+    arguments = family.prefill_arguments(inputs, model)
     return family.forward(model, arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)).loss
 
 
