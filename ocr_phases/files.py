@@ -76,7 +76,6 @@ _OWN_HEAD = re.compile(
     rb'\{"schema":\s*\d+,\s*"created":\s*"[^"]*",\s*"versions":\s*\{'
     rb'|\{"otherData": \{"producer": "ocr_phases"\}'
 )
-_HELD: set[Path] = set()  # the folders of `only_writer`
 _MOST_NAMED = 5
 NOTHING = r"(?!)"
 """A regular expression of no name."""
@@ -247,7 +246,7 @@ def folder_for(given: str | Path | None, default: str | Path, names: str, **opti
         return _reserve(Path(default), lambda path: path.mkdir(parents=True))
     folder = output_folder(given)
     own = check_names(folder, names, **options)
-    if own and folder.resolve() not in _HELD:
+    if own:
         more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
         _say(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.")
     return folder
@@ -385,11 +384,9 @@ def only_writer(folder: Path) -> Iterator[None]:
             warnings.warn(
                 f"{folder} is on a file system without locks: write there once at a time.", stacklevel=2
             )
-    _HELD.add(folder.resolve())
     try:
         yield
     finally:
-        _HELD.discard(folder.resolve())
         path.unlink(missing_ok=True)
         lock.release()
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ocr_phases import record
-from ocr_phases.analyse.check_texts import RULES, STOPPED
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.live_checks import host_syncs_check, merged
 from ocr_phases.collectors.probabilities import Sureness
@@ -162,7 +161,6 @@ def _checks(runs: Sequence[Run]) -> list[dict[str, Any]]:
         {
             "name": "repeats_agree",
             "verdict": "pass" if same else "fail",
-            "expected": RULES["repeats_agree"].expected,
             "measured": f"{len(runs)} repeats, {'equal' if same else 'different'} tokens",
         },
         *merged([run.verdicts for run in runs]),
@@ -178,6 +176,5 @@ def _interrupted(runs: Sequence[Run], request: Request, after: Mapping[str, Any]
     return {
         "name": "interrupted",
         "verdict": "note",
-        "expected": STOPPED["interrupted"].expected,
         "measured": f"{measured}, without {', '.join(missing)}" if missing else measured,
     }
