@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -26,21 +28,20 @@ from ocr_phases.families import GROUNDING_TAG
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack
-from ocr_phases.inputs.request import (
+from ocr_phases.models.caches import cache_bytes_per_token
+from ocr_phases.models.load import Checkpoint, adopt, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.models.references import references
+from ocr_phases.models.vendor import check_attention, choose_attention
+from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.recorder import make_record, rows_until_end
+from ocr_phases.request import (
     Page,
-    Request,
     check_length,
     choose_preset,
     make_rows,
     memory_errors_explained,
 )
-from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.load import Checkpoint, load_checkpoint, resolve_device, resolve_dtype
-from ocr_phases.models.references import references
-from ocr_phases.models.wiring import family_of
-from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.recorder import make_record, rows_until_end
-from ocr_phases.settings import NEW_TOKENS, ModelSettings, RunSettings, is_published, resolve_infer
+from ocr_phases.settings import NEW_TOKENS, ModelSettings, Request, RunSettings, is_published, resolve_infer
 from ocr_phases.setup import PreparedStrategies, Setup
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import (
@@ -52,12 +53,9 @@ from ocr_phases.steps.execution import (
 )
 from ocr_phases.steps.sampling import Sampler, one_shot
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_cells import make_cells, one_sentence, run_sweep
+from ocr_phases.sweep_models import AXES, make_cells, one_sentence, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
-
-if TYPE_CHECKING:
-    from ocr_phases.show.sweep_result import SweepResult
 
 
 @public
@@ -67,13 +65,14 @@ class OCRSession:
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
 
-    def __init__(self, checkpoint: Checkpoint, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Checkpoint, load: Callable[..., OCRSession] | None = None) -> None:
         self.checkpoint = checkpoint
+        self._load_again = load  # None of a model object
         self.model: Any = checkpoint.model
         self.tokenizer = checkpoint.tokenizer
-        self.family = family_of(self.model)
-        self.device = device
-        self.dtype = dtype
+        self.family = checkpoint.family
+        self.device = checkpoint.device
+        self.dtype = checkpoint.dtype
         self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
         self.prepared = PreparedStrategies(self.model)
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
@@ -101,12 +100,53 @@ class OCRSession:
         return cls._load(ModelSettings(model=str(folder), **settings), local_only=True)
 
     @classmethod
-    def _load(cls, asked: ModelSettings, **options: Any) -> OCRSession:
+    def _load(cls, asked: ModelSettings, *, local_only: bool = False) -> OCRSession:
+        def again(**changed: Any) -> OCRSession:
+            return cls._load(replace(asked, **changed), local_only=local_only)
+
         device = resolve_device(asked.device)
-        dtype = resolve_dtype(asked.dtype, device)
-        options |= {**vars(asked), "device": device, "dtype": dtype}
+        options = {**vars(asked), "device": device, "dtype": resolve_dtype(asked.dtype, device)}
         with seldom_collected():
-            return cls(load_checkpoint(options.pop("model"), **options), device, dtype)
+            return cls(load_checkpoint(options.pop("model"), local_only=local_only, **options), again)
+
+    @classmethod
+    def from_model(cls, model: Any, tokenizer: Any, *, name: str | None = None) -> OCRSession:
+        """Measure a ``model`` that you loaded, patched, merged with a LoRA or quantised, as it is.
+
+        Device, dtype and attention are the model's own, its family is that of its class and config; the
+        ``tokenizer`` is the checkpoint's, and ``name`` is for the record. Raises `OcrPhasesError` for a class
+        of no family and for modules that its family has and it lacks (`ocr_phases.models.load.adopt`).
+        """
+        return cls(adopt(model, tokenizer, name=name))
+
+    def with_model(self, *, attention: str | None = None, dtype: str | None = None) -> OCRSession:
+        """A session of the same weights with another ``attention`` or ``dtype``; this one where none differs.
+
+        The values are those of `ModelSettings`, None keeps what there is. The weights are loaded once more,
+        those of a model object are copied: two models take memory while both sessions live. Raises
+        `OcrPhasesError` as `load` does.
+        """
+        model, kept = self.model, str(self.dtype).removeprefix("torch.")
+        own = model.config._attn_implementation
+        if attention in (None, own) and dtype in (None, kept):
+            return self
+        attention, dtype = attention or own, dtype or kept
+        if self._load_again is not None:
+            return self._load_again(attention=attention, dtype=dtype)
+        if self.family.implementation == "vendor" and attention != own:
+            raise OcrPhasesError(
+                "The vendor's class has its attention from loading: load it with another one."
+            )
+        check_attention(attention)
+        asked = ModelSettings(dtype=dtype)  # type: ignore[arg-type]
+        chosen = resolve_dtype(asked.dtype, self.device)
+        copied = copy.deepcopy(model)
+        if attention != own:
+            copied.set_attn_implementation(choose_attention(type(model), attention, self.device, chosen))
+        for parameter in copied.parameters():  # buffers keep theirs, as where a checkpoint is loaded
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(chosen)
+        return self.from_model(copied, self.tokenizer, name=self.checkpoint.name)
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -229,7 +269,7 @@ class OCRSession:
         try:
             with stop_signals():
                 record = self.last_run = make_record(
-                    self,
+                    self.checkpoint,
                     request,
                     runs,
                     memory.source,
@@ -256,9 +296,9 @@ class OCRSession:
         if request.verify:
             after["verify"] = None if request.generate else self._compare_with_generate(request, run.ids)
         if request.token_probabilities:
-            ids = rows_until_end(self, request, run)
+            ids = rows_until_end(self.checkpoint, request, run)
             with self._execution(request.autocast):
-                after["token_probabilities"] = sureness_or_none(self, run.packed, ids)
+                after["token_probabilities"] = sureness_or_none(self.checkpoint, run.packed, ids)
         if request.kernels:
             once = partial(
                 self._run_once, setup=setup, number=0, memory=PeakMemory(self.device), on_tokens=None
@@ -267,26 +307,14 @@ class OCRSession:
         if request.ceilings:
             after["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
 
-    @checked(run_sweep)
-    def sweep(
-        self,
-        page: str | Path,
-        *,
-        presets: Sequence[str] = ("tiny", "base"),
-        strategies: Sequence[str] = ("eager",),
-        visions: Sequence[str] = ("eager",),
-        batches: Sequence[int] = (1,),
-        lengths: Sequence[int] = (32,),
-        folder: str | Path | None = None,
-        **options: Any,
-    ) -> SweepResult:
-        """Measure ``page`` at every combination as one `SweepResult`.
+    @checked(make_cells, run_sweep)
+    def sweep(self, page: str | Path, *, folder: str | Path | None = None, **options: Any) -> Any:
+        """Measure ``page`` at every combination as one `ocr_phases.show.sweep_result.SweepResult`.
 
-        ``batches`` are copies of the page side by side, ``lengths`` new tokens of each row. Records in
-        ``folder`` are not measured again, and all of them are part of the result; without it nothing is
-        written. ``options`` and errors are those of `run_sweep`.
+        ``options`` and errors are those of `make_cells` and of `run_sweep`. Records in ``folder`` are not
+        measured again, and all of them are part of the result; without it nothing is written.
         """
-        cells = make_cells(presets, strategies, batches, lengths, visions)
+        cells = make_cells(**{name: options.pop(name) for name in AXES if name in options})
         with contextlib.ExitStack() as stack:
             kept = folder or stack.enter_context(TemporaryFolder())
             run_sweep(self, page, cells, kept, **options)
@@ -363,10 +391,11 @@ class OCRSession:
             packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
             inputs = packed.to(self.device, self.dtype)
             with self._execution(request.autocast):
-                return parity_check(self, request, inputs, ids, one_shot(self, inputs, request))
+                theirs = one_shot(self.checkpoint, inputs, request)
+                return parity_check(self.checkpoint, request, inputs, ids, theirs)
         # A class without generate(), or out of memory: what was measured stands.
         except (OcrPhasesError, RuntimeError, MemoryError) as error:
-            return parity_result("n/a", "the tokens of generate()", one_sentence(error))
+            return parity_result("n/a", one_sentence(error))
 
     def _run_once(
         self,
@@ -394,7 +423,7 @@ class OCRSession:
         with self._execution(request.autocast), setup.vision_execution():
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
-                    ids = one_shot(self, inputs, request, on_tokens)
+                    ids = one_shot(self.checkpoint, inputs, request, on_tokens)
             else:
                 sampler = Sampler(request.infer, request.seed, self.device)
                 with memory.of("prefill"), hooks.watching(self.model, "prefill"):
@@ -426,9 +455,9 @@ class OCRSession:
                         around=syncs_counted(waits) if counted else nullcontext(),
                     )
                 ids, lengths, entries = state.ids, state.lengths, state.entries
-                seen = hooks.verdicts(packed, state)
+                seen = hooks.verdicts(packed, state, timeline.vectors)
         spans = timeline.rows(number)
-        verdicts = input_verdicts(self, packed, autocast=request.autocast) | seen
+        verdicts = input_verdicts(self.checkpoint, packed, autocast=request.autocast) | seen
         max_cache_len = None if step is None else step.max_cache_len
         return Run(
             packed,
@@ -473,7 +502,7 @@ class OCRSession:
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, without special tokens around it."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.checkpoint.encode(text)
 
     @property
     def _text_config(self) -> Any:
@@ -482,13 +511,12 @@ class OCRSession:
     @property
     def eos_id(self) -> int:
         """The id that ends a generation."""
-        return self._text_config.eos_token_id
+        return self.checkpoint.eos_id
 
     @property
     def pad_id(self) -> int:
         """The id that fills rows: the tokenizer's pad token, else the end token."""
-        pad = self.tokenizer.pad_token_id
-        return self.eos_id if pad is None else pad
+        return self.checkpoint.pad_id
 
     @contextlib.contextmanager
     def _execution(self, autocast: bool = False) -> Iterator[None]:

@@ -354,3 +354,33 @@ def check_text(name: str, value: Any) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise OcrPhasesError(f"{name} is {value!a}, which is not valid Unicode: type it again.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(RunSettings):
+    """What `OCRSession.run_inference` was asked to do, with every default filled in.
+
+    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row.
+    """
+
+    pages: list[list[Any]]
+    prompt: str
+    prompts: list[str]
+    preset: str
+    preset_choice: str
+    max_new_tokens: int
+    infer: SamplingSettings
+    grounding: bool | None
+    ignore_eos: bool
+    eos_check_every: int
+    autocast: bool
+
+    def described(self) -> dict[str, Any]:
+        """The settings as plain JSON values, without the pages."""
+        asked = {name: getattr(self, name) for name in REQUEST_SETTINGS}
+        return {
+            **asked,
+            "infer": self.infer.described(),
+            "prompts": self.prompts,
+            "preset_choice": self.preset_choice,
+        }

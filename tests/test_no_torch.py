@@ -14,12 +14,12 @@ import pytest
 import ocr_phases
 
 #: Modules at the top that need torch.
-SESSION = {"session", "recorder", "rerun", "setup", "sweep_cells", "sweep_models", "kept_session"}
+SESSION = {"session", "recorder", "rerun", "setup", "sweep_models", "kept_session"}
 ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phases.batch")
 
 
 def modules() -> list[str]:
-    measuring = ("inputs.images", "inputs.request")
+    measuring = ("inputs.images", "request")
     ground = [
         path.stem
         for path in sorted(Path(ocr_phases.__path__[0]).glob("[!_]*.py"))
@@ -73,7 +73,7 @@ sys.modules["torch"] = None  # an import of it would now fail
 sys.path.insert(0, sys.argv[2])
 from example_run import make_run
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.headline import verdict
+from ocr_phases.analyse.sentences import verdict
 from ocr_phases.show import figures, html, plots
 run = PhaseRun.load(make_run().save(sys.argv[1]))
 assert verdict(run) and html.header_html(run) and figures.figure_png(plots.plot_phase_timeline(run))

@@ -25,8 +25,8 @@ from ocr_phases.collectors.live_checks import host_syncs_check, syncs_counted
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.families import FAMILIES
 from ocr_phases.models import load
-from ocr_phases.models.load import load_tokenizer
-from ocr_phases.recorder import TokenReader, _describe_row, token_texts
+from ocr_phases.models.load import TokenReader, load_tokenizer, token_texts
+from ocr_phases.recorder import _describe_row
 from ocr_phases.rerun import repeat_run
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.versions import asset
@@ -430,7 +430,7 @@ def test_ids_without_text_show_as_their_number():
 @example([250, 229])
 def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_session, ids):
     request = SimpleNamespace(ignore_eos=False, return_text=True)
-    row = _describe_row(golden_session, request, [*ids, golden_session.eos_id])
+    row = _describe_row(golden_session.checkpoint, request, [*ids, golden_session.eos_id])
     assert row["text"] == TOKENIZER.decode(ids) == "".join(row["token_texts"][:-1])
     assert len(row["token_texts"]) == len(row["ids"])
     read = TokenReader(TOKENIZER).read  # as it is shown while it is written

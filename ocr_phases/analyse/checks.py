@@ -102,7 +102,7 @@ def run_rules(run: PhaseRun) -> list[Verdict]:
         if name in _FROM_RECORD:
             check = _FROM_RECORD[name](run)
         elif name in live:
-            check = _live(live[name])
+            check = _live(live[name], _expected_of(run, name))
         else:
             check = Verdict("n/a", _why_missing(run, name))
         checks.append(_worded(name, texts, check))
@@ -140,15 +140,27 @@ def _of_published_size(run: PhaseRun) -> bool:
     return run.device.get("kind") == "cuda" and parameters.get("total", 0) >= _PUBLISHED_PARAMETERS
 
 
-def _live(check: dict[str, Any]) -> Verdict:
-    verdict, measured, expected = (str(check.get(key, "")) for key in ("verdict", "measured", "expected"))
-    return Verdict(verdict or "n/a", measured, expected=expected)
+def _live(check: dict[str, Any], expected: str = "") -> Verdict:
+    verdict, measured = str(check.get("verdict", "n/a")), str(check.get("measured", ""))
+    return Verdict(verdict, measured, expected=str(check.get("expected", "")) or expected)
 
 
 def _worded(name: str, texts: dict[str, Any], check: Verdict) -> Verdict:
     expected = check.expected or texts.get("expected", "")
     why = texts.get("why", _RULE_OF_THUMB if name in EXPECTATIONS else "")
     return replace(check, name=name, expected=expected, why=why, fix=texts["fix"])
+
+
+def _expected_of(run: PhaseRun, name: str) -> str:
+    """What a live check expects where that depends on the run; empty for the rule's own text."""
+    if name == "host_syncs":
+        return (
+            f"one wait every {count_text(run.request.get('eos_check_every', 1), 'step')}, for the end token"
+        )
+    if name == "parity":
+        low = run.request.get("autocast") or run.model["dtype"] != "float32"
+        return RULES[name]["expected"] + (", or a tie where they first differ" if low else ", all of them")
+    return ""
 
 
 def _why_missing(run: PhaseRun, name: str) -> str:

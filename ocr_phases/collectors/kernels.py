@@ -23,7 +23,7 @@ from ocr_phases.collectors.run import Run
 from ocr_phases.collectors.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
-from ocr_phases.inputs.request import Request
+from ocr_phases.settings import Request
 
 
 def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> None:

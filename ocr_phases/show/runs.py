@@ -56,7 +56,7 @@ def plot_decode_curves(
 ) -> Figure:
     """Time of a decode step in ms against the length of the sequence, a line a ``cell``, with p10 to p90.
 
-    ``curves`` has the columns of a step's time (`ocr_phases.analyse.summary.step_table`), ``cell``, and those
+    ``curves`` has the columns of a step's time (`step_table`), ``cell``, and those
     whose values tell the lines apart by colour and by line style; ``floor_ms``, where it is there, is dotted
     below. The scale follows the bulk of the steps.
     ``ax`` are axes to draw on.

@@ -12,11 +12,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.inputs.request import Request
-from ocr_phases.settings import SamplingSettings
+from ocr_phases.settings import Request, SamplingSettings
 
 if TYPE_CHECKING:
-    from ocr_phases.models.load import LoadedModel
+    from ocr_phases.models.load import Checkpoint
 
 
 def windowed_processors(settings: SamplingSettings) -> Any:
@@ -136,15 +135,15 @@ class _Streamer(BaseStreamer):
 
 
 def one_shot(
-    session: LoadedModel, inputs: DeviceInputs, request: Request, on_tokens: OnTokens | None = None
+    checkpoint: Checkpoint, inputs: DeviceInputs, request: Request, on_tokens: OnTokens | None = None
 ) -> list[list[int]]:
     """One list of new ids a row; ``on_tokens`` gets those of each step, one list a row.
 
     The caller's random numbers stay what they would have been. `OcrPhasesError` where the class cannot
     generate.
     """
-    model, family = session.model, session.family
-    ends: dict[str, Any] = {"eos_token_id": session.eos_id}
+    model, family = checkpoint.model, checkpoint.family
+    ends: dict[str, Any] = {"eos_token_id": checkpoint.eos_id}
     if request.ignore_eos:
         ends = {"eos_token_id": None, "min_new_tokens": request.max_new_tokens}
     arguments = family.prefill_arguments(inputs)
@@ -160,7 +159,7 @@ def one_shot(
         tokens = model.generate(
             **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
-            pad_token_id=session.pad_id,
+            pad_token_id=checkpoint.pad_id,
             streamer=None if on_tokens is None else _Streamer(on_tokens),
             logits_processor=windowed_processors(request.infer),
             **ends,
