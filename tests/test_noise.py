@@ -179,7 +179,7 @@ def test_what_cannot_be_is_noise() -> None:
     slow = with_ceilings(1e6, 1e13)
     assert impossible_values(slow).verdict == "noisy"
     assert says(noise_warning(slow), "exceeds the measured ceiling", "so that ceiling is wrong")
-    assert "MFU" in impossible_values(with_ceilings(1e12, 1e6)).measured
+    assert "exceeds the measured ceiling" in impossible_values(with_ceilings(1e12, 1e6)).measured
     # The weights of a small model stay in a large cache: faster than memory, and no wonder.
     cached = on_device(slow, cache_bytes=1_000_000_000)
     assert impossible_values(cached).verdict == "note"
@@ -212,8 +212,7 @@ def test_a_neighbour_is_not_called_a_broken_model() -> None:
     busy = check_of(met(broken, waited_s=2.0), "decode_trend")
     assert busy.verdict == "n/a"
     assert "too busy" in busy.measured
-    some = check_of(growing(make_run(), 0.2, (0, 1)), "decode_trend")
-    assert (some.verdict, says(some.measured, "2 of 3 repeats")) == ("note", True)
+    assert check_of(growing(make_run(), 0.2, (0, 1)), "decode_trend").verdict == "n/a"
     assert check_of(growing(make_run(repeats=1), 0.2, (0,)), "decode_trend").verdict == "note"
 
 

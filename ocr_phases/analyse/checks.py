@@ -25,7 +25,6 @@ from ocr_phases.analyse.stages import (
     attended,
     cached,
     decode_trend,
-    one_repeat,
     stage_repeats,
     step_repeats,
     step_table,
@@ -259,20 +258,11 @@ def _decode_trend(run: PhaseRun) -> Verdict:
         return Verdict("note", f"{text}, {drift}")
     due = per_token / bandwidth * 1e3
     text += f"; its bytes alone cost {due * 1e3:.3f} µs"
-    excess = _excess(trend, due)
-    if excess <= _RUNAWAY:
-        return Verdict("pass" if excess <= _DRIFT else "note", text)
-    # The model's own growth is in every repeat; one repeat alone cannot be told from a neighbour's start.
-    each = [decode_trend(one_repeat(run, number)) for number in run.repeats]
-    held = [trend is not None and _excess(trend, due) > _RUNAWAY for trend in each]
-    if len(held) > 1 and all(held):
-        return Verdict("fail", text)
-    return Verdict("note", f"{text}; in {sum(held)} of {count_text(len(held), 'repeat')}")
-
-
-def _excess(trend: Trend, due: float) -> float:
-    """The growth over the run beyond what slow reads of the cache explain, as a part of the median step."""
-    return (trend.growth - _SLOW_READS * due * trend.span) / trend.step_ms
+    # The growth beyond what slow reads of the cache explain, as a part of the median step. One repeat alone
+    # cannot be told from a neighbour's start; repeats that differ are noisy.
+    excess = (trend.slope - _SLOW_READS * due) * trend.span / trend.step_ms
+    runaway = excess > _RUNAWAY and len(run.repeats) > 1
+    return Verdict("fail" if runaway else "pass" if excess <= _DRIFT else "note", text)
 
 
 def trend_text(trend: Trend) -> str:

@@ -271,11 +271,6 @@ class Trend:
     step_ms: float
 
     @property
-    def growth(self) -> float:
-        """The growth over the run in ms."""
-        return self.slope * self.span
-
-    @property
     def shares(self) -> tuple[float, float, float]:
         """The growth over the run as a part of the median step, and the ends of its interval."""
         per_slope = self.span / self.step_ms if self.step_ms else 0.0
