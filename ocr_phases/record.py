@@ -69,7 +69,7 @@ _ELSEWHERE = {
     "stage_table": "ocr_phases.analyse.summary",
     "regions_of": "ocr_phases.analyse.regions",
     "quality_table": "ocr_phases.analyse.quality",
-    "load_truth": "ocr_phases.analyse.truth_files",
+    "load_truth": "ocr_phases.analyse.truths",
     "floor_table": "ocr_phases.analyse.floors",
     "decode_floor": "ocr_phases.analyse.floors",
     "checks_table": "ocr_phases.analyse.checks",
@@ -90,7 +90,11 @@ _ELSEWHERE = {
     "timeline_bundle": "ocr_phases.show.faces",
     "plot_spans": "ocr_phases.show.plots",
     "draw_crops": "ocr_phases.show.views",
-    "SweepResult": "ocr_phases.show.sweep_result",
+    "ComparePlots": "ocr_phases.show.comparison",
+    "comparison_bundle": "ocr_phases.show.comparison",
+    "SweepResult": "ocr_phases.analyse.scaling",
+    "SweepPlots": "ocr_phases.show.sweep_result",
+    "sweep_bundle": "ocr_phases.show.sweep_result",
 }
 
 
@@ -350,7 +354,7 @@ class PhaseRun:
     def with_truth(self, truth: Truth | str | Path, row: int = 0) -> PhaseRun:
         """The same record with what the page of a row says.
 
-        ``truth`` is that, or a path for `ocr_phases.analyse.truth_files.load_truth`; raises as that does.
+        ``truth`` is that, or a path for `ocr_phases.analyse.truths.load_truth`; raises as that does.
         """
         if _nth(self.results, row, "row")["text"] is None:
             raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")

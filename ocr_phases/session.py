@@ -59,7 +59,7 @@ from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
-    from ocr_phases.show.sweep_result import SweepResult
+    from ocr_phases.analyse.scaling import SweepResult
 
 
 @public

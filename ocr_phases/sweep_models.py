@@ -16,7 +16,7 @@ from ocr_phases.settings import ModelSettings
 from ocr_phases.sweep_cells import RUNS, free_memory
 
 if TYPE_CHECKING:
-    from ocr_phases.show.sweep_result import SweepResult
+    from ocr_phases.analyse.scaling import SweepResult
 
 
 @checked(OCRSession.sweep)

@@ -37,9 +37,9 @@ from PIL import Image
 from wording import says
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse.bootstrap import LEAST_REPEATS
-from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.region_pairs import region_pairs
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.regions import region_pairs, region_table
+from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.analyse.summary import PHASES, step_table
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.errors import stop_signals

@@ -18,7 +18,7 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import checks_verdict, failed, run_checks, worst_verdict
-from ocr_phases.analyse.compare import Compared
+from ocr_phases.analyse.comparison import Comparison
 from ocr_phases.analyse.headline import headline, verdict
 from ocr_phases.analyse.noise import (
     CONDITION_COLUMNS,
@@ -30,7 +30,7 @@ from ocr_phases.analyse.noise import (
     noise_warning,
     repeat_spread,
 )
-from ocr_phases.analyse.sweep import sweep_table, sweep_verdict
+from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.collectors import conditions
 from ocr_phases.show import html
 
@@ -201,7 +201,7 @@ def test_ceilings_that_moved_between_two_records_are_said() -> None:
     assert says(ceilings_apart(then, now), "12.7 GB/s", "68 GB/s")
     assert ceilings_apart(then, on_device(then, created="later")) == ""
     assert ceilings_apart(then, on_device(now, name="another")) == ""
-    assert ceilings_apart(then, now) in Compared([then, now]).verdict
+    assert ceilings_apart(then, now) in Comparison([then, now]).verdict
 
 
 def growing(run: PhaseRun, slow: float, repeats: tuple[int, ...]) -> PhaseRun:
@@ -223,11 +223,11 @@ def test_a_neighbour_is_not_called_a_broken_model() -> None:
 
 def test_comparisons_and_sweeps_say_it_too() -> None:
     quiet, loud = make_run(), paced(1.0, 4.0, 5.0)
-    said = Compared([quiet, loud], ["a", "b"]).verdict
+    said = Comparison([quiet, loud], ["a", "b"]).verdict
     assert says(said.partition(".")[0], "b", "Do not trust")
-    table = sweep_table({"a": quiet, "b": loud})
-    assert says(sweep_verdict(table, failed_cells()), "repeat spread", "b")
-    assert "trust" not in sweep_verdict(sweep_table({"a": quiet}), failed_cells())
+    said = SweepResult({"a": quiet, "b": loud}, failed_cells()).verdict
+    assert says(said.partition(".")[0], "repeat spread", "b")
+    assert "trust" not in SweepResult({"a": quiet}, failed_cells()).verdict
 
 
 def test_the_report_says_what_the_machine_did() -> None:

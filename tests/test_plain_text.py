@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.sweep import sweep_table
+from ocr_phases.analyse.scaling import sweep_table
 from ocr_phases.cli import main
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun

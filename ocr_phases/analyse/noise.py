@@ -24,7 +24,8 @@ from ocr_phases.analyse.floors import (
     times_text,
 )
 from ocr_phases.analyse.kept import kept
-from ocr_phases.analyse.summary import PHASES, repeat_table
+from ocr_phases.analyse.statistics import spread
+from ocr_phases.analyse.summary import step_ms
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text, ms_text, percent_text, stage_name
 
@@ -40,12 +41,9 @@ CONDITION_COLUMNS = (
     "load_end",
 )
 
-#: The slowest repeat over the fastest. Quiet machines stay below 1.1 (the records that come with the package:
-#: 1.00 to 1.04 on a GPU, 1.10 on a CPU). Beyond 1.2 the median of a few repeats can be off by more than most
-#: changes of interest; beyond 1.5 it means little.
-SPREAD_NOTE = 1.2
-SPREAD_NOISY = 1.5
-_CLEAR_MS = 2.0  # smaller differences are scheduler ticks
+#: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on a GPU and
+#: 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most changes of interest.
+SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
 
 # Shares: waiting for a core over the CPU time needed; the hypervisor's part of all cores' time.
 _WAITED_NOTE, _WAITED_NOISY = 0.03, 0.10
@@ -86,24 +84,25 @@ class Finding:
 
 @kept
 def repeat_spread(run: PhaseRun) -> Finding:
-    """The spread between the repeats of each phase."""
+    """How far prefill, median decode step and generate() scatter over the repeats, as factors."""
     if len(run.repeats) < 2:
-        return Finding("n/a", "the spread needs two repeats or more")
-    table = repeat_table(run)
-    ranges, worst, why, most = [], 1.0, "", 0.0
-    for phase in PHASES[1:]:
-        times = table[f"{phase}_ms"]
-        if times.isna().any():
-            continue
-        low, high = float(times.min()), float(times.max())
-        ranges.append(f"{phase} {ms_text(low)} to {ms_text(high)}")
-        ratio = high / low if high - low > _CLEAR_MS else 1.0
-        worst = max(worst, ratio)
-        if ratio > SPREAD_NOISY and high - low > most:  # name the phase with the largest difference
-            took = "generate()" if phase == "generate" else f"the {phase}"
-            most, why = high - low, f"{took} took {ms_text(low)} in one repeat and {ms_text(high)} in another"
-    verdict = "noisy" if worst > SPREAD_NOISY else "note" if worst > SPREAD_NOTE else "pass"
-    return Finding(verdict, "; ".join(ranges), why, f"{_QUIET}; {_REPEAT}")
+        return Finding("n/a", "with one repeat the spread is unknown")
+    whole = {phase: run.repeat_ms(phase, phase) for phase in ("prefill", "generate")}
+    times = {"the prefill": whole["prefill"], "a decode step": step_ms(run), "generate()": whole["generate"]}
+    spreads = {name: spread(each) for name, each in times.items() if (each > 0).all()}
+    ranges = {name: (ms_text(times[name].min()), ms_text(times[name].max())) for name in spreads}
+    parts = [
+        f"{name} {low} to {high} (± {percent_text(spreads[name])})" for name, (low, high) in ranges.items()
+    ]
+    worst = max(spreads, key=lambda name: spreads[name], default="")
+    most = spreads.get(worst, 0.0)
+    verdict = "noisy" if most > SPREAD_NOISY else "note" if most > SPREAD_NOTE else "pass"
+    why = (
+        "{} took {} in one repeat and {} in another".format(worst, *ranges[worst])
+        if verdict == "noisy"
+        else ""
+    )
+    return Finding(verdict, "; ".join(parts), why, f"{_QUIET}; {_REPEAT}")
 
 
 @kept

@@ -150,6 +150,12 @@ def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
     return lengths if window is None else np.minimum(lengths, run.request["prefill_len"] + window)
 
 
+def step_ms(run: PhaseRun, quantile: float = 0.5) -> np.ndarray:
+    """Each repeat's quantile of its decode steps, ms, float64 [repeats]; NaN for a repeat without steps."""
+    steps = run.spans[run.spans["stage"] == "decode_step"].groupby("repeat")["device_ms"]
+    return steps.quantile(quantile).reindex(run.repeats).to_numpy(dtype=np.float64)
+
+
 def end_to_end_ms(run: PhaseRun) -> np.ndarray:
     """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
     return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)

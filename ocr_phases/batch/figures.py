@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
-from ocr_phases.analyse.cost_quality import ended_text, richness
-from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of
+from ocr_phases.analyse.regions import region_table
+from ocr_phases.analyse.scaling import ended_text, richness
 from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, vision_share
 from ocr_phases.batch.store import page_run, record_hash, truth_hash
 from ocr_phases.files import split_page, write_atomic

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.cost_quality import agreements
+from ocr_phases.analyse.scaling import agreements
 from ocr_phases.batch.figures import QUALITY_COLUMNS, Figures, read_figures
 from ocr_phases.batch.store import Entry, check_record_hash, page_status, read_listing
 from ocr_phases.batch.tables import Measured
@@ -45,7 +45,7 @@ PAGE_COLUMNS = (
     "id",
     "folder",
 )
-#: The costliest regions of all pages, the costliest first; columns as in `grounding.region_table`.
+#: The costliest regions of all pages, the costliest first; columns as in `regions.region_table`.
 REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_char", "text", "folder")
 
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"

@@ -79,13 +79,12 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
 
 def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
     """Print a record beside its repetition."""
-    from ocr_phases.analyse.compare import compare_runs, few_repeats, headline_metrics, in_units, same_tokens
-    from ocr_phases.analyse.environments import what_differs
+    from ocr_phases.analyse.comparison import Comparison, few_repeats, in_units, same_tokens, what_differs
     from ocr_phases.analyse.steps import first_other_token
 
-    table = in_units(headline_metrics(compare_runs([then, now])))
-    show(table.rename(columns={"base": "then", "other": "now"}))
-    if few := few_repeats([then, now], ["then", "now"]):
+    comparison = Comparison([then, now], ["then", "now"])
+    show(in_units(comparison.headline, "then"))
+    if few := few_repeats(comparison.runs, comparison.labels):
         print(f"\n{few}")
     differ = first_other_token(then, now)
     tokens = "equal" if same_tokens(then, now) else f"different{differ and '; the first is '}{differ}"

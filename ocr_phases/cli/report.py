@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _write_reports(arguments: argparse.Namespace) -> None:
-    from ocr_phases.analyse.truth_files import load_truth
+    from ocr_phases.analyse.truths import load_truth
     from ocr_phases.files import TRACE_NAME, check_names, folder_for, save_or_rescue
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import RESULTS
@@ -85,7 +85,7 @@ def _write_reports(arguments: argparse.Namespace) -> None:
 
 def _truths(arguments: argparse.Namespace, names: Mapping[str | None, str]) -> dict[str | None, str]:
     """The file of each page's truth, by the page's name; `OcrPhasesError` where one cannot be used."""
-    from ocr_phases.analyse.truth_files import check_for_pages, find_truth, load_truth
+    from ocr_phases.analyse.truths import check_for_pages, find_truth, load_truth
 
     path = arguments.truth
     if path is None:
