@@ -1,9 +1,8 @@
 """How often equal runs are called different: ``python -m benchmarks.verdicts``, a table on the terminal.
 
-Pairs of runs that are alike are drawn and judged as `ocr_phases.compare` judges two records: prefill and decode
-step, of three judged metrics those that a record has, at once. A repeat scatters log-normally by 4 %; in the
-rows with bursts, one repeat in ten takes 1.5 times as long in both metrics, as beside another program. The
-verdict that noise forbids is counted as none, as there.
+Pairs of equal runs are drawn and judged as `ocr_phases.compare` judges two records: prefill and decode step at
+once, which of the three judged metrics one record has. A repeat scatters log-normally by 4 %. In the rows with
+bursts one repeat in ten takes 1.5 times as long in both metrics, as beside another program.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def noisy(pair: np.ndarray) -> bool:
 
 
 def rates(pairs: int = PAIRS) -> Iterator[tuple[int, float, float, float]]:
-    """Rows of the table: repeats, share of bursts, and shares of pairs that differ, without and with noise."""
+    """Rows of the table: repeats, share of bursts, shares of pairs called different: all, and the quiet."""
     rng = np.random.default_rng(0)
     for bursts in (0.0, BURSTS):
         for count in REPEATS:

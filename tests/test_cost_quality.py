@@ -161,7 +161,7 @@ def test_compare_tells_what_a_change_does_to_the_text() -> None:
     assert rows.loc["cer", "verdict"] == "worse" and rows.loc["table_similarity", "verdict"] == "equal"
     assert "Its text agrees with the baseline's to" in compared.verdict
     assert "its edit distance to the truth is" in compared.verdict
-    shown = in_units(compared.table).set_index("metric")
+    shown = in_units(compared.table, "a").set_index("metric")
     assert shown.loc["agreement", ["a", "unit"]].tolist() == [100.0, "%"]
     better = Comparison([other, base], ["b", "a"]).headline.set_index("metric")
     assert better.loc["cer", "verdict"] == "better"

@@ -96,7 +96,7 @@ def test_repeats_far_apart_are_the_first_thing_that_is_said() -> None:
     assert check_of(run, "repeat_spread").verdict == "noisy"
     assert not failed(checks)
     for said in (headline(run), verdict(run)):
-        assert re.match(r"Do not trust[^.]* decode [^.]* 3\.", said)
+        assert re.match("Do not trust these figures: a decode step took ", said)
         assert says(said, "taskset")
         assert said.count("Do not trust") == 1
     assert says(checks_verdict(checks), "repeat spread", "do not trust")
@@ -109,7 +109,7 @@ def test_repeats_far_apart_are_the_first_thing_that_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("factors", "found"),
-    [((1.0, 1.1, 1.05), "pass"), ((1.0, 1.3, 1.1), "note"), ((1.0, 1.7, 1.1), "noisy"), ((1.0,), "n/a")],
+    [((1.0, 1.04, 1.02), "pass"), ((1.0, 1.14, 1.05), "note"), ((1.0, 1.3, 1.1), "noisy"), ((1.0,), "n/a")],
 )
 def test_spread(factors: tuple[float, ...], found: str) -> None:
     assert repeat_spread(paced(*factors)).verdict == found
@@ -216,7 +216,7 @@ def test_a_neighbour_is_not_called_a_broken_model() -> None:
     busy = check_of(met(broken, waited_s=2.0), "decode_trend")
     assert busy.verdict == "n/a"
     assert "too busy" in busy.measured
-    some = check_of(growing(make_run(), 0.2, (0, 1)), "decode_trend")
+    some = check_of(growing(make_run(), 0.01, (0, 1)), "decode_trend")
     assert (some.verdict, says(some.measured, "2 of 3 repeats")) == ("note", True)
     assert check_of(growing(make_run(repeats=1), 0.2, (0,)), "decode_trend").verdict == "note"
 

@@ -375,8 +375,8 @@ class Comparison:
         for name in metrics:
             if lacks := set(self.labels[1:]) - set(rows.loc[rows["metric"] == name, "run"]):
                 raise OcrPhasesError(
-                    f"{name} is not in both records ({', '.join(sorted(lacks))}): name another metric, or "
-                    "give both the same truth."
+                    f"{name} is not in both records ({', '.join(sorted(lacks))}): give both the same truth, or "
+                    "name another metric."
                 )
         if rows.empty:
             raise OcrPhasesError(f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).")

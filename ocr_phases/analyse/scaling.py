@@ -185,7 +185,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 def _cell_figures(run: PhaseRun) -> dict[str, Any]:
     summary, times = run.summary(), end_to_end_ms(run)
-    floors = floor_table(run).set_index("stage").to_dict("index")
+    floors = {row["stage"]: row for row in floor_table(run).to_dict("records")}
     prefill, step = floors.get("prefill", {}), floors.get("decode_step", {})
     tails = {name: np.quantile(times, tail) for name, (tail, least) in _TAILS.items() if len(times) >= least}
     median = float(np.median(times))
@@ -449,6 +449,8 @@ def _quiet(table: pd.DataFrame) -> pd.DataFrame:
 
 def _names(cells: list[str], table: pd.DataFrame) -> str:
     """What cells are called by the settings that vary; of many the first and their number."""
+    if not cells:
+        return ""
     row = table[table["cell"].isin(cells[:1])].iloc[0]
     others = [count_text(len(cells) - 1, "other")] if cells[1:] else []
     return " and ".join([cell_name(row, table) or str(row["preset"]), *others])
