@@ -82,9 +82,8 @@ def make_record(
     sureness: Sequence[Sureness] | None = after.get("token_probabilities")
     checks = [*_checks(runs), after.get("verify"), _interrupted(runs, request, after)]
     if not request.generate:
-        syncs = host_syncs_check(
-            after.get("waits"), after.get("kernels"), request.eos_check_every, checkpoint.device
-        )
+        waits, kernels = after.get("waits"), after.get("kernels")
+        syncs = host_syncs_check(waits, kernels, request.eos_check_every, checkpoint.device)
         checks.insert(-2, syncs)
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -523,6 +524,22 @@ class OCRSession:
 
     def _check_length(self, packed: PageInputs, request: Request) -> None:
         check_length(packed.prefill_len, request, self._text_config.max_position_embeddings)
+
+
+_kept: dict[ModelSettings, OCRSession] = {}
+
+
+def kept_session(**settings: Any) -> OCRSession:
+    """The session last loaded with these very ``settings`` (`ModelSettings`), else a new one.
+
+    One is kept, so that a device never holds two models. Raises as `OCRSession.load` does.
+    """
+    key = ModelSettings(**settings)
+    if key not in _kept:
+        _kept.clear()
+        gc.collect()  # a model has cycles, and the next one may need its memory
+        _kept[key] = OCRSession.load(**vars(key))
+    return _kept[key]
 
 
 #: The session's first name, of when it knew one family.
