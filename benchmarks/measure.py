@@ -33,7 +33,7 @@ from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import current_device, decode_attention
 from ocr_phases.steps.timeline import NoTimeline, Timeline
-from ocr_phases.sweep_cells import free_memory, one_sentence
+from ocr_phases.sweep_models import free_memory, one_sentence
 
 PARTS = ("marks", "overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
 

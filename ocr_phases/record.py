@@ -80,6 +80,7 @@ _ELSEWHERE = {
     "plot_spans": "show.plots:plot_spans",
     "inputs_bundle": "show.faces:inputs_bundle",
     "SweepResult": "show.sweep_result:SweepResult",
+    "OCRSession": "session:OCRSession",
 }
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ocr_phases import record
-from ocr_phases.analyse.check_texts import RULES, STOPPED
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.live_checks import Verdict, host_syncs_check, merged
 from ocr_phases.collectors.probabilities import Sureness
@@ -187,7 +186,6 @@ def _checks(runs: Sequence[Run]) -> list[dict[str, Any]]:
         {
             "name": "repeats_agree",
             "verdict": "pass" if same else "fail",
-            "expected": RULES["repeats_agree"].expected,
             "measured": f"{len(runs)} repeats, {'equal' if same else 'different'} tokens",
         },
         *merged([run.verdicts for run in runs]),
@@ -203,6 +201,5 @@ def _interrupted(runs: Sequence[Run], request: Request, after: Mapping[str, Any]
     return {
         "name": "interrupted",
         "verdict": "note",
-        "expected": STOPPED["interrupted"].expected,
         "measured": f"{measured}, without {', '.join(missing)}" if missing else measured,
     }

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -52,12 +52,9 @@ from ocr_phases.steps.execution import (
 )
 from ocr_phases.steps.sampling import Sampler, one_shot
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_cells import make_cells, one_sentence, run_sweep
+from ocr_phases.sweep_models import AXES, make_cells, one_sentence, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
-
-if TYPE_CHECKING:
-    from ocr_phases.show.sweep_result import SweepResult
 
 
 @public
@@ -303,26 +300,14 @@ class OCRSession:
         if request.ceilings:
             after["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
 
-    @checked(run_sweep)
-    def sweep(
-        self,
-        page: str | Path,
-        *,
-        presets: Sequence[str] = ("tiny", "base"),
-        strategies: Sequence[str] = ("eager",),
-        visions: Sequence[str] = ("eager",),
-        batches: Sequence[int] = (1,),
-        lengths: Sequence[int] = (32,),
-        folder: str | Path | None = None,
-        **options: Any,
-    ) -> SweepResult:
-        """Measure ``page`` at every combination as one `SweepResult`.
+    @checked(make_cells, run_sweep)
+    def sweep(self, page: str | Path, *, folder: str | Path | None = None, **options: Any) -> Any:
+        """Measure ``page`` at every combination as one `ocr_phases.show.sweep_result.SweepResult`.
 
-        ``batches`` are copies of the page side by side, ``lengths`` new tokens of each row. Records in
-        ``folder`` are not measured again, and all of them are part of the result; without it nothing is
-        written. ``options`` and errors are those of `run_sweep`.
+        ``options`` and errors are those of `make_cells` and of `run_sweep`. Records in ``folder`` are not
+        measured again, and all of them are part of the result; without it nothing is written.
         """
-        cells = make_cells(presets, strategies, batches, lengths, visions)
+        cells = make_cells(**{name: options.pop(name) for name in AXES if name in options})
         with contextlib.ExitStack() as stack:
             kept = folder or stack.enter_context(TemporaryFolder())
             run_sweep(self, page, cells, kept, **options)
@@ -399,7 +384,7 @@ class OCRSession:
                 return parity_check(self.checkpoint, request, on_device, ids, theirs)
         # A class without generate(), or out of memory: what was measured stands.
         except (OcrPhasesError, RuntimeError, MemoryError) as error:
-            return parity_result("n/a", "the tokens of generate()", one_sentence(error))
+            return parity_result("n/a", one_sentence(error))
 
     def _run_once(
         self,
@@ -426,7 +411,7 @@ class OCRSession:
             else:
                 state = self._two_phases(request, setup, inputs, timeline, memory, hooks, waits, on_tokens)
                 ids = state.ids
-        seen = {} if state is None else hooks.verdicts(packed, state)
+        seen = {} if state is None else hooks.verdicts(packed, state, timeline.vectors)
         return Run(
             ids=ids,
             spans=timeline.rows(number),

@@ -47,7 +47,7 @@ from ocr_phases.rerun import load_recorded
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import RunSettings
 from ocr_phases.show.overlay import region_boxes
-from ocr_phases.sweep_cells import make_cells
+from ocr_phases.sweep_models import make_cells
 
 _CPU_SECONDS = 2.0  # for an input of 100,000 characters
 _CHARACTERS = 100_000
@@ -206,7 +206,7 @@ def test_a_count_has_a_bound(name: str) -> None:
 def test_rows_and_lengths_of_a_sweep_have_a_bound() -> None:
     for batches, lengths in (([10**15], [1]), ([1], [10**15])):
         with pytest.raises(OcrPhasesError, match="from 1 to"):
-            make_cells(["tiny"], ["eager"], batches, lengths)
+            make_cells(presets=["tiny"], batches=batches, lengths=lengths)
 
 
 @pytest.mark.parametrize("model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}])

@@ -35,7 +35,6 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases import session as session_module
 from ocr_phases.analyse.checks import checks_verdict, run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.steps import first_difference
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
 from ocr_phases.collectors.parity import bfloat16_step
@@ -46,6 +45,7 @@ from ocr_phases.report.render import execute_notebook, page_report
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
 from ocr_phases.steps import phases
+from ocr_phases.text import first_difference
 
 RECEIPT = PAGES / "receipt.png"
 QUICK: dict[str, Any] = {"max_new_tokens": 12, "repeats": 1, "warmup": 0}
@@ -381,11 +381,11 @@ def test_the_first_difference_is_judged_by_its_margin(
     honest_scores, honest = parity._scores, session_module.one_shot
     other = 17
 
-    def scores(*args: Any) -> torch.Tensor:
-        found = honest_scores(*args).clone()
-        assert args[-1] == 5
-        best = float(found.max())
-        found[0, other] = best - shift * bfloat16_step(best)
+    def scores(*args: Any) -> dict[int, torch.Tensor]:
+        found = honest_scores(*args)
+        assert set(found) == args[-1] == {5}
+        best = float(found[5].max())
+        found[5][0, other] = best - shift * bfloat16_step(best)
         return found
 
     def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
@@ -413,8 +413,8 @@ def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: OCRSession
     settings = {"infer": SamplingSettings(no_repeat_ngram_size=3), "pages": []}
     inputs = tiny_session.prepare([RECEIPT, PAGES / "slide.png"]).to("cpu", torch.float32)
     ids = [result["ids"] for result in run.results]
-    for place in (0, 1, 7):
-        scores = parity._scores(tiny_session, Request(**{**given, **settings}), inputs, ids, place)
+    found = parity._scores(tiny_session, Request(**{**given, **settings}), inputs, ids, {0, 1, 7})
+    for place, scores in found.items():
         assert scores.argmax(dim=-1).tolist() == [row[place] for row in ids]
 
 

@@ -360,19 +360,6 @@ def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_
     )
 
 
-def test_the_live_check_sees_a_cache_that_grows_on(unlimited_session, golden):
-    from ocr_phases.collectors.live_checks import _cache_growth
-
-    state = generate(unlimited_session.model, inputs_of(golden, "long"), 24)
-    assert _cache_growth(state)[0] == "pass"
-    for wrong in (
-        state.lengths,
-        [*state.entries[:-1], state.entries[-1] - 1],
-        [26, 26, 26, *state.entries[3:]],
-    ):
-        assert _cache_growth(replace(state, entries=list(wrong)))[0] == "fail"
-
-
 def test_padded_rows_are_measured_and_generate_is_refused_beyond_the_window(unlimited_session):
     pages, prompts = [RECEIPT, RECEIPT], ["markdown", "<image>Read it, please, all of it."]
     options = {"preset": "small", "max_new_tokens": WINDOW + 1, **ONCE}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_se
 from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_table
 from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.record import PhaseRun
+from ocr_phases.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.text import count_text, ms_text
 
 SWEEP_COLUMNS = (
@@ -71,7 +71,6 @@ CURVE_COLUMNS = (
     "floor_ms",
 )
 
-_FAILED = ".failed"
 _POINTS = 60  # of a curve: single steps are noise here
 
 
@@ -91,16 +90,21 @@ class Sweep:
         """
         path = Path(folder)
         path = path / "runs" if (path / "runs").is_dir() else path
-        files = {file.stem: file for file in sorted(path.glob("*.json"))}
+        files = {file.name: file for file in sorted(path.glob("*.json"))}
         files = files or {
-            f"{file.parts[-3]}/{file.stem}": file for file in sorted(path.glob("*/runs/*.json"))
+            f"{file.parts[-3]}/{file.name}": file for file in sorted(path.glob("*/runs/*.json"))
         }
         if not files:
             raise OcrPhasesError(f"{path} holds no records: name the folder that a sweep wrote.")
-        failed = {cell: file for cell, file in files.items() if cell.endswith(_FAILED)}
-        runs = {cell: PhaseRun.load(file) for cell, file in files.items() if cell not in failed}
-        rows = [_failure(cell.removesuffix(_FAILED), file) for cell, file in failed.items()]
-        return cls(runs, pd.DataFrame(rows, columns=list(FAILURE_COLUMNS)))
+        statuses = {name: file for name, file in files.items() if name.endswith(CELL_STATUS)}
+        runs = {
+            name.removesuffix(".json"): PhaseRun.load(file)
+            for name, file in files.items()
+            if name not in statuses
+        }
+        rows = [_failure(name.removesuffix(CELL_STATUS), file) for name, file in statuses.items()]
+        failures = [row for row in rows if row is not None]
+        return cls(runs, pd.DataFrame(failures, columns=list(FAILURE_COLUMNS)))
 
     def with_truth(self, truth: str | Path) -> Self:
         """The same sweep with what its page says: `PhaseRun.with_truth` of every record."""
@@ -287,10 +291,9 @@ def _cell(row: pd.Series, table: pd.DataFrame) -> str:
     return cell_name(row, table) or str(row["preset"])
 
 
-def _failure(cell: str, path: Path) -> tuple[Any, ...]:
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        entries = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
-        return (cell, *(entries[name] for name in FAILURE_COLUMNS[1:]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OcrPhasesError(f"{path} is damaged ({error}): remove it and sweep again.") from error
+def _failure(cell: str, path: Path) -> tuple[Any, ...] | None:
+    """The row of a cell that could not be measured; None for one that was."""
+    status = read_status(path, CellStatus)
+    if status is None or status["state"] == "done":
+        return None
+    return (cell, *(status["cell"].get(name) for name in FAILURE_COLUMNS[1:-1]), status["reason"])

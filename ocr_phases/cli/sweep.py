@@ -93,8 +93,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
         load_truth(arguments.truth, name)
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
-    from ocr_phases.sweep_cells import Cell, CellOutcome, make_cells
-    from ocr_phases.sweep_models import sweep
+    from ocr_phases.sweep_models import Cell, CellOutcome, make_cells, sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or (_LIMIT if ends else _LENGTHS)
