@@ -23,8 +23,8 @@ from ocr_phases.analyse.cost import (
     training_cost,
     vision_calls,
 )
-from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
-from ocr_phases.inputs.packing import PRESETS, image_token_count
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESETS
+from ocr_phases.inputs.packing import image_token_count
 
 PUBLISHED = FAMILIES[DEEPSEEK_OCR].config
 PAGE = Path(__file__).parents[1] / "docs" / "cost.md"

@@ -19,7 +19,6 @@ from PIL import Image
 
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.comparison import Comparison
-from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import decode_curves
@@ -48,7 +47,7 @@ def drawn(figure: Figure, dpi: int = 100) -> Image.Image:
 
 def latency(run: PhaseRun) -> Figure:
     """The decode latency over its floor."""
-    return plots.plot_token_latency(run, decode_floor(run)["floor_ms"].tolist())
+    return plots.plot_latency(run)
 
 
 def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:

@@ -21,7 +21,7 @@ from benchmarks.tables import BENCH_SCHEMA, KIND
 from ocr_phases.analyse.cost import run_shape
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
-from ocr_phases.collectors import environment
+from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import check_preset
 from ocr_phases.files import each_page, write_atomic
@@ -33,7 +33,7 @@ from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import current_device, decode_attention
 from ocr_phases.steps.timeline import NoTimeline, Timeline
-from ocr_phases.sweep_cells import free_memory, one_sentence
+from ocr_phases.sweep_models import free_memory, one_sentence
 
 PARTS = ("marks", "overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
 
@@ -110,9 +110,9 @@ def run_bench(
     bench: dict[str, Any] = {
         "schema": BENCH_SCHEMA,
         "kind": KIND,
-        "created": environment.now(),
-        "versions": environment.versions(),
-        "device": environment.describe_device(session.device),
+        "created": machine.now(),
+        "versions": machine.versions(),
+        "device": machine.describe_device(session.device),
         "model": {
             "name": session.checkpoint.name,
             "revision": session.checkpoint.revision,

@@ -1,8 +1,8 @@
 """How often equal runs are called different: ``python -m benchmarks.verdicts``, a table on the terminal.
 
-Pairs of equal runs are drawn and judged as `ocr_phases.compare` judges two records: prefill and decode step at
-once, which of the three judged metrics one record has. A repeat scatters log-normally by 4 %. In the rows with
-bursts one repeat in ten takes 1.5 times as long in both metrics, as beside another program.
+Pairs of equal runs are drawn and judged as `ocr_phases.compare` judges two records: prefill and decode step
+at once. A repeat scatters log-normally by 4 %. In the rows with bursts one repeat in ten takes 1.5 times as
+long in both metrics, as beside another program.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Entries that are not named here are never handed on.
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from msgspec import Meta
 
@@ -185,13 +185,11 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
     damaged or lacks a size.
     """
     family, published = _layout(config)
-    wanted = _SHAPES[family.encoder_part]
     try:
         if published:
             conform(config, _PUBLISHED)
             config = _as_saved(config, family)
-        conform(config, wanted)
-        saved = _declared(config, wanted)
+        saved = conform(config, _SHAPES[family.encoder_part])
         _check_sizes(saved, family)
     except OcrPhasesError as error:
         text = _published_names(str(error), family) if published else str(error)
@@ -264,16 +262,6 @@ def _window(config: dict[str, Any]) -> int:
         listed = ", ".join(map(str, sorted(windows))) or "none"
         raise OcrPhasesError(f"sliding_window_size: one window is needed, it has {listed}")
     return windows.pop()
-
-
-def _declared(value: Any, wanted: Any) -> Any:
-    """The entries that ``wanted``, a `TypedDict`, names; so for the sections in it."""
-    hints = get_type_hints(wanted)
-    return {
-        name: _declared(value[name], hint) if hasattr(hint, "__total__") else value[name]
-        for name, hint in hints.items()
-        if name in value
-    }
 
 
 def _check_sizes(saved: dict[str, Any], family: FamilyFacts) -> None:

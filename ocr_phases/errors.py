@@ -144,8 +144,10 @@ def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
     def decorated(called: _Called) -> _Called:
         signature = _joined(called, sources)
         takes = frozenset(signature.parameters)
-        for keyword in takes - inspect.signature(called).parameters.keys():
-            _TAKER.setdefault(keyword, called.__qualname__)
+        name = called.__qualname__
+        if "." in name:  # a method is what a keyword is looked for on
+            for keyword in takes - inspect.signature(called).parameters.keys():
+                _TAKER.setdefault(keyword, name)
 
         @functools.wraps(called)
         def call(*args: Any, **keywords: Any) -> Any:

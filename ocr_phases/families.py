@@ -100,13 +100,6 @@ class Wiring:
     language_model_between: tuple[str, str] | None = None
 
 
-#: The no-repeat n-gram size of DeepSeek's ``infer()``, without and with its ``eval_mode``.
-_PUBLISHED: Mapping[str, Mapping[str, int]] = {
-    "published": {"no_repeat_ngram_size": 20},
-    "published-eval": {"no_repeat_ngram_size": 35},
-}
-
-
 @dataclass(frozen=True)
 class FamilyFacts:
     """One row of the table; ``name`` is what a record's model has as its ``family``.
@@ -139,11 +132,11 @@ class FamilyFacts:
     prompts: dict[str, str]
     config: dict[str, Any]
     native: Wiring
+    published: dict[str, dict[str, int]]
     vendor: Wiring | None = None
     attention: str | None = None
     stands_for: Mapping[str, str] = field(default_factory=dict)
     leads: tuple[str, str] = LEADS
-    published: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _PUBLISHED)
     published_limit: int = 8192
     limit_has_prompt: bool = False
     page_mark: str | None = None
@@ -186,13 +179,15 @@ class FamilyFacts:
         return text.replace(IMAGE_TAG, IMAGE_TAG * pages) if name == self.multipage else text
 
 
+_SHARED = ("native", "prompts", "published")  # with the family that a row is like
+
+
 def _families() -> dict[str, FamilyFacts]:
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     for name, row in table.items():
         like = table.get(row.get("like"), row)
         config, own = like["config"], row.get("config", {})
-        row |= {"name": name, "native": row.get("native", like["native"])}
-        row["prompts"] = row.get("prompts", like["prompts"])
+        row = table[name] = {entry: like[entry] for entry in _SHARED} | row | {"name": name}
         row["config"] = {**config, "model_type": row["published_type"], **own}
         for section in ("language_config", "vision_config"):
             row["config"][section] = config[section] | own.get(section, {})

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -35,7 +37,7 @@ TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records
 _IN_USE = ".in_use.lock"  # in each temporary folder, and in the one of all
 REPORT_FOLDER = "ocr_phases_report"
-VERIFY_FOLDER = "ocr_phases_verify"
+VERIFY_FOLDER = "ocr_phases_verify"  # the notebook of that name reads it
 
 TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}
 """The first entry of every trace that this package writes."""
@@ -66,8 +68,6 @@ MOST_FILE_PAGES = 10_000
 LARGEST_FILE = 2**30
 """Largest file that is read whole, in bytes."""
 
-# How opening a folder, a socket or a device without a driver fails.
-_NO_FILE = (errno.EISDIR, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODEV)
 _PAGE_OF_FILE = re.compile(
     rf"(?P<file>.+({'|'.join(map(re.escape, PAGED_SUFFIXES))}))(?P<page>#[^/\\]*)", re.IGNORECASE | re.DOTALL
 )
@@ -77,7 +77,6 @@ _OWN_HEAD = re.compile(
     rb'\{"schema":\s*\d+,\s*"created":\s*"[^"]*",\s*"versions":\s*\{'
     rb'|\{"otherData": \{"producer": "ocr_phases"\}'
 )
-_HELD: set[Path] = set()  # the folders of `only_writer`
 _MOST_NAMED = 5
 NOTHING = r"(?!)"
 """A regular expression of no name."""
@@ -113,16 +112,10 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
     Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, for a larger file (before any of it is
     read) and for one that grows meanwhile; OSError as ``open`` does.
     """
-    try:
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  (Path.open has no opener)
-    except OSError as error:
-        if error.errno in _NO_FILE:
-            raise _not_regular(path) from error
-        raise
-    with file:
+    _check_regular(path, Path(path).stat(), OcrPhasesError)
+    with open(path, "rb", opener=_without_waiting) as file:
         found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise _not_regular(path)
+        _check_regular(path, found, OcrPhasesError)  # it may be another one by now
         if found.st_size > limit:
             size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
             raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
@@ -137,21 +130,27 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
-def _not_regular(path: str | Path) -> OcrPhasesError:
-    return OcrPhasesError(f"{path} is a folder, a pipe, a device or a socket: name a regular file.")
+def _check_regular(path: str | Path, found: os.stat_result, error: type[OcrPhasesError]) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise error(f"{path} is a folder, a pipe, a device or a socket: name a regular file.")
+
+
+@contextlib.contextmanager
+def writing(path: object) -> Iterator[None]:
+    """An OSError or ValueError of a ``with`` block is raised as the `CannotWrite` of ``path``."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CannotWrite(f"{path} cannot be written ({reason}).") from error
 
 
 def output_folder(folder: str | Path) -> Path:
     """Create ``folder`` where it is missing and prove that it can be written; else `CannotWrite`."""
     path = Path(folder)
-    try:
+    with writing(f"The output folder {path}"):
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except (OSError, ValueError) as error:
-        raise CannotWrite(
-            f"The output folder {path} cannot be written ({_reason(error)}): choose another one."
-        ) from error
+        tempfile.TemporaryFile(dir=path).close()
     return path
 
 
@@ -160,16 +159,12 @@ def output_file(file: str | Path, *, overwrite: bool = False, arguments: Iterabl
 
     None of the command's ``arguments`` is ever replaced.
     """
-    target = _replaceable(file, overwrite=overwrite)
+    target = _target(file, overwrite=overwrite)
     _check_no_argument(Path(file), arguments)
     output_folder(target.parent)
-    try:
-        _create(target)
+    with writing(file), contextlib.suppress(FileExistsError):
+        target.touch(exist_ok=False)
         target.unlink()
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise _cannot_write(file, error) from error
     return Path(file)
 
 
@@ -180,7 +175,7 @@ def reserved(path: Path) -> Iterator[Path]:
     Raises `CannotWrite`.
     """
     output_folder(path.parent)
-    free = _reserve(path, _create)
+    free = _reserve(path, lambda free: free.touch(exist_ok=False))
     try:
         yield free
     finally:
@@ -189,24 +184,16 @@ def reserved(path: Path) -> Iterator[Path]:
                 free.unlink()
 
 
-def _create(path: Path) -> None:
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-
-
 def _reserve(path: Path, make: Callable[[Path], None]) -> Path:
-    number, free = 1, path
-    while True:
-        try:
+    for number in itertools.count(1):
+        addition = rf"-{number}\1" if number > 1 else r"\1"
+        free = path.with_name(re.sub(r"(\.json(?:\.gz)?)?\Z", addition, path.name, count=1))
+        with writing(free), contextlib.suppress(FileExistsError):
             make(free)
-        except FileExistsError:
-            number += 1
-            free = path.with_name(re.sub(r"(\.json(?:\.gz)?)?\Z", rf"-{number}\1", path.name, count=1))
-        except (OSError, ValueError) as error:
-            raise _cannot_write(free, error) from error
-        else:
-            if free != path:
-                _say(f"{path} exists, so this goes into {free}.")
-            return free
+            break
+    if free != path:
+        _say(f"{path} exists, so this goes into {free}.")
+    return free
 
 
 def write_given(path: str | Path, data: bytes, *, overwrite: bool = False) -> Path:
@@ -214,7 +201,7 @@ def write_given(path: str | Path, data: bytes, *, overwrite: bool = False) -> Pa
 
     Raises `CannotWrite` too where that is neither a record nor a trace, unless ``overwrite``.
     """
-    target = _replaceable(path, overwrite=overwrite)
+    target = _target(path, overwrite=overwrite)
     replaces = target.exists() and target.stat().st_size
     write_atomic(path, data)
     if replaces:
@@ -222,26 +209,31 @@ def write_given(path: str | Path, data: bytes, *, overwrite: bool = False) -> Pa
     return Path(path)
 
 
-def _replaceable(path: str | Path, *, overwrite: bool) -> Path:
-    target = _written_to(path)
-    if not overwrite and target.exists() and not _is_own(target):
-        raise CannotWrite(
-            f"{path} is neither a record nor a trace of ocr_phases: name another file, or give "
-            "overwrite=True."
-        )
+def _target(path: str | Path, *, overwrite: bool = True) -> Path:
+    """The regular file, there or to come, that ``path`` leads to through its links; else `CannotWrite`.
+
+    So too for one that begins neither as a record nor as a trace, unless ``overwrite``.
+    """
+    with writing(path):
+        target = Path(os.path.realpath(path))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            _check_regular(path, target.stat(), CannotWrite)
+            if not overwrite and not _is_own(target):
+                raise CannotWrite(
+                    f"{path} is neither a record nor a trace of ocr_phases: name another file, or give "
+                    "overwrite=True."
+                )
     return target
 
 
 def _is_own(path: Path) -> bool:
     """Whether a file begins as this package's records and traces do, or holds nothing."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(4096)
+    with contextlib.suppress(OSError, zlib.error), path.open("rb") as file:
+        head = file.read(4096)
         if head.startswith(b"\x1f\x8b"):
             head = zlib.decompressobj(wbits=31).decompress(head, 4096)
-    except (OSError, zlib.error):
-        return False
-    return not head or _OWN_HEAD.match(head) is not None
+        return not head or _OWN_HEAD.match(head) is not None
+    return False
 
 
 def folder_for(given: str | Path | None, default: str | Path, names: str, **options: Any) -> Path:
@@ -255,7 +247,7 @@ def folder_for(given: str | Path | None, default: str | Path, names: str, **opti
         return _reserve(Path(default), lambda path: path.mkdir(parents=True))
     folder = output_folder(given)
     own = check_names(folder, names, **options)
-    if own and folder.resolve() not in _HELD:
+    if own:
         more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
         _say(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.")
     return folder
@@ -280,9 +272,7 @@ def check_names(
         if not re.fullmatch(names, name) or same_file(path, record):
             continue
         _check_no_argument(path, arguments)
-        if path.is_dir() and not path.is_symlink():
-            if path.suffix:  # images has none
-                raise CannotWrite(f"{path} is a folder where a file is to be written: choose another one.")
+        if path.is_dir() and not path.suffix and not path.is_symlink():  # images
             continue
         _check_own(folder, name, known.get(name, ()), overwrite=overwrite)
         own.append(name)
@@ -319,6 +309,7 @@ def _check_own(folder: Path, name: str, digests: Sequence[str], *, overwrite: bo
     path = folder / name
     if _is_behind_link(folder, name):
         raise CannotWrite(f"{path} is or lies behind a link: remove the link, or choose another folder.")
+    _target(path)
     if not overwrite and path.exists() and _digest(folder, name) not in digests:
         raise CannotWrite(
             f"{path} was not written by ocr_phases, or was changed since: choose another folder, or give "
@@ -348,12 +339,10 @@ def _manifest(folder: Path) -> dict[str, list[str]]:
 
 def _digest(folder: Path, name: str) -> str | None:
     """The SHA-256 of a file; None for one that cannot be read, or only through a link."""
-    if _is_behind_link(folder, name):
-        return None
-    try:
-        return hashlib.sha256(read_regular(folder / name)).hexdigest()
-    except (OSError, OcrPhasesError):
-        return None
+    if not _is_behind_link(folder, name):
+        with contextlib.suppress(OSError, OcrPhasesError):
+            return hashlib.sha256(read_regular(folder / name)).hexdigest()
+    return None
 
 
 def _check_no_argument(path: Path, arguments: Iterable[Any]) -> None:
@@ -372,30 +361,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _written_to(path: str | Path) -> Path:
-    """The regular file, there or to come, that ``path`` leads to through its links; else `CannotWrite`."""
-    try:
-        target = Path(os.path.realpath(path))
-        mode = target.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return target
-    except (OSError, ValueError) as error:
-        raise _cannot_write(path, error) from error
-    if stat.S_ISDIR(mode):
-        raise CannotWrite(f"{path} is a folder: name a file in it.")
-    if not stat.S_ISREG(mode):
-        raise CannotWrite(f"{path} is a device, a pipe or a socket: name a regular file.")
-    return target
-
-
-def _cannot_write(path: str | Path, error: OSError | ValueError) -> CannotWrite:
-    return CannotWrite(f"{path} cannot be written ({_reason(error)}).")
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error)
-
-
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold ``folder`` for one writer of several files; `OcrPhasesError` while another process holds it.
@@ -405,25 +370,25 @@ def only_writer(folder: Path) -> Iterator[None]:
     """
     import filelock
 
-    lock = filelock.FileLock(folder / LOCK_NAME, blocking=False)
-    try:
-        lock.acquire()
-    except filelock.Timeout as error:
-        raise OcrPhasesError(
-            f"Another report is being written into {folder}: wait for it, or choose another folder."
-        ) from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise CannotWrite(f"{lock.lock_file} cannot be locked ({_reason(error)}).") from error
-        warnings.warn(
-            f"{folder} is on a file system without locks: write there once at a time.", stacklevel=2
-        )
-    _HELD.add(folder.resolve())
+    path = folder / LOCK_NAME
+    lock = filelock.FileLock(path, blocking=False)
+    with writing(path):
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise OcrPhasesError(
+                f"Another report is being written into {folder}: wait for it, or choose another folder."
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            warnings.warn(
+                f"{folder} is on a file system without locks: write there once at a time.", stacklevel=2
+            )
     try:
         yield
     finally:
-        _HELD.discard(folder.resolve())
-        Path(lock.lock_file).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         lock.release()
 
 
@@ -431,15 +396,13 @@ def unpacked(data: bytes, limit: int) -> bytes:
     """``data``, or what gzip packed into it; `OcrPhasesError` where that is damaged or too large."""
     if not data.startswith(b"\x1f\x8b"):
         return data
-    reader = zlib.decompressobj(wbits=31)
     try:
-        content = reader.decompress(data, limit + 1)
-    except zlib.error as error:
+        with gzip.open(io.BytesIO(data)) as file:
+            content = file.read(limit + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise OcrPhasesError(f"The gzip data is damaged ({error}): get the file again.") from error
     if len(content) > limit:
         raise OcrPhasesError(f"The gzip data holds more than {limit:,} bytes: give a smaller file.")
-    if not reader.eof:
-        raise OcrPhasesError("The gzip data ends too early: get the file again.")
     return content
 
 
@@ -448,19 +411,20 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
 
     Raises `CannotWrite` where that fails, and where ``path`` is there and no regular file.
     """
-    target = _written_to(path)
+    target = _target(path)
     # The name is short whatever the target's is: both have to fit the file system.
     scratch = target.with_name(f".ocr-{uuid.uuid4().hex}.part")
-    try:
-        with scratch.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from error
+    with writing(path):
+        try:
+            with scratch.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+            raise
     return Path(path)
 
 
@@ -478,9 +442,13 @@ def save_or_rescue(
         try:
             return save(path)
         except CannotWrite as error:
-            rescue = rescue or save
-            copy = _saved_in(_rescue_folder, rescue) or _saved_in(Path.home, rescue)
-            if copy is None:
+            name = f"ocr-unsaved-{uuid.uuid4().hex}.json"
+            for folder in (_own_folder() or "~", "~"):
+                with contextlib.suppress(CannotWrite, RuntimeError):  # of a user without a home
+                    copy = Path(folder).expanduser() / name
+                    (rescue or save)(copy)
+                    break
+            else:
                 raise
             raise CannotWrite(f"The record is saved as {copy}: {error}") from error
 
@@ -495,43 +463,25 @@ def save_new(save: Callable[[str | Path], Path], path: str | Path) -> Path:
     return save_or_rescue(save_reserved, path, save)
 
 
-def _rescue_folder() -> Path:
-    return _own_folder() or Path(tempfile.mkdtemp(prefix="ocr-"))
-
-
-def _saved_in(folder: Callable[[], Path], save: Callable[[str | Path], Path]) -> Path | None:
-    try:
-        handle, copy = tempfile.mkstemp(dir=folder(), prefix="ocr-unsaved-", suffix=".json")
-    except (OSError, RuntimeError):  # RuntimeError: a user without a home
-        return None
-    os.close(handle)
-    try:
-        return save(copy)
-    except CannotWrite:
-        Path(copy).unlink()
-        return None
-
-
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
     """A private folder removed with this process, or after a kill by the next one.
 
     All of a user's lie below one folder. Each is locked by the process that made it, so one without a lock
-    has been left behind. A file beside them is never removed. ``parent`` names a folder that is removed by
-    other means. Raises `CannotWrite` where no folder can be made.
+    has been left behind. A file beside them is never removed. Raises `CannotWrite` where no folder can be
+    made.
     """
 
-    def __init__(self, parent: str | None = None) -> None:
+    def __init__(self) -> None:
+        self._lock = contextlib.ExitStack()
+        root = _own_folder()
         try:
-            root = _own_folder() if parent is None else None
-            with contextlib.ExitStack() as making:
-                if root is not None:
-                    making.enter_context(_lock(root))
-                    _sweep(root)
-                super().__init__(
-                    prefix="" if root else "ocr-", dir=root or parent, ignore_cleanup_errors=True
-                )
-                self._lock = contextlib.ExitStack()
-                if root is not None:
+            with _lock(root) if root else contextlib.nullcontext():
+                for left in root.iterdir() if root else ():
+                    if left.is_dir() and not left.is_symlink():
+                        with contextlib.suppress(OSError), _lock(left, blocking=False):
+                            shutil.rmtree(left, ignore_errors=True)
+                super().__init__(prefix="ocr-", dir=root, ignore_cleanup_errors=True)
+                if root:
                     self._lock.enter_context(_lock(self.name))
         except OSError as error:
             raise CannotWrite(
@@ -567,12 +517,3 @@ def _own_folder() -> Path | None:
             return path
     except OSError:
         return None
-
-
-def _sweep(root: Path) -> None:
-    """Remove the folders below ``root`` whose processes are gone."""
-    with os.scandir(root) as entries:
-        folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for folder in folders:
-        with contextlib.suppress(OSError), _lock(folder, blocking=False):
-            shutil.rmtree(folder, ignore_errors=True)

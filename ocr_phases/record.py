@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pandas as pd
 
-from ocr_phases.errors import OcrPhasesError, UnknownName, public
+from ocr_phases.errors import OcrPhasesError, UnknownAttribute, UnknownName, checked, public
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.files import read_regular, split_page, unpacked, write_given
 from ocr_phases.schema import MOST_BYTES, SPAN_COLUMNS, Truth, check_record, check_spans, parse_json
@@ -30,34 +31,23 @@ from ocr_phases.text import count_text, nearest
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 SCHEMA = 2
 
 #: A token's own probability (0 to 1) and margin (of logits).
 PROBABILITY_COLUMNS = ("probability", "margin")
-TOKEN_COLUMNS = (
-    "index",
-    "id",
-    "text",
-    "source",
-    "step",
-    "cache_len",
-    "region",
-    "device_ms",
-    "device_ms_p10",
-    "device_ms_p90",
-    "host_ms",
-    *PROBABILITY_COLUMNS,
-)
+_OF_TOKEN = ("index", "id", "text", "source", "step", "cache_len", "region")
+_OF_STEP = ("device_ms", "device_ms_p10", "device_ms_p90", "host_ms")
+TOKEN_COLUMNS = (*_OF_TOKEN, *_OF_STEP, *PROBABILITY_COLUMNS)
 #: What stage coverage adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
-#: Fields that a record has only where they were asked for.
-_OPTIONAL = ("kernels", "truths", "probabilities")
-
+_SPAN_TYPES = dict.fromkeys(SPAN_COLUMNS, "float64") | {
+    "repeat": "int64",
+    **dict.fromkeys(("phase", "stage", "view"), "str"),
+    "step": "Int64",
+}
 _GZIP_LEVEL = 6  # 9 takes twice as long and saves a hundredth
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
@@ -65,86 +55,75 @@ _EMBED_SIDE = 2_000
 
 #: What results show and do not hold, by the later room that has it: the package's only way up.
 _ELSEWHERE = {
-    "tokens_of": "ocr_phases.analyse.tokens",
-    "stage_table": "ocr_phases.analyse.summary",
-    "regions_of": "ocr_phases.analyse.regions",
-    "quality_table": "ocr_phases.analyse.quality",
-    "load_truth": "ocr_phases.analyse.truths",
-    "floor_table": "ocr_phases.analyse.floors",
-    "decode_floor": "ocr_phases.analyse.floors",
-    "checks_table": "ocr_phases.analyse.checks",
-    "run_bundle": "ocr_phases.show.faces",
-    "plot_token_latency": "ocr_phases.show.plots",
-    "plot_vision_stages": "ocr_phases.show.plots",
-    "plot_phase_timeline": "ocr_phases.show.plots",
-    "plot_memory": "ocr_phases.show.plots",
-    "plot_roofline": "ocr_phases.show.roofline",
-    "plot_kernels": "ocr_phases.show.kernels",
-    "plot_page": "ocr_phases.show.regions",
-    "plot_region_types": "ocr_phases.show.regions",
-    "page_report": "ocr_phases.report.render",
-    "write_chrome_trace": "ocr_phases.report.artifacts",
-    "page_image": "ocr_phases.inputs.images",
-    "Explorer": "ocr_phases.explorer",
-    "facts_bundle": "ocr_phases.show.faces",
-    "timeline_bundle": "ocr_phases.show.faces",
-    "plot_spans": "ocr_phases.show.plots",
-    "draw_crops": "ocr_phases.show.views",
-    "ComparePlots": "ocr_phases.show.comparison",
-    "comparison_bundle": "ocr_phases.show.comparison",
-    "SweepResult": "ocr_phases.analyse.scaling",
-    "SweepPlots": "ocr_phases.show.sweep_result",
-    "sweep_bundle": "ocr_phases.show.sweep_result",
+    "tokens_of": "analyse.tokens:tokens_of",
+    "stages": "analyse.summary:stage_table",
+    "regions": "analyse.regions:regions_of",
+    "quality_table": "analyse.quality:quality_table",
+    "load_truth": "analyse.truths:load_truth",
+    "floors": "analyse.floors:floor_table",
+    "checks": "analyse.checks:checks_table",
+    "run_bundle": "show.faces:run_bundle",
+    "plot.latency": "show.plots:plot_latency",
+    "plot.vision": "show.plots:plot_vision_stages",
+    "plot.timeline": "show.plots:plot_phase_timeline",
+    "plot.memory": "show.plots:plot_memory",
+    "plot.roofline": "show.roofline:plot_roofline",
+    "plot.kernels": "show.kernels:plot_kernels",
+    "plot.page": "show.regions:plot_page",
+    "plot.regions": "show.regions:plot_region_types",
+    "page_report": "report.render:page_report",
+    "write_chrome_trace": "report.artifacts:write_chrome_trace",
+    "page_image": "inputs.images:page_image",
+    "Explorer": "explorer:Explorer",
+    "facts_bundle": "show.faces:facts_bundle",
+    "timeline_bundle": "show.faces:timeline_bundle",
+    "plot_spans": "show.plots:plot_spans",
+    "inputs_bundle": "show.faces:inputs_bundle",
+    "ComparePlots": "show.comparison:ComparePlots",
+    "comparison_bundle": "show.comparison:comparison_bundle",
+    "SweepResult": "analyse.scaling:SweepResult",
+    "SweepPlots": "show.sweep_result:SweepPlots",
+    "sweep_bundle": "show.sweep_result:sweep_bundle",
+    "OCRSession": "session:OCRSession",
 }
 
 
 def elsewhere(name: str) -> Any:
     """What a later room has, found on first use."""
-    return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    module, _, found = _ELSEWHERE[name].partition(":")
+    return getattr(importlib.import_module(f"ocr_phases.{module}"), found)
 
 
-@public
+class _Table:
+    """A table of a record that a later room makes, under its own name."""
+
+    def __init__(self, text: str) -> None:
+        self.__doc__ = text
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: PhaseRun | None, owner: type) -> pd.DataFrame:
+        return self if run is None else elsewhere(self._name)(run)  # type: ignore[return-value]
+
+
 class RunPlots:
     """The plots of a record: each is a matplotlib figure that shows itself in a notebook.
 
-    A plot of a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
+    They are `latency`, `vision`, `timeline`, `memory`, `roofline`, `kernels`, `page` and `regions`. A plot of
+    a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
     """
 
     def __init__(self, run: PhaseRun) -> None:
         self._run = run
 
-    def latency(self, *, ax: Axes | None = None) -> Figure:
-        """Time of every decode step over its floor: `ocr_phases.show.plots.plot_token_latency`."""
-        floor = elsewhere("decode_floor")(self._run)["floor_ms"].tolist()
-        return elsewhere("plot_token_latency")(self._run, floor, ax=ax)
+    def __dir__(self) -> list[str]:
+        return [name.removeprefix("plot.") for name in _ELSEWHERE if name.startswith("plot.")]
 
-    def vision(self, *, ax: Axes | None = None) -> Figure:
-        """The prefill's stages, vision by view: `ocr_phases.show.plots.plot_vision_stages`."""
-        return elsewhere("plot_vision_stages")(self._run, ax=ax)
-
-    def timeline(self, repeat: int | None = None) -> Figure:
-        """One repeat over time: `ocr_phases.show.plots.plot_phase_timeline`."""
-        return elsewhere("plot_phase_timeline")(self._run, repeat)
-
-    def memory(self) -> Figure:
-        """Peak memory of each phase, and the KV cache: `ocr_phases.show.plots.plot_memory`."""
-        return elsewhere("plot_memory")(self._run)
-
-    def roofline(self) -> Figure:
-        """Each stage under the device's ceilings: `ocr_phases.show.roofline.plot_roofline`."""
-        return elsewhere("plot_roofline")(self._run)
-
-    def kernels(self) -> Figure:
-        """How long the device works in each stage: `ocr_phases.show.kernels.plot_kernels`."""
-        return elsewhere("plot_kernels")(self._run)
-
-    def page(self, color: str = "type", row: int = 0, *, ax: Axes | None = None) -> Figure:
-        """The page under its boxes, coloured by ``type`` or ``time``: `ocr_phases.show.regions.plot_page`."""
-        return elsewhere("plot_page")(self._run, color, row, ax=ax)
-
-    def regions(self, row: int = 0, *, ax: Axes | None = None) -> Figure:
-        """Decode time by type of region: `ocr_phases.show.regions.plot_region_types`."""
-        return elsewhere("plot_region_types")(self._run, row, ax=ax)
+    def __getattr__(self, name: str) -> Any:
+        if name not in dir(self):
+            raise UnknownAttribute(f"RunPlots has no {name}.{nearest(name, dir(self))}")
+        return MethodType(checked()(elsewhere(f"plot.{name}")), self._run)
 
 
 @public
@@ -210,37 +189,34 @@ class PhaseRun:
 
     @cached_property
     def _summary(self) -> dict[str, Any]:
-        steps = self.stage_ms("decode_step")
-        decode_ms = self._phase_ms("decode")
-        prefill_ms = self._phase_ms("prefill")
-        prepare_ms = self._phase_ms("prepare")
-        vision = {f"{stage}_ms": self._median("prefill", stage) for stage in VISION_STAGES}
-        vision_sum, stage_sum = (
-            sum(self.repeat_ms(stage, "prefill") for stage in stages)
-            for stages in (VISION_STAGES, PREFILL_STAGES)
+        prefill, decode = self.repeat_ms("prefill", "prefill"), self.repeat_ms("decode", "decode")
+        rows = self.spans[self.spans["stage"] == "decode_step"]
+        steps, decoded = rows["device_ms"].to_numpy(), self.decoded_tokens and decode.all()
+        vision, stages = (
+            sum(self.repeat_ms(stage, "prefill") for stage in names)
+            for names in (VISION_STAGES, PREFILL_STAGES)
         )
-        prefill = self.repeat_ms("prefill", "prefill")
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
-            "prefill_ms": prefill_ms,
-            "decode_ms": decode_ms,
+            "prefill_ms": self._median("prefill"),
+            "decode_ms": self._median("decode"),
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
-            "vision_ms": _median(vision_sum) if prefill.all() else None,
-            **vision,
+            "vision_ms": _median(vision) if prefill.all() else None,
+            **{f"{stage}_ms": self._median("prefill", stage) for stage in VISION_STAGES},
             "text": self.text,
-            "prepare_ms": prepare_ms,
+            "prepare_ms": self._median("prepare"),
             "ttft_ms": _median(self.repeat_ms("prepare", "prepare") + prefill) if prefill.all() else None,
             "vision_fusion_ms": self._median("prefill", "vision_fusion"),
             "prefill_language_model_ms": self._median("prefill", "language_model"),
-            "stage_coverage": _median(stage_sum / prefill) if prefill.all() else None,
-            "decode_steps": int(self._decode_steps().max()) if len(steps) else 0,
+            "stage_coverage": _median(stages / prefill) if prefill.all() else None,
+            "decode_steps": int(rows["step"].max()) + 1 if len(rows) else 0,
             "inter_token_ms": _quantile(steps, 0.5),
             "inter_token_ms_p90": _quantile(steps, 0.9),
             "inter_token_ms_p99": _quantile(steps, 0.99),
-            "tokens_per_s": self._tokens_per_s(),
-            "generate_ms": self._phase_ms("generate"),
+            "tokens_per_s": _median(self.decoded_tokens / decode * 1000.0) if decoded else None,
+            "generate_ms": self._median("generate"),
             "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
             "decode_peak_bytes": max(peaks.get("decode", []), default=None),
             "kv_cache_bytes": max(self.cache.get("bytes", []), default=None),
@@ -286,8 +262,8 @@ class PhaseRun:
 
     def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
         """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zero without spans."""
-        sums = self._sums[clock].get((phase, stage), {})
-        return np.asarray([sums.get(number, 0.0) for number in self.repeats], dtype=np.float64)
+        column = (clock, phase, stage)
+        return self._sums[column].to_numpy() if column in self._sums else np.zeros(len(self.repeats))
 
     @property
     def token_table(self) -> pd.DataFrame:
@@ -307,30 +283,11 @@ class PhaseRun:
         _nth(self.results, row, "row")
         return elsewhere("tokens_of")(self, row)
 
-    @property
-    def tokens(self) -> pd.DataFrame:
-        """`token_table`."""
-        return self.token_table
-
-    @property
-    def stages(self) -> pd.DataFrame:
-        """Time of each phase and its stages: `ocr_phases.analyse.summary.stage_table`."""
-        return elsewhere("stage_table")(self)
-
-    @property
-    def regions(self) -> pd.DataFrame:
-        """What each region of the first row cost to write: `ocr_phases.analyse.regions.regions_of`."""
-        return elsewhere("regions_of")(self)
-
-    @property
-    def floors(self) -> pd.DataFrame:
-        """Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`."""
-        return elsewhere("floor_table")(self)
-
-    @property
-    def checks(self) -> pd.DataFrame:
-        """Every check, of the live model and of the record: `ocr_phases.analyse.checks.checks_table`."""
-        return elsewhere("checks_table")(self)
+    tokens = token_table
+    stages = _Table("Time of each phase and its stages: `ocr_phases.analyse.summary.stage_table`.")
+    regions = _Table("What each region of the first row cost: `ocr_phases.analyse.regions.regions_of`.")
+    floors = _Table("Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`.")
+    checks = _Table("Every check, live and of the record: `ocr_phases.analyse.checks.checks_table`.")
 
     def quality(self, truth: Truth | str | Path | None = None, row: int = 0) -> pd.DataFrame:
         """A row's text against what its page says: `ocr_phases.analyse.quality.quality_table`.
@@ -412,14 +369,13 @@ class PhaseRun:
 
     def _without_spans(self) -> dict[str, Any]:
         record = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spans"}
-        optional = {name: record.pop(name) for name in _OPTIONAL}
-        present = {name: value for name, value in optional.items() if value is not None}
-        return {"schema": record.pop("schema"), **record, **present}
+        present = {name: value for name, value in record.items() if value is not None}
+        return {"schema": present.pop("schema"), **present}
 
     def _span_columns(self) -> Iterator[tuple[str, list[Any]]]:
         for name in SPAN_COLUMNS:
-            column = self.spans[name].tolist()
-            yield name, [None if step is pd.NA else step for step in column] if name == "step" else column
+            column = self.spans[name].astype(object)
+            yield name, column.where(column.notna(), None).tolist()
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
@@ -431,15 +387,14 @@ class PhaseRun:
                 f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}: install "
                 "the ocr_phases version that wrote it."
             )
-        names = [item.name for item in fields(cls) if item.name not in _OPTIONAL or item.name in record]
         try:
             check_record(record)
-            values = {name: record[name] for name in names}
-            values["spans"] = make_spans(values["spans"])
-            check_spans(values["spans"])
+            spans = make_spans(record["spans"])
+            check_spans(spans)
         except OcrPhasesError as error:
             raise OcrPhasesError(f"This record is damaged ({error}).") from error
-        return cls(**values)
+        known = {item.name: record[item.name] for item in fields(cls) if item.name in record}
+        return cls(**known | {"spans": spans})
 
     @classmethod
     def from_json(cls, data: bytes) -> PhaseRun:
@@ -494,44 +449,20 @@ class PhaseRun:
     # -- arithmetic -------------------------------------------------------------------------------
 
     @cached_property
-    def _sums(self) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
-        """Sums of each clock in ms, by phase and stage, then by repeat."""
+    def _sums(self) -> pd.DataFrame:
+        """Sums in ms, a row a repeat, a column a clock, phase and stage."""
         clocks = ["device_ms", "host_ms"]
-        sums = self.spans.groupby(["phase", "stage", "repeat"], sort=False)[clocks].sum()
-        found: dict[str, dict[tuple[str, str], dict[int, float]]] = {clock: {} for clock in clocks}
-        for (phase, stage, repeat), times in zip(sums.index, sums.to_numpy(), strict=True):
-            for clock, ms in zip(clocks, times, strict=True):
-                found[clock].setdefault((phase, stage), {})[repeat] = ms
-        return found
+        return self.spans.pivot_table(clocks, "repeat", ["phase", "stage"], "sum", fill_value=0.0)
 
-    def _median(self, phase: str, stage: str) -> float | None:
-        return _median(self.repeat_ms(stage, phase)) if (phase, stage) in self._sums["device_ms"] else None
-
-    def _phase_ms(self, phase: str) -> float | None:
-        return self._median(phase, phase)
-
-    def _decode_steps(self) -> np.ndarray:
-        steps = self.spans[self.spans["stage"] == "decode_step"].groupby("repeat").size()
-        return np.asarray([steps.get(number, 0) for number in self.repeats])
-
-    def _tokens_per_s(self) -> float | None:
-        decode_ms = self.repeat_ms("decode", "decode")
-        if not self.decoded_tokens or not decode_ms.all():
-            return None
-        return _median(self.decoded_tokens / decode_ms * 1000.0)
+    def _median(self, phase: str, stage: str = "") -> float | None:
+        """Of a phase, or of a stage of it; None where it has no span."""
+        column = ("device_ms", phase, stage or phase)
+        return _median(self._sums[column].to_numpy()) if column in self._sums else None
 
 
 def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
     """A span table from one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
-    table: dict[str, Any] = {name: np.asarray(columns[name], dtype=np.float64) for name in SPAN_COLUMNS[4:]}
-    for name in ("phase", "stage", "view"):  # few words, many times
-        places, words = pd.factorize(np.asarray(columns[name], dtype=object))
-        table[name] = pd.Series(words).astype("str").array.take(places)
-    missing = np.isnan(table["step"])
-    steps = np.where(missing, 0, table["step"]).astype(np.int64)
-    table["step"] = pd.arrays.IntegerArray(steps, missing)
-    table["repeat"] = np.asarray(columns["repeat"], dtype=np.int64)
-    return pd.DataFrame(table, columns=list(SPAN_COLUMNS))
+    return pd.DataFrame(columns, columns=list(SPAN_COLUMNS)).astype(_SPAN_TYPES)
 
 
 def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:

@@ -3,194 +3,178 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from ocr_phases import record
-from ocr_phases.analyse.check_texts import RULES, STOPPED
-from ocr_phases.collectors import environment
-from ocr_phases.collectors.live_checks import host_syncs_check, merged
+from ocr_phases.collectors import machine
+from ocr_phases.collectors.live_checks import Verdict, host_syncs_check, merged
 from ocr_phases.collectors.probabilities import Sureness
-from ocr_phases.collectors.run import Run
-from ocr_phases.inputs.packing import valid_image_tokens
-from ocr_phases.inputs.request import Request
+from ocr_phases.inputs.packing import PageInputs, valid_image_tokens
+from ocr_phases.models.caches import cache_bytes_per_token
+from ocr_phases.models.load import Checkpoint, token_texts
 from ocr_phases.record import PhaseRun
+from ocr_phases.settings import Request
 from ocr_phases.steps import phases
+from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.execution import decode_experts
 from ocr_phases.text import count_text
-
-if TYPE_CHECKING:
-    from ocr_phases.models.load import LoadedModel
-
-_REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
 
 #: Settings of what is measured after the repeats.
 _AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
 
 
+@dataclass(frozen=True)
+class Run:
+    """What one run of a request leaves behind, before it is a record.
+
+    Pages and inputs are those of the first repeat, None in others. The decode state is not kept: it holds a
+    KV cache, which later repeats would count in their peak memory.
+    """
+
+    ids: list[list[int]]  # of each row
+    spans: list[tuple]
+    peaks: dict[str, int | None]  # bytes, by phase
+    verdicts: dict[str, Verdict]  # of the checks that need the live model
+    cache: dict[str, Any]  # as the record has it
+    waits: tuple[int, int] | None  # of the host in decode, and its steps; counted in a warm-up on CUDA only
+    packed: PageInputs | None
+    pages: list[list[tuple]] | None  # (image, bytes, name) of each page, a list a row
+
+
+def cache_of(state: phases.DecodeState | None, window: int | None, step: StaticStep | None) -> dict[str, Any]:
+    """The record's part about the KV cache, after the prefill and each step; ``generate()`` has no state."""
+    lengths, entries, each = [], [], 0
+    if state is not None:
+        lengths, entries, each = state.lengths, state.entries, cache_bytes_per_token(state.cache)
+    room = None if step is None else step.max_cache_len
+    return {
+        "lengths": lengths,
+        # Of the tokens seen a window keeps the prompt's and the last generated ones.
+        **({} if window is None else {"window": window, "entries": entries}),
+        "bytes_per_token": each,
+        "bytes": [held * each for held in entries],
+        # A static cache's size, which is there from the start.
+        "max_cache_len": room,
+        "allocated_bytes": None if room is None else room * each,
+    }
+
+
 def make_record(
-    session: LoadedModel,
+    checkpoint: Checkpoint,
     request: Request,
     runs: Sequence[Run],
     memory_source: str | None,
     setup: dict[str, Any],
     conditions: dict[str, Any],
-    waits: tuple[int, int] | None,
     after: dict[str, Any],
 ) -> PhaseRun:
     """One record of all measured ``runs`` of a request, which may be fewer than it asks for.
 
-    ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`);
-    ``waits`` are the host's in the steps of a warm-up run, and these steps, where they were counted.
-    ``after`` has what was measured after the runs, as far as it came, by its setting: the ``parity`` check
-    under ``verify``.
+    ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`).
+    ``after`` has what was measured beside the runs, as far as it came, by its setting: the ``parity`` check
+    under ``verify``, and under ``waits`` those of a warm-up run.
     """
     first = runs[0]
+    rows, packed = rows_until_end(checkpoint, request, first), first.packed
+    assert packed is not None
     sureness: Sequence[Sureness] | None = after.get("token_probabilities")
     checks = [*_checks(runs), after.get("verify"), _interrupted(runs, request, after)]
     if not request.generate:
-        syncs = host_syncs_check(waits, after.get("kernels"), request.eos_check_every, session.device)
+        waits, kernels = after.get("waits"), after.get("kernels")
+        syncs = host_syncs_check(waits, kernels, request.eos_check_every, checkpoint.device)
         checks.insert(-2, syncs)
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
     return PhaseRun(
-        created=environment.now(),
-        versions=environment.versions(),
+        created=machine.now(),
+        versions=machine.versions(),
         device={
-            **environment.describe_device(session.device),
+            **machine.describe_device(checkpoint.device),
             "conditions": conditions,
             "ceilings": after.get("ceilings"),
         },
-        model={**_describe_model(session, request), **setup},
-        pages=_describe_pages(request, first),
+        model={**_describe_model(checkpoint, request), **setup},
+        pages=_describe_pages(request, packed, first.pages or []),
         request={
             **request.described(),
             "repeats": len(runs),
-            "prefill_len": first.packed.prefill_len,
-            "batch": first.packed.batch_size,
+            "prefill_len": packed.prefill_len,
+            "batch": packed.batch_size,
         },
-        results=[_describe_row(session, request, ids) for ids in rows_until_end(session, request, first)],
+        results=[_describe_row(checkpoint, request, ids) for ids in rows],
         spans=record.make_spans(dict(zip(record.SPAN_COLUMNS, map(list, columns), strict=True))),
         memory={
             "source": memory_source,
             "peak_bytes": {phase: [run.peaks[phase] for run in runs] for phase in phases_with_peak},
-            "weights_bytes": sum(p.numel() * p.element_size() for p in session.model.parameters()),
+            "weights_bytes": sum(p.numel() * p.element_size() for p in checkpoint.model.parameters()),
         },
-        cache={
-            "lengths": first.lengths,
-            # Of the tokens seen a window keeps the prompt's and the last generated ones.
-            **({} if first.window is None else {"window": first.window, "entries": first.entries}),
-            "bytes_per_token": first.bytes_per_token,
-            "bytes": [entries * first.bytes_per_token for entries in first.entries],
-            # A static cache's size, which is there from the start.
-            "max_cache_len": first.max_cache_len,
-            "allocated_bytes": None
-            if first.max_cache_len is None
-            else first.max_cache_len * first.bytes_per_token,
-        },
+        cache=first.cache,
         live_checks=[check for check in checks if check is not None],
         kernels=after.get("kernels"),
         probabilities=None if sureness is None else [row._asdict() for row in sureness],
     )
 
 
-def rows_until_end(session: LoadedModel, request: Request, run: Run) -> list[list[int]]:
+def rows_until_end(checkpoint: Checkpoint, request: Request, run: Run) -> list[list[int]]:
     """A run's ids, each row up to its end token."""
-    eos = () if request.ignore_eos else (session.eos_id,)
+    eos = () if request.ignore_eos else (checkpoint.eos_id,)
     return [phases.until_end(ids, eos) for ids in run.ids]
 
 
-class TokenReader:
-    """The text each id adds, one id at a time; joined they are the decoded text, special tokens included.
-
-    A character spread over several tokens belongs to the one that completes it; an id the tokenizer has no
-    text for shows as ``<id>``.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._before: list[int] = []  # what decodes into the text in front of the next
-        self._waiting: list[int] = []
-
-    def read(self, token: int, *, last: bool = False) -> str:
-        """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
-        known = token < len(self._tokenizer)
-        if known:
-            self._waiting.append(token)
-        before = self._tokenizer.decode(self._before)
-        now = self._tokenizer.decode(self._before + self._waiting)
-        if not known:
-            self._before, self._waiting = [], []
-            return f"{now[len(before) :]}<{token}>"
-        if now.endswith("\ufffd") and not last and not self._whole():
-            return ""
-        self._before, self._waiting = self._waiting, []
-        return now[len(before) :]
-
-    def _whole(self) -> bool:
-        """Whether the U+FFFD at the end is the text's own, not what an incomplete character decodes to."""
-        return "".join(self._tokenizer.convert_ids_to_tokens(self._waiting)).endswith(_REPLACEMENT)
-
-
-def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text each of ``ids`` adds, as `TokenReader` tells it."""
-    reader = TokenReader(tokenizer)
-    return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
-
-
-def _describe_row(session: LoadedModel, request: Request, ids: list[int]) -> dict[str, Any]:
-    ended = not request.ignore_eos and ids[-1] == session.eos_id
+def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> dict[str, Any]:
+    ended = not request.ignore_eos and ids[-1] == checkpoint.eos_id
     written = ids[:-1] if ended else ids
     # The end token apart: a character still incomplete before it belongs to the text.
-    texts = [text for part in (written, ids[len(written) :]) for text in token_texts(session.tokenizer, part)]
+    parts = written, ids[len(written) :]
+    texts = [text for part in parts for text in token_texts(checkpoint.tokenizer, part)]
     return {
         "ids": ids,
         "token_texts": texts if request.return_text else [""] * len(ids),
         "text": "".join(texts[: len(written)]) if request.return_text else None,
         # As the vendor counts them: the output, end token included, tokenised again.
-        "text_tokens": len(session.encode("".join(texts))),
+        "text_tokens": len(checkpoint.encode("".join(texts))),
         "finish_reason": "eos" if ended else "length",
     }
 
 
-def _describe_pages(request: Request, run: Run) -> list[dict[str, Any]]:
-    described = []
-    views = iter(run.packed.views)
-    for row, pages in enumerate(run.pages):
-        for image, data, name in pages:
-            view = next(views)
-            described.append(
-                {
-                    **record.describe_page(image, data, name, embed=request.embed_page),
-                    "row": row,
-                    "preset": request.preset,
-                    "grid": list(view.grid),
-                    "image_tokens": run.packed.image_tokens[row],
-                    "text_tokens": run.packed.text_tokens[row],
-                    "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
-                }
-            )
-    return described
+def _describe_pages(
+    request: Request, packed: PageInputs, rows: Sequence[Sequence[tuple]]
+) -> list[dict[str, Any]]:
+    pages = [(row, *page) for row, given in enumerate(rows) for page in given]
+    return [
+        {
+            **record.describe_page(image, data, name, embed=request.embed_page),
+            "row": row,
+            "preset": request.preset,
+            "grid": list(view.grid),
+            "image_tokens": packed.image_tokens[row],
+            "text_tokens": packed.text_tokens[row],
+            "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
+        }
+        for (row, image, data, name), view in zip(pages, packed.views, strict=True)
+    ]
 
 
-def _describe_model(session: LoadedModel, request: Request) -> dict[str, Any]:
-    checkpoint, model = session.checkpoint, session.model
+def _describe_model(checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
+    model = checkpoint.model
     return {
         "name": checkpoint.name,
         "source": checkpoint.source,
         "revision": checkpoint.revision,
-        "family": session.family.name,
-        "implementation": session.family.implementation,
+        "family": checkpoint.family.name,
+        "implementation": checkpoint.family.implementation,
         "class": type(model).__name__,
-        "dtype": str(session.dtype).removeprefix("torch."),
+        "dtype": str(checkpoint.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
-        "attention_kernels": environment.attention_kernels(session.device),
+        "attention_kernels": machine.attention_kernels(checkpoint.device),
         "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
-        "decode_attention_kernels": environment.attention_kernels(session.device, request.strategy),
+        "decode_attention_kernels": machine.attention_kernels(checkpoint.device, request.strategy),
         "decode_experts": decode_experts(model, request.strategy).get("text_config"),
         "strategy": request.strategy,
         "vision": request.vision,
         "cuda_calls": checkpoint.cuda_calls,
-        "parameters": session.family.parameters(model),
+        "parameters": checkpoint.family.parameters(model),
         "config": checkpoint.config,
     }
 
@@ -202,7 +186,6 @@ def _checks(runs: Sequence[Run]) -> list[dict[str, Any]]:
         {
             "name": "repeats_agree",
             "verdict": "pass" if same else "fail",
-            "expected": RULES["repeats_agree"].expected,
             "measured": f"{len(runs)} repeats, {'equal' if same else 'different'} tokens",
         },
         *merged([run.verdicts for run in runs]),
@@ -218,6 +201,5 @@ def _interrupted(runs: Sequence[Run], request: Request, after: Mapping[str, Any]
     return {
         "name": "interrupted",
         "verdict": "note",
-        "expected": STOPPED["interrupted"].expected,
         "measured": f"{measured}, without {', '.join(missing)}" if missing else measured,
     }

@@ -11,8 +11,8 @@ from typing import Any
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page, split_page
 from ocr_phases.inputs.images import load_page
-from ocr_phases.inputs.request import Page
 from ocr_phases.record import PhaseRun, describe_page
+from ocr_phases.request import Page
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import REQUEST_SETTINGS, RunSettings
 
@@ -89,9 +89,10 @@ def load_recorded(
     local = revision.startswith("sha256:") and known["source"] != "built-in"
     pinned = None if revision.startswith(("sha256:", "seed:")) else revision
     options: dict[str, Any] = {"device": device, "dtype": known["dtype"], "revision": pinned}
+    options["attention"] = known.get("attention")
     if known["implementation"] != "native":
         options |= {"implementation": known["implementation"], "trust_remote_code": trust_remote_code}
-        options |= {"attention": known.get("attention"), "cuda_calls": known.get("cuda_calls") or "refuse"}
+        options["cuda_calls"] = known.get("cuda_calls") or "refuse"
     source = known["source"] if local else known["name"]
     here = os.path.isdir(source) if local else source.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
     if model is None and not here:

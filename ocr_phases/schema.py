@@ -6,10 +6,10 @@ kept as they are, as long as they are plain JSON: a later version may have writt
 
 from __future__ import annotations
 
-import functools
+import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 
 import msgspec
 import numpy as np
@@ -17,10 +17,6 @@ import pandas as pd
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
-
-#: Whole numbers that a double holds exactly, which is more than any count here needs.
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-AtLeastOne = Annotated[int, Meta(ge=1, le=2**53)]
 
 #: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte of its kind.
 _MOST_MEMORY = 2_000_000_000
@@ -74,16 +70,26 @@ def conform(value: Any, shape: Any, name: str = "") -> Any:
         raise OcrPhasesError(f"{name}: it is nested too deeply".lstrip(": ")) from error
 
 
+_ENTRY = re.compile(r"(\w+)(\??):(\w+)([?*+]*)")
+_MARKS: dict[str, Callable[[Any], Any]] = {
+    "?": Optional.__getitem__,
+    "*": list.__class_getitem__,
+    "+": lambda hint: Annotated[list.__class_getitem__(hint), Meta(min_length=1)],
+}
+
+
 def shape(kinds: Mapping[str, Any], entries: str, **others: Any) -> Any:
     """The `TypedDict` of ``name:kind`` entries, by their ``kinds``, and of ``others``, by their types.
 
-    A ``?`` behind a name says that the entry may be missing, behind a kind that it may be null.
+    A ``?`` behind a name says that the entry may be missing. Behind a kind, ``?`` says that it may be null,
+    ``*`` that it is a list of that, and ``+`` a list of at least one.
     """
     hints: dict[str, Any] = {}
-    for name, kind in (entry.split(":") for entry in entries.split()):
-        hint = kinds[kind.rstrip("?")]
-        hint = hint | None if kind.endswith("?") else hint
-        hints[name.rstrip("?")] = NotRequired[hint] if name.endswith("?") else hint
+    for name, missing, kind, marks in _ENTRY.findall(entries):
+        hint = kinds[kind]
+        for mark in marks:
+            hint = _MARKS[mark](hint)
+        hints[name] = NotRequired[hint] if missing else hint
     return TypedDict("_Shape", hints | others)  # type: ignore[operator]
 
 
@@ -138,251 +144,104 @@ KeptTruth = msgspec.defstruct("KeptTruth", [(item.name, item.type) for item in m
 #: A record of 8,000 tokens and 5 repeats has 12 MB.
 MOST_BYTES = 400_000_000
 
-# Up to 2^33 ms, 99 days: sums of times in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
-_Ms = Annotated[float, Meta(ge=0, le=2**33)]
-_StartMs = Annotated[float, Meta(ge=-(2**33), le=2**33)]
-_Rate = Annotated[float, Meta(ge=1, le=1e21)]  # a second
-_Seconds = Annotated[float, Meta(ge=0, le=2**24)]
-_Share = Annotated[float, Meta(ge=0, le=1.5)]  # ticks of 10 ms may add up to a little more than the whole
-_Load = Annotated[float, Meta(ge=0, le=1e6)]
-_Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
-_Cells = Annotated[int, Meta(ge=1, le=2**10)]
-_Logprob = Annotated[float, Meta(le=0)]
-_Texts = list[str]
-_Times = Annotated[list[Annotated[float, Meta(gt=0, le=2**33)]], Meta(min_length=1)]
-
-
-class _Taken(TypedDict):
-    copied_bytes: Count
-    matmul_size: Count
-    copy_ms: NotRequired[_Times]
-    matmul_ms: NotRequired[_Times]
-
-
-class _Ceilings(TypedDict):
-    bandwidth_bytes_per_s: _Rate | None
-    matmul_flops_per_s: _Rate | None
-    matmul_dtype: str
-    launch_us: NotRequired[_Ms | None]
-    taken: NotRequired[_Taken | None]
-
-
-class _Repeat(TypedDict):
-    repeat: Count
-    wall_s: _Seconds
-    cpu_s: _Seconds
-    other_threads_s: NotRequired[_Seconds | None]
-    waited_s: _Seconds | None
-    others: _Share | None
-    steal: _Share | None
-    load_start: _Load | None
-    load_end: _Load | None
-
-
-class _GpuState(TypedDict, total=False):
-    sm_mhz: Count | None
-    max_sm_mhz: Count | None
-    throttle_reasons: Count | None
-    utilization: Annotated[float, Meta(ge=0, le=100)] | None
-    other_processes: Count | None
-
-
-class _Gpu(TypedDict):
-    before: _GpuState | None
-    after: _GpuState | None
-
-
-class _Conditions(TypedDict):
-    repeats: list[_Repeat]
-    gpu: _Gpu | None
-
-
-class _Device(TypedDict):
-    name: str
-    kind: str
-    ceilings: NotRequired[_Ceilings | None]
-    conditions: NotRequired[_Conditions]
-    host_cores: NotRequired[AtLeastOne | None]
-    threads: NotRequired[AtLeastOne | None]
-    cache_bytes: NotRequired[Count | None]
-
-
-class _Setup(TypedDict, total=False):
-    compile_ms: _Ms | None
-    capture_ms: _Ms | None
-    prefill_capture_ms: _Ms | None
-
-
-class _Model(TypedDict):
-    name: str
-    dtype: str
-    config: dict[str, Any]
-    source: NotRequired[str]
-    revision: NotRequired[str]
-    family: NotRequired[str | None]
-    implementation: NotRequired[str]
-    attention: NotRequired[str | None]
-    cuda_calls: NotRequired[str | None]
-    strategy: str
-    strategy_setup: NotRequired[_Setup | None]
-    vision_setup: NotRequired[_Setup | None]
-
-
-class _Page(TypedDict):
-    file: str
-    sha256: str
-    width: AtLeastOne
-    height: AtLeastOne
-    row: Count
-    preset: str
-    grid: Annotated[list[_Cells], Meta(min_length=2, max_length=2)]
-    valid_image_tokens: Count
-    data: NotRequired[str | None]
-
-
-class _Infer(TypedDict, total=False):
-    do_sample: bool
-    temperature: Annotated[float, Meta(gt=0, le=1e6)]
-    top_p: Annotated[float, Meta(gt=0, le=1)]
-    top_k: Count
-    no_repeat_ngram_size: Count
-    no_repeat_ngram_window: Count
-
-
-class _Request(TypedDict):
-    prompt: str
-    prompts: _Texts
-    preset: str
-    preset_choice: NotRequired[str]
-    max_new_tokens: AtLeastOne
-    repeats: AtLeastOne
-    warmup: Count
-    prefill_len: _Positions
-    batch: NotRequired[AtLeastOne]
-    infer: NotRequired[_Infer | None]
-    grounding: NotRequired[bool | None]
-    return_text: NotRequired[bool]
-    ignore_eos: NotRequired[bool]
-    eos_check_every: NotRequired[AtLeastOne]
-    first_token: NotRequired[str]
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-    strategy: str
-    vision: str
-    autocast: NotRequired[bool]
-    embed_page: NotRequired[bool]
-    generate: NotRequired[bool]
-    verify: NotRequired[bool]
-
-
-class _Result(TypedDict):
-    ids: Annotated[list[Count], Meta(min_length=1)]
-    token_texts: _Texts
-    text: str | None
-    finish_reason: NotRequired[str]
-    text_tokens: NotRequired[Count | None]
-
-
-class _Memory(TypedDict, total=False):
-    source: str | None
-    peak_bytes: dict[str, list[Count]]
-    weights_bytes: Count | None
-
-
-class _Cache(TypedDict, total=False):
-    lengths: list[_Positions]
-    window: _Positions
-    entries: list[_Positions]
-    bytes_per_token: Count
-    bytes: list[Count]
-    max_cache_len: Count | None
-    allocated_bytes: Count | None
-
-
-class _Sureness(TypedDict):
-    logprobs: list[_Logprob | None]
-    margins: list[float | None]
-
-
-class _Check(TypedDict):
-    name: str
-    verdict: NotRequired[str]
-    expected: NotRequired[str]
-    measured: NotRequired[str]
-
-
-class _Record(TypedDict):
-    created: str
-    versions: dict[str, Any]
-    device: _Device
-    model: _Model
-    pages: Annotated[list[_Page], Meta(min_length=1)]
-    request: _Request
-    results: Annotated[list[_Result], Meta(min_length=1)]
-    spans: dict[str, Any]  # `_Spans`
-    memory: _Memory
-    cache: _Cache
-    live_checks: list[_Check]
-    kernels: NotRequired[dict[str, Any]]
-    truths: NotRequired[list[KeptTruth | None]]  # type: ignore[valid-type]
-    probabilities: NotRequired[list[_Sureness]]
-
-
-# -- spans and the kernel view ----------------------------------------------------------------------
-
-_COLUMN: dict[str, Any] = {
-    "count": Count,
-    "n": list[Count],
-    "rows": Annotated[list[Count], Meta(min_length=1)],
-    "step": list[Count | None],
-    "text": _Texts,
-    "phase": list[Literal["prepare", "prefill", "decode", "generate"]],
-    "ms": list[_Ms],
-    "start": list[_StartMs],
+#: What the entries of a record are. Whole numbers are such as a double holds exactly, times in ms up to 2^33,
+#: 99 days: sums of them in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
+_KINDS: dict[str, Any] = {
+    "flag": bool,
+    "text": str,
+    "object": dict[str, Any],
+    "number": float,
+    "count": Annotated[int, Meta(ge=0, le=2**53)],
+    "some": Annotated[int, Meta(ge=1, le=2**53)],
+    "seed": Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)],
+    "positions": Annotated[int, Meta(ge=1, le=2**24)],  # tokens in a prompt or a cache
+    "cells": Annotated[list[Annotated[int, Meta(ge=1, le=2**10)]], Meta(min_length=2, max_length=2)],
+    "ms": Annotated[float, Meta(ge=0, le=2**33)],
+    "time": Annotated[float, Meta(gt=0, le=2**33)],  # ms, of what was timed
+    "start": Annotated[float, Meta(ge=-(2**33), le=2**33)],
+    "seconds": Annotated[float, Meta(ge=0, le=2**24)],
+    "rate": Annotated[float, Meta(ge=1, le=1e21)],  # a second
+    "share": Annotated[
+        float, Meta(ge=0, le=1.5)
+    ],  # ticks of 10 ms may add up to a little more than the whole
+    "percent": Annotated[float, Meta(ge=0, le=100)],
+    "load": Annotated[float, Meta(ge=0, le=1e6)],
+    "temperature": Annotated[float, Meta(gt=0, le=1e6)],
+    "top_p": Annotated[float, Meta(gt=0, le=1)],
+    "logprob": Annotated[float, Meta(le=0)],
+    "phase": Literal["prepare", "prefill", "decode", "generate"],
+    "peaks": dict[str, list[Annotated[int, Meta(ge=0, le=2**53)]]],  # bytes of each repeat, by phase
+    "truth": KeptTruth,
 }
-
-
-_table = functools.partial(shape, _COLUMN)
-_Spans = _table(
-    "repeat:rows phase:phase stage:text view:text step:step "
-    "device_start_ms:start device_ms:ms host_start_ms:start host_ms:ms"
-)
+#: The parts of a record, in which those above them are kinds, too.
+_PARTS = {
+    "taken": "copied_bytes:count matmul_size:count copy_ms?:time+ matmul_ms?:time+",
+    "ceilings": """bandwidth_bytes_per_s:rate? matmul_flops_per_s:rate? matmul_dtype:text launch_us?:ms?
+        taken?:taken?""",
+    "repeat": """repeat:count wall_s:seconds cpu_s:seconds other_threads_s?:seconds? waited_s:seconds?
+        others:share? steal:share? load_start:load? load_end:load?""",
+    "gpu_state": """sm_mhz?:count? max_sm_mhz?:count? throttle_reasons?:count? utilization?:percent?
+        other_processes?:count?""",
+    "gpu": "before:gpu_state? after:gpu_state?",
+    "conditions": "repeats:repeat* gpu:gpu?",
+    "device": """name:text kind:text ceilings?:ceilings? conditions?:conditions host_cores?:some?
+        threads?:some? cache_bytes?:count?""",
+    "setup": "compile_ms?:ms? capture_ms?:ms? prefill_capture_ms?:ms?",
+    "model": """name:text dtype:text config:object source?:text revision?:text family?:text?
+        implementation?:text attention?:text? cuda_calls?:text? strategy:text strategy_setup?:setup?
+        vision_setup?:setup?""",
+    "page": """file:text sha256:text width:some height:some row:count preset:text grid:cells
+        valid_image_tokens:count data?:text?""",
+    "infer": """do_sample?:flag temperature?:temperature top_p?:top_p top_k?:count
+        no_repeat_ngram_size?:count no_repeat_ngram_window?:count""",
+    "request": """prompt:text prompts:text* preset:text preset_choice?:text max_new_tokens:some repeats:some
+        warmup:count prefill_len:positions batch?:some infer?:infer? grounding?:flag? return_text?:flag
+        ignore_eos?:flag eos_check_every?:some first_token?:text seed:seed strategy:text vision:text
+        autocast?:flag embed_page?:flag generate?:flag verify?:flag""",
+    "result": "ids:count+ token_texts:text* text:text? finish_reason?:text text_tokens?:count?",
+    "memory": "source?:text? peak_bytes?:peaks weights_bytes?:count?",
+    "cache": """lengths?:positions* window?:positions entries?:positions* bytes_per_token?:count bytes?:count*
+        max_cache_len?:count? allocated_bytes?:count?""",
+    "sureness": "logprobs:logprob?* margins:number?*",
+    "check": "name:text verdict?:text expected?:text measured?:text",
+    "spans": """repeat:count+ phase:phase* stage:text* view:text* step:count?* device_start_ms:start*
+        device_ms:ms* host_start_ms:start* host_ms:ms*""",
+    "record": """created:text versions:object device:device model:model pages:page+ request:request
+        results:result+ spans:spans memory:memory cache:cache live_checks:check* kernels?:object
+        truths?:truth?* probabilities?:sureness*""",
+    "stages": """phase:text* stage:text* view:text* kernels:count* copies:count* launches:count* busy_ms:ms*
+        host_ms:ms*""",
+    "decode_steps": "step:count*",
+    "top": "phase:text* stage:text* kernel:text* count:count* device_ms:ms*",
+    "gaps": """phase:text* stage:text* view:text* cause:text* longer_than_us:ms* count:count* idle_ms:ms*
+        longest_ms:ms*""",
+    "parts": "phase:text* part:text* by:text* kernels:count* busy_ms:ms*",
+    "host_syncs": """phase:text* stage:text* call:text* operator:text* through:text* copy:text* count:count*
+        wait_ms:ms*""",
+    "kernels": """steps:count tool:text stages:stages decode_steps:decode_steps top:top gaps:gaps parts:parts
+        host_syncs:host_syncs""",
+    "no_kernels": "error:text",
+}
+for _name, _entries in _PARTS.items():
+    _KINDS[_name] = shape(_KINDS, _entries)
+_KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "host_syncs")
+_Columns = dict[str, list[None | bool | int | float | str]]
 
 #: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
 #: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
-SPAN_COLUMNS: tuple[str, ...] = tuple(_Spans.__annotations__)
-
-_KERNEL_TABLES = {
-    "stages": "phase:text stage:text view:text kernels:n copies:n launches:n busy_ms:ms host_ms:ms",
-    "decode_steps": "step:n",
-    "top": "phase:text stage:text kernel:text count:n device_ms:ms",
-    "gaps": "phase:text stage:text view:text cause:text longer_than_us:ms count:n idle_ms:ms longest_ms:ms",
-    "parts": "phase:text part:text by:text kernels:n busy_ms:ms",
-    "host_syncs": "phase:text stage:text call:text operator:text through:text copy:text count:n wait_ms:ms",
-}
-_Kernels = _table(
-    "steps:count", tool=str, **{name: _table(columns) for name, columns in _KERNEL_TABLES.items()}
-)
-_Columns = dict[str, list[None | bool | int | float | str]]
-
-
-class _FailedKernels(TypedDict):
-    error: str
+SPAN_COLUMNS: tuple[str, ...] = tuple(_KINDS["spans"].__annotations__)
 
 
 def check_record(record: dict[str, Any]) -> None:
     """Raise `OcrPhasesError` with the entry's name for a record that breaks this schema."""
-    conform(record, _Record)
-    conform(record["spans"], _Spans, "spans")
+    conform(record, _KINDS["record"])
     for name, part in record.items():
         if name != "spans":  # whatever else is not named is shown and saved, too
             conform({"value": part}, Plain, name)
-    view = record.get("kernels")
-    if view is not None and "error" in view:
-        conform(view, _FailedKernels, "kernels")
-    elif view is not None:
-        conform(view, _Kernels, "kernels")
-        for name in _KERNEL_TABLES:
-            conform(view[name], _Columns, f"kernels.{name}")
+    view = record.get("kernels", {"error": ""})
+    conform(view, _KINDS["no_kernels" if "error" in view else "kernels"], "kernels")
+    for name in () if "error" in view else _KERNEL_TABLES:
+        conform(view[name], _Columns, f"kernels.{name}")
     for what, agrees in _agreements(record):
         if not agrees:
             raise OcrPhasesError(what)
@@ -390,15 +249,16 @@ def check_record(record: dict[str, Any]) -> None:
 
 def _agreements(record: dict[str, Any]) -> Any:
     """What has to agree between entries, each with whether it does."""
-    results, view = record["results"], record.get("kernels") or {}
+    results, view = record["results"], record.get("kernels", {"error": ""})
     named = {page["row"] for page in record["pages"]}
     yield "pages: they name other rows than results has", named == set(range(len(results)))
-    prompts = record["request"]["prompts"]
-    yield "request.prompts: results has another number of rows", len(prompts) == len(results)
-    yield "truths: results has another number of rows", len(record.get("truths", results)) == len(results)
-    sure = record.get("probabilities")
-    yield "probabilities: results has another number of rows", sure is None or len(sure) == len(results)
-    for number, (row, result) in enumerate(zip(sure or [], results, strict=False)):
+    sure = record.get("probabilities", [])
+    listed = {"request.prompts": record["request"]["prompts"]} | {
+        name: record[name] for name in ("truths", "probabilities") if name in record
+    }
+    for name, rows in listed.items():
+        yield f"{name}: results has another number of rows", len(rows) == len(results)
+    for number, (row, result) in enumerate(zip(sure, results, strict=False)):
         same = {len(row["logprobs"]), len(row["margins"])} == {len(result["ids"])}
         yield f"probabilities[{number}]: the row has another number of ids", same
     for number, result in enumerate(results):
@@ -409,20 +269,19 @@ def _agreements(record: dict[str, Any]) -> Any:
     held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])
     yield "cache.entries: lengths has another number of steps", len(held) in (0, len(lengths))
     spans = record["spans"]
-    rows = {len(spans[name]) for name in SPAN_COLUMNS}
-    yield "spans: its columns have different lengths", len(rows) == 1
+    columns = {len(spans[name]) for name in SPAN_COLUMNS}
+    yield "spans: its columns have different lengths", len(columns) == 1
     repeats = len(set(spans["repeat"]))
     for phase, peaks in record["memory"].get("peak_bytes", {}).items():
         yield f"memory.peak_bytes.{phase}: there are {repeats} repeats", len(peaks) == repeats
     if "error" in view:
         return
-    for name in _KERNEL_TABLES if view else ():
-        columns = [len(column) for column in view[name].values() if isinstance(column, list)]
-        yield f"kernels.{name}: its columns have different lengths", len(set(columns)) == 1
-    if view:
-        stages = [view["stages"][name] for name in ("phase", "stage", "view")]
-        most = max(Counter(zip(*stages, strict=True)).values(), default=0)
-        yield "kernels.stages: a stage stands there twice", most <= 1
+    for name in _KERNEL_TABLES:
+        lengths = {len(column) for column in view[name].values()}
+        yield f"kernels.{name}: its columns have different lengths", len(lengths) == 1
+    stages = zip(*(view["stages"][name] for name in ("phase", "stage", "view")), strict=True)
+    most = max(Counter(stages).values(), default=0)
+    yield "kernels.stages: a stage stands there twice", most <= 1
 
 
 def check_spans(spans: pd.DataFrame) -> None:

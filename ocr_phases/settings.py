@@ -1,4 +1,4 @@
-"""Settings: every setting of a measurement, declared once; needs no torch.
+"""Settings: every setting of a measurement, declared once, its help in ``settings.toml``; needs no torch.
 
 These fields define the keywords of `OCRSession.load` and ``run_inference``, the command line's
 options, the notebooks' parameters, the explorer's fields, the columns of a list of pages, the record's
@@ -9,12 +9,13 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 import msgspec
+import tomllib
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, public, short
@@ -29,26 +30,21 @@ STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
 VISIONS: tuple[str, ...] = get_args(Vision)
 
+#: Most new tokens where nobody says.
 NEW_TOKENS = 512
-"""Most new tokens where nobody says."""
-
+#: Largest whole number of a setting: what a seed may be, and what every reader of a record can hold.
 LARGEST_NUMBER = 2**63 - 1
-"""Largest whole number of a setting: what a seed may be, and what every reader of a record can hold."""
-
+#: Most tokens or steps that a setting may ask for.
 MOST_TOKENS = 1_000_000
-"""Most tokens or steps that a setting may ask for."""
 
 FromZero = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 Steps = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 
+#: What follows the timed runs and changes nothing in them: no part of a record's request.
+_AFTERWARDS = ("token_probabilities", "ceilings", "kernels", "kernel_steps", "kernel_trace")
 #: Settings of no one type: what reads them checks them.
 _FREE = ("prompt", "infer", "kernel_trace")
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
-
-
-def _setting(default: Any, text: str, *, kept: bool = True) -> Any:
-    """A field with its help; its declared type is checked."""
-    return field(default=default, metadata={"text": text, "kept": kept})
 
 
 @functools.cache
@@ -124,9 +120,9 @@ class SamplingSettings:
             raise OcrPhasesError(
                 f"infer does not know {', '.join(unknown)}; it knows {', '.join(known)}.{hint}"
             )
-        if infer.get("do_sample") and infer.get("temperature") == 0:
-            raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
         if infer.get("temperature") == 0:
+            if infer.get("do_sample"):
+                raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
             infer.update(do_sample=False, temperature=1.0)
         elif "temperature" in infer and "do_sample" not in infer:
             infer["do_sample"] = True
@@ -135,20 +131,18 @@ class SamplingSettings:
     def described(self) -> dict[str, Any]:
         """As a record keeps them; a window only where there is one."""
         values = asdict(self)
-        return values if self.no_repeat_ngram_window else _without_window(values)
+        if not self.no_repeat_ngram_window:
+            del values["no_repeat_ngram_window"]
+        return values
 
     def as_generate(self) -> dict[str, Any]:
         """The same settings as keyword arguments of ``generate()``, but for a rule over a window."""
-        arguments = _without_window(asdict(self))
-        if self.no_repeat_ngram_window:
+        arguments = self.described()
+        if arguments.pop("no_repeat_ngram_window", None):
             arguments["no_repeat_ngram_size"] = 0
         if not self.do_sample:
             arguments = {name: arguments[name] for name in ("do_sample", "no_repeat_ngram_size")}
         return arguments
-
-
-def _without_window(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != "no_repeat_ngram_window"}
 
 
 def resolve_infer(
@@ -168,10 +162,9 @@ def resolve_infer(
     """
     if isinstance(infer, SamplingSettings):
         return infer, bool(autocast)
-    if not isinstance(infer, str):
-        return SamplingSettings.from_infer(infer), bool(autocast)
     if not is_published(infer):
-        return SamplingSettings.from_infer(_infer_mapping(infer)), bool(autocast)
+        values = _infer_mapping(infer) if isinstance(infer, str) else infer
+        return SamplingSettings.from_infer(values), bool(autocast)
     facts = facts_of(family)
     if infer not in facts.published:
         known = " or ".join(facts.published)
@@ -211,25 +204,14 @@ class ModelSettings:
     ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `OcrPhasesError` for an unknown choice.
     """
 
-    model: str = _setting(
-        "tiny",
-        "tiny (built in), dummy or dummy:FAMILY (full size, random weights), a folder or a hub id",
-    )
-    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
-    dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
-        None, "float32, bfloat16 or float16; by default the device's own"
-    )
-    revision: str | None = _setting(None, "commit, tag or branch of a hub id; by default its main branch")
-    implementation: Literal["native", "vendor"] = _setting(
-        "native", "native (transformers' class) or vendor (the checkpoint's own Python files)"
-    )
-    trust_remote_code: bool = _setting(False, "run the checkpoint's Python files; vendor needs it")
-    attention: str | None = _setting(
-        None, "vendor: eager, sdpa or flash_attention_2; by default the class's own"
-    )
-    cuda_calls: Literal["refuse", "ignore"] = _setting(
-        "refuse", "vendor on a CPU: refuse or ignore the code's .cuda() calls"
-    )
+    model: str = "tiny"
+    device: str = "auto"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    revision: str | None = None
+    implementation: Literal["native", "vendor"] = "native"
+    trust_remote_code: bool = False
+    attention: str | None = None
+    cuda_calls: Literal["refuse", "ignore"] = "refuse"
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -244,47 +226,34 @@ class RunSettings:
     Raises `OcrPhasesError` for the first setting that is wrong for every page and model.
     """
 
-    prompt: str | Sequence[str] = _setting("markdown", f"{', '.join(PROMPTS)}:words, or your own text")
-    preset: str | None = _setting(None, f"{', '.join(PRESET_NAMES)}; by default the model's own")
-    max_new_tokens: Steps | None = _setting(
-        None, "most tokens, the prefill's included; by default 512, or a published infer's limit"
-    )
-    infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
-        None,
-        "published, published-eval, or temperature, top_p, top_k, no_repeat_ngram_size, ..._window",
-    )
-    grounding: bool | None = _setting(
-        None, "ask for boxes in a prompt of your own (<|grounding|>); by default yes"
-    )
-    return_text: bool = _setting(True, "keep the text in the record")
-    ignore_eos: bool | None = _setting(None, "continue after the end token; by default only for dummy")
-    eos_check_every: Steps | None = _setting(
-        None, "steps between reads of the end token; by default 1 in eager, else 16"
-    )
-    first_token: Literal["prefill", "redecode"] = _setting(
-        "prefill", "source of token 1: prefill, or redecode (decodes the last prompt token again)"
-    )
-    repeats: Annotated[int, Meta(ge=1, le=10_000)] = _setting(3, "measured runs")
-    warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(1, "unrecorded runs before them")
-    seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(0, "seed of the sampling")
-    strategy: Strategy = _setting("eager", "how the language model runs")
-    vision: Vision = _setting("eager", "how the vision encoders run")
-    autocast: bool | None = _setting(None, "run under bfloat16 autocast; by default no")
-    embed_page: bool = _setting(True, "keep the page image in the record")
-    generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
-    verify: bool = _setting(False, "compare the tokens with model.generate(), after the timed runs")
-    token_probabilities: bool = _setting(
-        True, "keep each token's probability, from one forward after the timed runs", kept=False
-    )
-    ceilings: bool = _setting(True, "measure the device's best rates, after the timed runs", kept=False)
-    kernels: bool = _setting(
-        False, "CUDA: profile kernels and host syncs of each stage in one more run", kept=False
-    )
-    kernel_steps: Steps = _setting(32, "most decode steps of that run", kept=False)
-    kernel_trace: str | Path | None = _setting(None, "Chrome trace file of that run (.json.gz)", kept=False)
+    prompt: str | Sequence[str] = "markdown"
+    preset: str | None = None
+    max_new_tokens: Steps | None = None
+    infer: SamplingSettings | Mapping[str, Any] | str | None = None
+    grounding: bool | None = None
+    return_text: bool = True
+    ignore_eos: bool | None = None
+    eos_check_every: Steps | None = None
+    first_token: Literal["prefill", "redecode"] = "prefill"
+    repeats: Annotated[int, Meta(ge=1, le=10_000)] = 3
+    warmup: Annotated[int, Meta(ge=0, le=10_000)] = 1
+    seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = 0
+    strategy: Strategy = "eager"
+    vision: Vision = "eager"
+    autocast: bool | None = None
+    embed_page: bool = True
+    generate: bool = False
+    verify: bool = False
+    token_probabilities: bool = True
+    ceilings: bool = True
+    kernels: bool = False
+    kernel_steps: Steps = 32
+    kernel_trace: str | Path | None = None
 
     def __post_init__(self) -> None:
-        for prompt in _as_list(self.prompt):
+        listed = isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str | bytes)
+        prompts: Sequence[Any] = self.prompt if listed else [self.prompt]
+        for prompt in prompts:
             check_text("prompt", prompt)
             resolve_prompt(prompt)
         _check(self, RunSettings)
@@ -335,7 +304,7 @@ class Settings(RunSettings, ModelSettings):
 
 
 #: The settings of a run that its record keeps in ``request``.
-REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.metadata["kept"]]
+REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.name not in _AFTERWARDS]
 
 
 def setting_names(settings: type) -> list[str]:
@@ -364,9 +333,16 @@ def setting_from_text(name: str, text: str) -> Any:
     return _converted(name, text, _declared(Settings).get(name, str), strict=False)
 
 
+@functools.cache
+def _texts() -> dict[str, str]:
+    texts = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    names = {"prompts": ", ".join(PROMPTS), "presets": ", ".join(PRESET_NAMES)}
+    return {name: text.format(**names) for name, text in texts.items()}
+
+
 def help_text(setting: Field[Any]) -> str:
     """A setting's one-line help, with its choices."""
-    text, known = str(setting.metadata["text"]), choices(setting)
+    text, known = _texts()[setting.name], choices(setting)
     return f"{text}: {', '.join(known)}" if known and known[0] not in text else text
 
 
@@ -380,5 +356,31 @@ def check_text(name: str, value: Any) -> None:
         raise OcrPhasesError(f"{name} is {value!a}, which is not valid Unicode: type it again.") from error
 
 
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+@dataclass(frozen=True, kw_only=True)
+class Request(RunSettings):
+    """What `OCRSession.run_inference` was asked to do, with every default filled in.
+
+    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row.
+    """
+
+    pages: list[list[Any]]
+    prompt: str
+    prompts: list[str]
+    preset: str
+    preset_choice: str
+    max_new_tokens: int
+    infer: SamplingSettings
+    grounding: bool | None
+    ignore_eos: bool
+    eos_check_every: int
+    autocast: bool
+
+    def described(self) -> dict[str, Any]:
+        """The settings as plain JSON values, without the pages."""
+        asked = {name: getattr(self, name) for name in REQUEST_SETTINGS}
+        return {
+            **asked,
+            "infer": self.infer.described(),
+            "prompts": self.prompts,
+            "preset_choice": self.preset_choice,
+        }

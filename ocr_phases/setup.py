@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.inputs.request import Request
 from ocr_phases.models.wiring import family_of
+from ocr_phases.settings import Request
 from ocr_phases.steps import phases
-from ocr_phases.steps.compiled_vision import CompiledVision
+from ocr_phases.steps.captured import StaticStep, kept_step, max_cache_len_for
+from ocr_phases.steps.compiled import CompiledVision
 from ocr_phases.steps.execution import preparing, told_of_preparing
-from ocr_phases.steps.static_step import StaticStep, kept_step, max_cache_len_for
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from ocr_phases.rerun import load_recorded
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import RunSettings
 from ocr_phases.show.overlay import region_boxes
-from ocr_phases.sweep_cells import make_cells
+from ocr_phases.sweep_models import make_cells
 
 _CPU_SECONDS = 2.0  # for an input of 100,000 characters
 _CHARACTERS = 100_000
@@ -204,7 +204,7 @@ def test_a_count_has_a_bound(name: str) -> None:
 def test_rows_and_lengths_of_a_sweep_have_a_bound() -> None:
     for batches, lengths in (([10**15], [1]), ([1], [10**15])):
         with pytest.raises(OcrPhasesError, match="from 1 to"):
-            make_cells(["tiny"], ["eager"], batches, lengths)
+            make_cells(presets=["tiny"], batches=batches, lengths=lengths)
 
 
 @pytest.mark.parametrize("model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}])
@@ -470,18 +470,7 @@ def test_a_measurement_outlives_its_streams(tiny_session, tmp_path, monkeypatch)
 def test_a_name_that_is_no_unicode_has_a_report(tmp_path):
     record = shutil.copy(RECORD, tmp_path / f"{CAFE}.json")
     page = shutil.copy(PAGE, tmp_path / f"{CAFE}.png")
-    quick = [
-        "--max-new-tokens",
-        "2",
-        "--repeats",
-        "1",
-        "--warmup",
-        "0",
-        "--device",
-        "cpu",
-        "--preset",
-        "tiny",
-    ]
+    quick = ["--preset=tiny", "--max-new-tokens=2", "--repeats=1", "--warmup=0", "--device=cpu"]
     for words in (["--record", str(record)], [str(page), *quick, "--no-ceilings"]):
         assert main(["report", *words, "--out", str(tmp_path / CAFE)]) == 0
     assert (tmp_path / CAFE / "report.html").is_file()

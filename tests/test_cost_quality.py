@@ -49,7 +49,7 @@ from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
 from ocr_phases.show.figures import Picture, figure_png
 from ocr_phases.show.index_page import index_html
 from ocr_phases.show.sweep_result import quality_html
-from ocr_phases.sweep_cells import make_cells, run_sweep
+from ocr_phases.sweep_models import make_cells, run_sweep
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
 HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")
@@ -137,7 +137,7 @@ def test_records_that_ignored_the_end_token_take_no_truth() -> None:
 def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session: Any, tmp_path: Path) -> None:
     (tmp_path / "slide.md").write_text("# A slide")
     quick: dict[str, Any] = {"repeats": 1, "warmup": 0}
-    cells = make_cells(["tiny"], ["eager"], [1], [3])
+    cells = make_cells(presets=["tiny"], lengths=[3])
     page = PAGES / "slide.png"
     run_sweep(golden_session, page, cells, tmp_path / "s", ignore_eos=False, **quick)
     (outcome,) = run_sweep(golden_session, page, cells, tmp_path / "s", truth=tmp_path, **quick)

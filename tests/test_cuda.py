@@ -12,9 +12,9 @@ from golden_cases import golden_inputs
 
 from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode_step
 from ocr_phases.analyse.checks import failed, run_checks
+from ocr_phases.steps.captured import max_cache_len_for
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.phases import generate
-from ocr_phases.steps.static_step import max_cache_len_for
 
 pytestmark = [
     pytest.mark.cuda,

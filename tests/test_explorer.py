@@ -695,7 +695,7 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     quick.form.fields["strategy"].value, quick.form.fields["repeats"].value = "compiled", 1
     named, tokens, statuses = threading.Event(), [], []
 
-    def set_up(_):  # nothing is compiled here: the steps run as in eager
+    def set_up(*_):  # nothing is compiled here: the steps run as in eager
         assert named.wait(30)
         if stop:
             quick.stop_button.click()
@@ -761,7 +761,7 @@ def test_finished_records_are_kept_and_listed_again(quick: Explorer, tmp_path: P
     for name, value in {"max_new_tokens": 2, "repeats": 1}.items():
         quick.form.fields[name].value = value
     for _ in range(2):
-        monkeypatch.setattr("ocr_phases.collectors.environment.now", lambda: "2026-11-23T03:00:00")
+        monkeypatch.setattr("ocr_phases.collectors.machine.now", lambda: "2026-11-23T03:00:00")
         asyncio.run(quick.measure())
     stem = "2026-11-23T03-00-00_receipt.png_tiny_small_eager_vision-eager_2-tokens"
     kept = tmp_path / "kept"

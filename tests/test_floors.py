@@ -33,7 +33,7 @@ from ocr_phases.analyse.floors import (
 )
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.cli import main
-from ocr_phases.collectors.ceilings import measure_ceilings
+from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.floors_html import floors_html
@@ -259,7 +259,7 @@ def test_too_little_memory_for_ceilings_loses_nothing(monkeypatch: pytest.Monkey
     def full(*arguments: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("ocr_phases.collectors.ceilings._copy", full)
+    monkeypatch.setattr("ocr_phases.collectors.machine._copy", full)
     assert measure_ceilings("cpu", torch.float32) is None
 
 

@@ -27,7 +27,7 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.headline import verdict
 from ocr_phases.analyse.typical import typical_run
 from ocr_phases.cli import main
-from ocr_phases.collectors import kernel_profile as measure
+from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
 from ocr_phases.report.render import page_report
 from ocr_phases.show import kernels as plots

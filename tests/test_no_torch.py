@@ -14,12 +14,12 @@ import pytest
 import ocr_phases
 
 #: Modules at the top that need torch.
-SESSION = {"session", "recorder", "rerun", "setup", "sweep_cells", "sweep_models", "kept_session"}
+SESSION = {"session", "recorder", "rerun", "setup", "sweep_models"}
 ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phases.batch")
 
 
 def modules() -> list[str]:
-    measuring = ("inputs.images", "inputs.request")
+    measuring = ("inputs.images", "request")
     ground = [
         path.stem
         for path in sorted(Path(ocr_phases.__path__[0]).glob("[!_]*.py"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -15,11 +16,10 @@ from matplotlib.figure import Figure
 from ocr_phases import PhaseRun, SweepResult, compare
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.record import RunPlots
 from ocr_phases.report.artifacts import chrome_trace
 from ocr_phases.text import ms_text
 
-PLOTS = [name for name in vars(RunPlots) if not name.startswith("_")]
+PLOTS = dir(make_run().plot)
 TABLES = ("stages", "tokens", "regions", "floors", "checks")
 GPU_RECORDS = [GPU_RECORD.with_name(f"h200-dummy-{preset}.json") for preset in ("base", "gundam")]
 ON_AXES = ("latency", "vision", "page", "regions")
@@ -40,6 +40,15 @@ def test_every_record_shows_itself_its_tables_and_its_plots(shape: str) -> None:
     assert all(attributes.get("alt") for tag, attributes in elements.found if tag == "img")
     assert [len(getattr(run, table).columns) > 1 for table in TABLES] == [True] * len(TABLES)
     assert [name for name in PLOTS if not getattr(run.plot, name)().alt] == []
+
+
+def test_what_a_record_shows_is_found_and_explained_in_a_cell() -> None:
+    run = make_run()
+    assert {"latency", "vision", "timeline", "memory", "roofline", "kernels", "page", "regions"} == set(PLOTS)
+    assert set(TABLES) | {"plot", "report", "explore"} <= set(dir(run))
+    assert all(getattr(run.plot, name).__doc__ for name in PLOTS)
+    assert all(getattr(PhaseRun, name).__doc__ for name in TABLES)
+    assert list(inspect.signature(run.plot.page).parameters) == ["color", "row", "page", "ax"]
 
 
 def test_a_figure_is_drawn_in_the_notebook_s_colours_and_has_a_still() -> None:

@@ -21,6 +21,10 @@ EXPECTED = {
     "vision call: clip",
     "vision call: projector",
     "fusion",
+    "tokenizer",
+    "prompt assembly",
+    "16x compression",
+    "generate() call",
     "language model",
     "cache update",
     "cache class",
@@ -40,7 +44,9 @@ def session(request, tmp_path_factory) -> OCRSession:
 
 
 def source_line(file: str, line: int) -> str:
-    path = SITE / file if "/" in file else HERE / file
+    path = HERE / file
+    if "/" in file:
+        path = (SITE if file.startswith("transformers/") else HERE.parents[1]) / file
     return path.read_text().splitlines()[line - 1]
 
 
@@ -51,6 +57,7 @@ def test_every_place_is_found_and_is_where_it_says(session):
     assert table.notna().all().all()
     words = {"condition of vision": "if ", "fusion": "masked_scatter", "cache update": ".update("}
     words |= {"cache class": "def update(", "step preparation": "def prepare_inputs_for_generation"}
+    words |= {"tokenizer": "def encode(", "prompt assembly": "def pack("}
     for row in table.itertuples():
         line = source_line(row.file, row.line)
         code = row.symbol.partition(": ")[2].removesuffix("...")
@@ -65,11 +72,14 @@ def test_the_condition_is_the_gate(session):
     if session.family is NATIVES["deepseek-ocr"]:
         assert "pixel_values is not None" in condition
         assert condition.startswith("UnlimitedOcrModel.forward")
-        assert set(table["version"]) == {f"transformers {transformers.__version__}"}
+        versions = table.drop("prompt assembly")["version"]
+        assert set(versions) == {f"transformers {transformers.__version__}"}
+        assert table.loc["generate() call", "symbol"].endswith(".forward: model.generate(**inputs)")
     else:
         assert condition.startswith("DeepseekOCRModel.forward: images is not None and seq_len != 1")
         assert table.loc["step preparation", "file"] == "modeling_deepseekocr.py"
         assert table.loc["fusion", "version"] == session.checkpoint.revision
+        assert "images_seq_mask=" in table.loc["generate() call", "symbol"]
         assert table.loc["cache update", "version"] == f"transformers {transformers.__version__}"
 
 
@@ -87,7 +97,7 @@ def test_what_is_not_found_is_a_row_without_a_place():
 
     table = references(DeepseekOCRForCausalLM())
     assert set(table["what"]) == EXPECTED
-    missing = table[table["what"] != "cache class"]
+    missing = table[~table["what"].isin(["cache class", "tokenizer", "prompt assembly"])]
     assert missing["file"].isna().all()
     assert missing["line"].isna().all()
     assert (missing["symbol"] == "").all()

@@ -25,8 +25,8 @@ from ocr_phases.collectors.live_checks import host_syncs_check, syncs_counted
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.families import FAMILIES
 from ocr_phases.models import load
-from ocr_phases.models.load import load_tokenizer
-from ocr_phases.recorder import TokenReader, _describe_row, token_texts
+from ocr_phases.models.load import TokenReader, load_tokenizer, token_texts
+from ocr_phases.recorder import _describe_row
 from ocr_phases.rerun import repeat_run
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.versions import asset
@@ -232,7 +232,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch
     for name in (
         "ocr_phases.session.one_shot",
         "ocr_phases.collectors.probabilities.token_probabilities",
-        "ocr_phases.collectors.ceilings._copy",
+        "ocr_phases.collectors.machine._copy",
     ):
         monkeypatch.setattr(name, failing)
     monkeypatch.setattr(tiny_session, "_ceilings", {})
@@ -259,7 +259,7 @@ def test_generate_tells_of_its_tokens_and_leaves_the_callers_random_numbers(tiny
 @pytest.mark.parametrize("family", ["deepseek-ocr", "unlimited-ocr"])
 def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
     requests = []
-    monkeypatch.setattr(tiny_session, "_set_up", lambda request: requests.append(request) or stop())
+    monkeypatch.setattr(tiny_session, "_set_up", lambda request, _: requests.append(request) or stop())
     monkeypatch.setattr(tiny_session, "family", replace(tiny_session.family, facts=FAMILIES[family]))
     monkeypatch.setattr(tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000)
     limits = {"deepseek-ocr": 8192, "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0])}
@@ -430,7 +430,7 @@ def test_ids_without_text_show_as_their_number():
 @example([250, 229])
 def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_session, ids):
     request = SimpleNamespace(ignore_eos=False, return_text=True)
-    row = _describe_row(golden_session, request, [*ids, golden_session.eos_id])
+    row = _describe_row(golden_session.checkpoint, request, [*ids, golden_session.eos_id])
     assert row["text"] == TOKENIZER.decode(ids) == "".join(row["token_texts"][:-1])
     assert len(row["token_texts"]) == len(row["ids"])
     read = TokenReader(TOKENIZER).read  # as it is shown while it is written
@@ -445,7 +445,7 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
             call(*args, **options)
         return seen.pop().described()
 
-    def set_up(request):
+    def set_up(request, _):
         seen.append(request)
         raise Stopped
 

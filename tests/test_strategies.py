@@ -17,11 +17,9 @@ from ocr_phases.cli import main
 from ocr_phases.collectors.parity import _tie
 from ocr_phases.models.wiring import NATIVES, VENDORS
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.steps import captured_prefill, capturing
+from ocr_phases.steps import captured
 from ocr_phases.steps import execution as strategies
-from ocr_phases.steps.phases import generate, redecode
-from ocr_phases.steps.sampling import Sampler
-from ocr_phases.steps.static_step import (
+from ocr_phases.steps.captured import (
     CACHE_LEN_MULTIPLE,
     KEPT_STEPS,
     LEAST_READ,
@@ -30,6 +28,8 @@ from ocr_phases.steps.static_step import (
     max_cache_len_for,
     read_lengths,
 )
+from ocr_phases.steps.phases import generate, redecode
+from ocr_phases.steps.sampling import Sampler
 
 RECEIPT = PAGES / "receipt.png"
 
@@ -125,8 +125,8 @@ def test_every_way_to_decode_equals_eager(
 def test_a_captured_prefill_is_made_once_and_gives_the_same(
     case, golden_session, golden_forward, static, monkeypatch
 ):
-    monkeypatch.setattr(capturing, "captured", lambda run: run)  # a replay does the work on the same tensors
-    monkeypatch.setattr(captured_prefill, "waits", lambda run: False)
+    monkeypatch.setattr(strategies, "captured", lambda run: run)  # a replay does the work on the same tensors
+    monkeypatch.setattr(captured, "waits", lambda run: False)
     model, inputs, step = golden_session.model, golden_inputs(golden_forward, case), static(case)
     monkeypatch.setattr(step, "prefill_execution", step.prefill.installed)
     eager = generate(model, inputs, 6)
@@ -148,8 +148,8 @@ def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, mon
     def never(run):
         raise AssertionError("captured")
 
-    monkeypatch.setattr(capturing, "captured", never)
-    monkeypatch.setattr(captured_prefill, "waits", lambda run: True)
+    monkeypatch.setattr(strategies, "captured", never)
+    monkeypatch.setattr(captured, "waits", lambda run: True)
     padded = padded_inputs(golden_session)
     whole = golden_session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
     for inputs in (padded, whole):
@@ -163,12 +163,12 @@ def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, mon
 
 
 def test_graphs_of_few_prompt_lengths_are_kept(golden_session, monkeypatch):
-    monkeypatch.setattr(capturing, "captured", lambda run: run)
-    monkeypatch.setattr(captured_prefill, "waits", lambda run: False)
+    monkeypatch.setattr(strategies, "captured", lambda run: run)
+    monkeypatch.setattr(captured, "waits", lambda run: False)
     step = StaticStep(golden_session.model, 1, 512, "eager")
     lengths = []
     with step.prefill.installed():
-        for number in range(captured_prefill.KEPT_PREFILLS + 1):
+        for number in range(captured.KEPT_PREFILLS + 1):
             inputs = golden_session.prepare(RECEIPT, preset="tiny", prompt="<image>read" + " word" * number)
             golden_session.run_prefill(inputs, step=step)
             lengths.append(inputs.prefill_len)
@@ -223,7 +223,7 @@ def test_a_step_reads_little_more_than_it_must(max_cache_len):
 def test_every_length_that_is_read_gives_the_same_tokens(golden_session, golden_forward, monkeypatch):
     model, inputs = golden_session.model, golden_inputs(golden_forward, "small")
     rows, prompt = inputs.input_ids.shape
-    monkeypatch.setattr("ocr_phases.steps.static_step.LEAST_READ", prompt // 4)
+    monkeypatch.setattr("ocr_phases.steps.captured.LEAST_READ", prompt // 4)
     step = StaticStep(model, rows, max_cache_len_for(prompt, 300), "eager")
     read: list[int] = []
     for length, run in step._runs.items():

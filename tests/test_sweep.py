@@ -32,12 +32,11 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
 from ocr_phases.show.figures import figure_png
-from ocr_phases.sweep_cells import Cell, CellOutcome, make_cells, run_sweep
-from ocr_phases.sweep_models import sweep
+from ocr_phases.sweep_models import AXES, Cell, CellOutcome, make_cells, run_sweep, sweep
 from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
-CELLS = make_cells(["tiny"], ["eager"], [1, 2], [3])
+CELLS = make_cells(presets=["tiny"], batches=[1, 2], lengths=[3])
 QUICK: dict[str, Any] = {"repeats": 1, "warmup": 0}
 
 
@@ -63,7 +62,7 @@ def with_vision(run: PhaseRun, vision: str) -> PhaseRun:
 
 
 def test_cells_are_every_combination_once() -> None:
-    cells = make_cells(["tiny", "base"], ["eager"], [1, 2, 1], [8])
+    cells = make_cells(presets=["tiny", "base"], batches=[1, 2, 1], lengths=[8])
     assert [cell.name for cell in cells] == [
         "tiny-eager-b1-n8",
         "tiny-eager-b2-n8",
@@ -83,16 +82,16 @@ def test_cells_are_every_combination_once() -> None:
         ((["tiny"], ["eager"], [1], [-1]), "-1 is no number of new tokens"),
         ((["tiny"], [], [1], [8]), "at least one"),
         ((["tiny"], ["eager"], [1], [8], ["fast"]), "Unknown vision 'fast'"),
-        ((["tiny"], ["eager"], [1], [8], []), "way of vision"),
+        ((["tiny"], ["eager"], [1], [8], []), "at least one .*vision"),
     ],
 )
 def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...], message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message):
-        make_cells(*lists)
+        make_cells(**dict(zip(AXES, lists, strict=False)))
 
 
 def test_eager_vision_keeps_the_name_it_had() -> None:
-    cells = make_cells(["tiny"], ["eager"], [1], [8], ["eager", "compiled"])
+    cells = make_cells(presets=["tiny"], lengths=[8], visions=["eager", "compiled"])
     assert [cell.name for cell in cells] == ["tiny-eager-b1-n8", "tiny-eager-b1-n8-vision-compiled"]
 
 
@@ -106,7 +105,7 @@ def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytes
         return with_vision(real(pages, *args, **options), vision)
 
     monkeypatch.setattr(tiny_session, "run_inference", eagerly)
-    cells = make_cells(["tiny"], ["eager"], [1], [2], ["eager", "compiled"])
+    cells = make_cells(presets=["tiny"], lengths=[2], visions=["eager", "compiled"])
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["measured", "measured"]
     assert asked == ["eager", "compiled"]
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "kept"]
@@ -143,7 +142,7 @@ def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path
     assert {run.token_count for run in runs.values()} == {3}
     assert all(run.request["ignore_eos"] for run in runs.values())
     assert [run.page_image() is None for run in runs.values()] == [False, True]
-    wider = make_cells(["tiny"], ["eager"], [1, 2], [3, 2])
+    wider = make_cells(presets=["tiny"], batches=[1, 2], lengths=[3, 2])
     again = {o.cell.name: o.state for o in run_sweep(tiny_session, PAGE, wider, tmp_path, **QUICK)}
     assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "kept"
     assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "measured"
@@ -172,9 +171,9 @@ def test_a_cell_is_measured_again_after_a_change_of_the_code(
         return states(run_sweep(tiny_session, PAGE, [Cell("tiny", "eager", 1, 2)], tmp_path, **QUICK))
 
     assert swept() == ["measured"]
-    monkeypatch.setattr("ocr_phases.collectors.environment.git_state", lambda: "another commit")
+    monkeypatch.setattr("ocr_phases.collectors.machine.git_state", lambda: "another commit")
     assert swept() == ["kept"]  # which changed nothing of the package
-    monkeypatch.setattr("ocr_phases.collectors.environment._CODE", "another")
+    monkeypatch.setattr("ocr_phases.collectors.machine._CODE", "another")
     assert swept() == ["measured"]
     assert next(iter(SweepResult.load(tmp_path).runs.values())).versions["code"] == "another"
 
@@ -189,10 +188,33 @@ def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path:
     assert (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["other.json", "other.status.json"])
+def test_a_foreign_file_is_refused_before_anything_is_measured(
+    name: str, tiny_session: Any, tmp_path: Path
+) -> None:
+    run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, **QUICK)
+    before = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    (tmp_path / "runs" / name).write_text("{}")
+    with pytest.raises(OcrPhasesError, match="is no finished cell of a sweep"):
+        run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted([*before, name])
+
+
+def test_what_is_done_is_known_without_loading_a_record(
+    tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert states(run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)) == ["measured"] * 2
+    monkeypatch.setattr(PhaseRun, "load", None)
+    assert states(run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)) == ["kept"] * 2
+
+
 def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
     tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [Cell("tiny", "eager", 1, 99_999), *make_cells(["tiny"], ["eager"], [1, 2], [2])]
+    cells = [
+        Cell("tiny", "eager", 1, 99_999),
+        *make_cells(presets=["tiny"], batches=[1, 2], lengths=[2]),
+    ]
     real = tiny_session.run_inference
 
     def limited(pages: list[Any], *args: Any, **options: Any) -> PhaseRun:
@@ -218,14 +240,14 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
     assert states(retried) == ["failed", "kept", "measured"]
     assert list(SweepResult.load(tmp_path).failures["cell"]) == ["tiny-eager-b1-n99999"]
     for damage in ("", "[" * 100_000, "{}"):
-        (tmp_path / "runs" / "tiny-eager-b1-n99999.failed.json").write_text(damage)
+        (tmp_path / "runs" / "tiny-eager-b1-n99999.status.json").write_text(damage)
         assert run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)[0].reason == outcomes[0].reason
 
 
 def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(
     tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = make_cells(["tiny"], ["eager"], [1, 2, 3], [2])
+    cells = make_cells(presets=["tiny"], batches=[1, 2, 3], lengths=[2])
     real = tiny_session.run_inference
 
     def lost(*args: Any, **options: Any) -> None:
@@ -427,8 +449,8 @@ def test_prefills_whose_language_model_is_a_graph_are_told_apart() -> None:
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
     with pytest.raises(OcrPhasesError, match="holds no records"):
         SweepResult.load(tmp_path)
-    (tmp_path / "x.failed.json").write_text("{}")
-    with pytest.raises(OcrPhasesError, match="remove it and sweep again"):
+    (tmp_path / "x.status.json").write_text("[")
+    with pytest.raises(OcrPhasesError, match="is damaged"):
         SweepResult.load(tmp_path)
 
 

@@ -32,7 +32,8 @@ from schedule import Schedule
 
 import synth
 from ocr_phases import OCRSession
-from ocr_phases.inputs.packing import PRESETS, make_views, pack, resolve_prompt
+from ocr_phases.families import PRESETS, resolve_prompt
+from ocr_phases.inputs.packing import make_views, pack
 from ocr_phases.models.load import ROUND_TRIP, load_tokenizer
 
 SHAPE = {

@@ -21,7 +21,7 @@ import sheet
 import texts
 
 import synth
-from ocr_phases.inputs.packing import PRESETS, crop_grid
+from ocr_phases.families import PRESETS, crop_grid
 from synth.texts import HELD_OUT, LANGUAGES, PASSAGES, WORDS, Texts, load_texts
 from synth.words import Words
 

@@ -1,4 +1,4 @@
-"""The sizes of a model, read from its ``config.json`` alone, in any layout that `ocr_phases.config` knows.
+"""The sizes of a model, as `ocr_phases.config` reads them from its ``config.json`` in any layout.
 
 Attention is full in every layer, or has the family's window in every layer, as the loader makes it.
 """
@@ -9,30 +9,44 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct, convert, field
+
 from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 
 
-@dataclass(frozen=True)
-class TextSizes:
+class TextSizes(Struct):
     """The language model: SwiGLU MLPs, with a router and experts behind the first ``dense_layers``.
 
-    ``window`` is how many generated tokens a step sees beside the prompt, None for all (`windowed_length`).
+    ``mlp_width`` is that of a dense layer, ``expert_width`` of one expert.
     """
 
-    hidden: int
-    layers: int
-    dense_layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    mlp_width: int  # of a dense layer
-    expert_width: int  # of one expert
-    experts: int
-    top_k: int
-    shared_experts: int
-    vocab: int
-    window: int | None = None
+    hidden: int = field(name="hidden_size")
+    layers: int = field(name="num_hidden_layers")
+    heads: int = field(name="num_attention_heads")
+    mlp_width: int = field(name="intermediate_size")
+    expert_width: int = field(name="moe_intermediate_size")
+    experts: int = field(name="n_routed_experts")
+    top_k: int = field(name="num_experts_per_tok")
+    shared_experts: int = field(name="n_shared_experts")
+    vocab: int = field(name="vocab_size")
+    mlp_layer_types: list[str]
+    num_key_value_heads: int | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of the keys, and of the values."""
+        return self.num_key_value_heads or self.heads
+
+    @property
+    def head_width(self) -> int:
+        """Channels of one head."""
+        return self.hidden // self.heads
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers with one MLP."""
+        return self.mlp_layer_types.count("dense")
 
     @property
     def sparse_layers(self) -> int:
@@ -40,48 +54,60 @@ class TextSizes:
         return self.layers - self.dense_layers
 
 
-@dataclass(frozen=True)
-class SamSizes:
-    """SAM ViT-B: attention in windows, global in some layers; a neck; two convolutions of stride 2."""
+class SamSizes(Struct):
+    """SAM ViT-B: attention in windows, global in some layers; a neck; two convolutions of stride 2.
 
-    width: int
-    layers: int
-    global_layers: int
-    heads: int
-    mlp_width: int
-    neck_width: int
-    downsample_widths: tuple[int, int]
-    image_size: int  # pixels a side that the positions were made for
-    patch: int
-    window: int
+    ``image_size`` is the pixels a side that the positions were made for.
+    """
+
+    width: int = field(name="hidden_size")
+    layers: int = field(name="num_hidden_layers")
+    heads: int = field(name="num_attention_heads")
+    mlp_width: int = field(name="mlp_dim")
+    neck_width: int = field(name="output_channels")
+    downsample_widths: tuple[int, int] = field(name="downsample_channels")
+    global_attn_indexes: list[int]
+    image_size: int = 1024
+    patch: int = field(name="patch_size", default=16)
+    window: int = field(name="window_size", default=14)
+
+    @property
+    def global_layers(self) -> int:
+        """Layers whose attention is global."""
+        return len(self.global_attn_indexes)
 
     def grid(self, side: int) -> int:
         """Patches along one side of a view of ``side`` pixels."""
         return side // self.patch
 
 
-@dataclass(frozen=True)
-class ClipSizes:
+class _EncoderSizes(Struct):
+    width: int = field(name="hidden_size")
+    layers: int = field(name="num_hidden_layers")
+    heads: int = field(name="num_attention_heads")
+    mlp_width: int = field(name="intermediate_size")
+
+
+class ClipSizes(_EncoderSizes):
     """CLIP ViT-L without its patch embedding: SAM's features take the place of patches."""
 
-    width: int
-    layers: int
-    mlp_width: int
-    positions: int  # along one side, of the learnt positions
-    stage = "clip"
+    image_size: int
+    patch_size: int
+
+    @property
+    def positions(self) -> int:
+        """Learnt positions along one side."""
+        return self.image_size // self.patch_size
 
 
-@dataclass(frozen=True)
-class QuerySizes:
-    """A Qwen2 body that reads SAM's features and as many learnable queries, whose outputs go on."""
+class QuerySizes(_EncoderSizes):
+    """A Qwen2 body that reads SAM's features and as many learnable queries, whose outputs go on.
 
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp_width: int
-    queries: int = 256 + 144  # one table for views of 1024 pixels, one for 768
-    stage = "encoder"
+    One table of ``queries`` is for views of 1024 pixels, one for 768.
+    """
+
+    kv_heads: int = field(name="num_key_value_heads")
+    queries: int = 256 + 144
 
     @property
     def kv_width(self) -> int:
@@ -91,12 +117,18 @@ class QuerySizes:
 
 @dataclass(frozen=True)
 class Architecture:
-    """All of it; ``tied`` says that the head uses the embedding's weights."""
+    """All of it. ``encoder`` is of the stage ``encoder_stage``.
+
+    ``window`` is how many generated tokens a step sees beside the prompt, None for all (`windowed_length`);
+    ``tied`` says that the head uses the embedding's weights.
+    """
 
     text: TextSizes
     sam: SamSizes
     encoder: ClipSizes | QuerySizes
-    tied: bool = False
+    encoder_stage: str
+    window: int | None
+    tied: bool
 
     @property
     def features(self) -> int:
@@ -123,44 +155,13 @@ def read_architecture(config: dict[str, Any]) -> Architecture:
         model = read_model_config(config)
     except OcrPhasesError as error:
         raise OcrPhasesError(f"No cost is known for this model ({error}).") from error
-    text, vision = model.saved["text_config"], model.saved["vision_config"]
-    sam, encoder = vision["sam_config"], vision["encoder_config"]
+    parts, stage = model.saved["vision_config"], model.family.encoders[1]
+    encoder: type[ClipSizes | QuerySizes] = ClipSizes if stage == "clip" else QuerySizes
     return Architecture(
-        text=TextSizes(
-            hidden=text["hidden_size"],
-            layers=text["num_hidden_layers"],
-            dense_layers=text["mlp_layer_types"].count("dense"),
-            heads=text["num_attention_heads"],
-            kv_heads=text.get("num_key_value_heads") or text["num_attention_heads"],
-            head_width=text["hidden_size"] // text["num_attention_heads"],
-            mlp_width=text["intermediate_size"],
-            expert_width=text["moe_intermediate_size"],
-            experts=text["n_routed_experts"],
-            top_k=text["num_experts_per_tok"],
-            shared_experts=text["n_shared_experts"],
-            vocab=text["vocab_size"],
-            window=model.window,
-        ),
-        sam=SamSizes(
-            width=sam["hidden_size"],
-            layers=sam["num_hidden_layers"],
-            global_layers=len(sam["global_attn_indexes"]),
-            heads=sam["num_attention_heads"],
-            mlp_width=sam["mlp_dim"],
-            neck_width=sam["output_channels"],
-            downsample_widths=tuple(sam["downsample_channels"]),
-            image_size=sam.get("image_size", 1024),
-            patch=sam.get("patch_size", 16),
-            window=sam.get("window_size", 14),
-        ),
-        encoder=_encoder(encoder),
+        text=convert(model.saved["text_config"], TextSizes),
+        sam=convert(parts["sam_config"], SamSizes),
+        encoder=convert(parts["encoder_config"], encoder),
+        encoder_stage=stage,
+        window=model.window,
         tied=model.saved.get("tie_word_embeddings", False),
     )
-
-
-def _encoder(encoder: dict[str, Any]) -> ClipSizes | QuerySizes:
-    sizes = {"width": encoder["hidden_size"], "layers": encoder["num_hidden_layers"]}
-    sizes["mlp_width"] = encoder["intermediate_size"]
-    if "patch_size" in encoder:
-        return ClipSizes(positions=encoder["image_size"] // encoder["patch_size"], **sizes)
-    return QuerySizes(heads=encoder["num_attention_heads"], kv_heads=encoder["num_key_value_heads"], **sizes)

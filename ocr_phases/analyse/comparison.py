@@ -152,15 +152,6 @@ def environment_table(
     return pd.DataFrame(rows, columns=["part", "name", *(run_labels(runs) if labels is None else labels)])
 
 
-def what_differs(then: PhaseRun, now: PhaseRun) -> list[str]:
-    """The devices and versions that differ, one ``name: then -> now`` each."""
-    table = environment_table([then, now], ["then", "now"])
-    return [
-        f"{row['part'] if row['name'] == 'name' else row['name']}: {row['then']} -> {row['now']}"
-        for row in table[table["part"].isin(("device", "versions"))].to_dict("records")
-    ]
-
-
 def _settings(run: PhaseRun) -> Iterator[tuple[tuple[str, str], Any]]:
     """Everything a time depends on, as ((part, name), value)."""
     names = ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
@@ -375,8 +366,8 @@ class Comparison:
         for name in metrics:
             if lacks := set(self.labels[1:]) - set(rows.loc[rows["metric"] == name, "run"]):
                 raise OcrPhasesError(
-                    f"{name} is not in both records ({', '.join(sorted(lacks))}): give both the same truth, or "
-                    "name another metric."
+                    f"{name} is not in both records ({', '.join(sorted(lacks))}): give both the same truth, "
+                    "or name another metric."
                 )
         if rows.empty:
             raise OcrPhasesError(f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).")

@@ -104,7 +104,7 @@ def prefill_cost(
         _check(side=call.side, images=call.images)
         stages = (
             ("sam", sam_work(sizes, call)),
-            (sizes.encoder.stage, encoder_work(sizes, call)),
+            (sizes.encoder_stage, encoder_work(sizes, call)),
             ("projector", projector_work(sizes, call)),
         )
         for stage, parts in stages:
@@ -163,7 +163,7 @@ def generation_flops(
     steps = tokens - 1
     if not steps:
         return prefill
-    growing = min(steps, read_architecture(config).text.window or steps)
+    growing = min(steps, read_architecture(config).window or steps)
     ends = [
         int(decode_cost(config, cache_len=prompt_len + step, batch=batch)["flops"].sum())
         for step in (1, growing)

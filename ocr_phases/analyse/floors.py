@@ -7,7 +7,7 @@ the pairs of positions that its mask lets through (`masked_flops` less than the 
 one another, so the floor of a whole is the sum of its stages'. MFU (Chowdhery et al. 2022, arXiv:2204.02311)
 is FLOPs over time and best rate, MBU the same of bytes and bandwidth.
 
-Ceilings come from the record (`ocr_phases.collectors.ceilings`), else from a datasheet
+Ceilings come from the record (`ocr_phases.collectors.machine`), else from a datasheet
 (`ocr_phases.analyse.datasheets`); without either there is no floor.
 """
 

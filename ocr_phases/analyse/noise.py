@@ -2,7 +2,7 @@
 
 Noise does not break a measurement: a finding is ``noisy`` if it makes the figures useless, ``note`` if it is
 worth knowing, and never ``fail``. The conditions of the machine are in ``device["conditions"]``
-(`ocr_phases.collectors.conditions`); older records lack it.
+(`ocr_phases.collectors.machine`); older records lack it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_ms, step_
 from ocr_phases.analyse.text import plain_text, text_measures
 from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.text import count_text, ms_text, percent_text
 
 SWEEP_COLUMNS = (
@@ -45,7 +45,6 @@ POINT_COLUMNS = (
     *("name", "page_ms", "prompt_tokens", "peak_bytes", "lost", "measure", "reference", "noisy", "frontier"),
 )
 
-_FAILED = ".failed"
 _POINTS = 60  # of a curve: single steps are noise here
 _TAILS = {"page_ms_p90": (0.9, 10), "page_ms_p99": (0.99, 100)}  # a quantile, and how many values it takes
 _NEAR_BEST = 0.01  # a loss that is no reason against a cell
@@ -70,13 +69,16 @@ class SweepResult:
         """
         path = Path(folder)
         path = path / "runs" if (path / "runs").is_dir() else path
-        files = _records(path, "") or _records(path, "*/runs/")
+        files = _files(path, "") or _files(path, "*/runs/")
         if not files:
             raise OcrPhasesError(f"{path} holds no records: name the folder that a sweep wrote.")
-        failed = {cell: file for cell, file in files.items() if cell.endswith(_FAILED)}
-        runs = {cell: PhaseRun.load(file) for cell, file in files.items() if cell not in failed}
-        rows = [_failure(cell.removesuffix(_FAILED), file) for cell, file in failed.items()]
-        return cls(runs, pd.DataFrame(rows, columns=list(FAILURE_COLUMNS)))
+        statuses = {name: file for name, file in files.items() if name.endswith(CELL_STATUS)}
+        runs = {
+            name.rpartition(".json")[0]: PhaseRun.load(files[name]) for name in files.keys() - statuses.keys()
+        }
+        rows = [_failure(name.removesuffix(CELL_STATUS), file) for name, file in statuses.items()]
+        failures = [row for row in rows if row is not None]
+        return cls(dict(sorted(runs.items())), pd.DataFrame(failures, columns=list(FAILURE_COLUMNS)))
 
     def with_truth(self, truth: str | Path) -> Self:
         """The same sweep with what its page says: `PhaseRun.with_truth` of every record."""
@@ -139,21 +141,18 @@ class SweepResult:
         return best[0], reason + (_UNSURE.format(others=_names(best[1:], self.table)) if best[1:] else "")
 
 
-def _records(folder: Path, below: str) -> dict[str, Path]:
-    """The files of records in a folder by cell; in its sub-folders by model and cell."""
+def _files(folder: Path, below: str) -> dict[str, Path]:
+    """The files of cells in a folder by name; in its sub-folders by model and name."""
     files = sorted([*folder.glob(f"{below}*.json"), *folder.glob(f"{below}*.json.gz")])
-    cells = [file.name.removesuffix(".gz").removesuffix(".json") for file in files]
-    names = [f"{file.parts[-3]}/{cell}" if below else cell for file, cell in zip(files, cells, strict=True)]
-    return dict(zip(names, files, strict=True))
+    return {f"{file.parts[-3]}/{file.name}" if below else file.name: file for file in files}
 
 
-def _failure(cell: str, path: Path) -> tuple[Any, ...]:
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        entries = {"vision": "eager", **kept["cell"], "reason": kept["reason"]}
-        return (cell, *(entries[name] for name in FAILURE_COLUMNS[1:]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OcrPhasesError(f"{path} is damaged ({error}): remove it and sweep again.") from error
+def _failure(cell: str, path: Path) -> tuple[Any, ...] | None:
+    """The row of a cell that could not be measured; None for one that was."""
+    status = read_status(path, CellStatus)
+    if status is None or status["state"] == "done":
+        return None
+    return (cell, *(status["cell"].get(name) for name in FAILURE_COLUMNS[1:-1]), status["reason"])
 
 
 def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:

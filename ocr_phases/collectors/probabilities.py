@@ -16,7 +16,7 @@ from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.models.wiring import Family, family_of
 
 if TYPE_CHECKING:
-    from ocr_phases.models.load import LoadedModel
+    from ocr_phases.models.load import Checkpoint
 
 _MOST_LOGITS = 2**24  # at once: 64 MB in float32
 _DECIMALS = 3
@@ -60,11 +60,11 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
 
 
 def sureness_or_none(
-    session: LoadedModel, packed: PageInputs, ids: Sequence[Sequence[int]]
+    checkpoint: Checkpoint, packed: PageInputs, ids: Sequence[Sequence[int]]
 ) -> list[Sureness] | None:
     """`token_probabilities`; None, with a warning, where the forward fails: what was measured stands."""
     try:
-        return token_probabilities(session.model, packed.to(session.device, session.dtype), ids)
+        return token_probabilities(checkpoint.model, packed.to(checkpoint.device, checkpoint.dtype), ids)
     except Stopped:
         raise
     except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
@@ -86,7 +86,7 @@ def _before(ids: Sequence[int], end: int) -> list[int]:
 def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
     """What the head makes the logits of ``tokens`` [B, N] from: [B, N, hidden]."""
     family, count = family_of(model), tokens.shape[1]
-    arguments = family.prefill_arguments(inputs.followed_by(tokens[:, :-1]))
+    arguments = family.prefill_arguments(inputs.followed_by(tokens[:, :-1]), model)
     window = family.window(model)
     if window is not None and count - 1 > window:
         # Without a cache the class takes all of it for the prompt, which has no window.

@@ -282,4 +282,4 @@ def _field(setting: Field[Any], model: str) -> widgets.Widget:
         field = widgets.BoundedIntText(value=value, min=least, max=_MOST, **common)
         field.add_class(f"opx-{label.split()[-1].lower()}")
         return field
-    return widgets.Text(placeholder=str(setting.metadata["text"]), **common)
+    return widgets.Text(placeholder=help_text(setting), **common)

@@ -33,7 +33,7 @@ class Measurer:
 
     def _measure(self, asked: Asked, live: Live) -> PhaseRun:
         session = self._session_for(asked.settings, live)
-        from ocr_phases.recorder import TokenReader
+        from ocr_phases.models.load import TokenReader
         from ocr_phases.steps.execution import stoppable, told_of_preparing
 
         def progress(done: int, total: int) -> None:

@@ -20,17 +20,16 @@ from PIL import Image, ImageOps
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import FORMATS, MOST_FILE_PAGES, PAGED_SUFFIXES, read_regular, split_page
 
+#: Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression bomb.
 MAX_PIXELS = 2 * 89_478_485
-"""Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression bomb."""
-
+#: Memory that decoding a page and converting it to RGB may take, in bytes (2.5 GB), its file not counted.
 MAX_BYTES = 14 * MAX_PIXELS
-"""Memory that decoding a page and converting it to RGB may take, in bytes (2.5 GB), its file not counted."""
 
 # In every mode a page takes at most about 14 bytes a pixel, and more where the decoder holds a copy.
 _BYTES_A_PIXEL = {"JPEG2000": 25, "WEBP": 17}
 
+#: Resolution at which a page of a PDF is drawn, in dots per inch.
 PDF_DPI = 144
-"""Resolution at which a page of a PDF is drawn, in dots per inch."""
 
 _PLUGINS = ("Png", "Jpeg", "Jpeg2K", "Tiff", "WebP", "Bmp", "Gif", "Ppm", "Avif")  # of `FORMATS`
 _STRIP_PIXELS = 2**20

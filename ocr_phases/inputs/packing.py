@@ -16,37 +16,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError, public
-from ocr_phases.families import (
-    IMAGE_TAG,
-    PRESETS,
-    PROMPTS,
-    Preset,
-    crop_grid,
-    resolve_prompt,
-)
-from ocr_phases.inputs.images import as_rgb, load_page
+from ocr_phases.families import IMAGE_TAG, Preset
+from ocr_phases.inputs.images import as_rgb
 from ocr_phases.record import elsewhere
 from ocr_phases.text import count_text
 
-__all__ = [
-    "PRESETS",
-    "PROMPTS",
-    "DeviceInputs",
-    "PageInputs",
-    "PageViews",
-    "Preset",
-    "crop_grid",
-    "image_token_count",
-    "load_page",
-    "make_views",
-    "pack",
-    "resolve_prompt",
-    "valid_image_tokens",
-]
-
 _PIXELS_PER_TOKEN = 16 * 4  # per side: patches of 16, then two convolutions of stride 2
 _PAD_COLOUR = (127, 127, 127)
-_MOST_SHOWN = 4  # pages that a cell draws
 
 # What each of the 256 grey levels becomes. A table, so that every device gives the same bits: CUDA divides by
 # a constant through its reciprocal, which can land on the other side of a bfloat16 rounding.
@@ -69,22 +45,6 @@ class PageViews:
 
     def __repr__(self) -> str:
         return f"PageViews(preset={self.preset.name!r}, size={self.size}, grid={self.grid})"
-
-    def pictures(self) -> list[tuple[Image.Image, str]]:
-        """The global view, and the crops joined with their cuts drawn, each with its caption."""
-        preset, tokens = self.preset, image_token_count(self.preset, (1, 1))
-        side, page = preset.base_size, f"{self.size[0]} x {self.size[1]} px"
-        caption = (
-            f"{preset.name}: page of {page}, global view {side} x {side} px, {count_text(tokens, 'token')}"
-        )
-        pictures = [(Image.fromarray(self.global_view), caption)]
-        if len(self.crops):
-            side, tokens = preset.image_size, image_token_count(preset, self.grid) - tokens
-            grid = f"{self.grid[0]} x {self.grid[1]} crops of {side} x {side} px"
-            pictures.append(
-                (elsewhere("draw_crops")(self.crops, self.grid), f"{grid}, {count_text(tokens, 'token')}")
-            )
-        return pictures
 
 
 def make_views(page: Image.Image, preset: Preset) -> PageViews:
@@ -246,65 +206,33 @@ class PageInputs:
         real = self.attention_mask.sum(dim=1) - self.images_seq_mask.sum(dim=1)
         return tuple(real.tolist())
 
-    def pixel_values(self, dtype: torch.dtype) -> Tensor:
-        """The global views, [pages, 3, S, S]: ((u8 / 255 - 0.5) / 0.5) rounded to bfloat16, then `dtype`."""
-        return _normalised(self._global_pixels(), dtype)
-
-    def pixel_values_local(self, dtype: torch.dtype) -> Tensor | None:
-        """The crops of all pages, [crops, 3, C, C], normalised like `pixel_values`; None without crops."""
-        pixels = self._local_pixels()
-        return None if pixels is None else _normalised(pixels, dtype)
-
     def to(self, device: torch.device | str, dtype: torch.dtype) -> DeviceInputs:
         """The batch on `device`; pixels travel as uint8 and become the same bits in `dtype` as on the CPU."""
-        local = self._local_pixels()
+        pages = np.stack([view.global_view for view in self.views])
+        crops = np.concatenate([view.crops for view in self.views])
+        positions = (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         return DeviceInputs(
             input_ids=self.input_ids.to(device),
             attention_mask=self.attention_mask.to(device),
             images_seq_mask=self.images_seq_mask.to(device),
-            pixel_values=_normalised(self._global_pixels().to(device), dtype),
-            pixel_values_local=None if local is None else _normalised(local.to(device), dtype),
+            pixel_values=_normalised(pages, device, dtype),
+            pixel_values_local=_normalised(crops, device, dtype) if len(crops) else None,
             num_local_patches=[len(view.crops) for view in self.views],
             patches_grid=[list(view.grid) for view in self.views],
-            position_ids=self._position_ids().to(device) if self.padded else None,
+            position_ids=positions.to(device) if self.padded else None,
         )
 
     def __repr__(self) -> str:
         return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        facts = {
-            "prompt": ", ".join(dict.fromkeys(map(repr, self.prompts))),
-            "rows": self.batch_size,
-            "tokens of a row": f"{self.prefill_len:,}",
-            "image tokens": _of_rows(self.image_tokens),
-            "text tokens": _of_rows(self.text_tokens),
-        }
-        pictures = [picture for view in self.views[:_MOST_SHOWN] for picture in view.pictures()]
-        if len(self.views) > _MOST_SHOWN:
-            facts["pages"] = f"{len(self.views)}, of which {_MOST_SHOWN} are shown"
-        return elsewhere("facts_bundle")("Inputs, ready for the model", facts, pictures)
-
-    def _position_ids(self) -> Tensor:
-        return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-
-    def _global_pixels(self) -> Tensor:
-        return torch.from_numpy(np.stack([view.global_view for view in self.views]))
-
-    def _local_pixels(self) -> Tensor | None:
-        crops = np.concatenate([view.crops for view in self.views])
-        return torch.from_numpy(crops) if len(crops) else None
+        return elsewhere("inputs_bundle")(self)
 
 
-def _of_rows(counts: Sequence[int]) -> str:
-    """One number where all rows have it, else one a row."""
-    return ", ".join(f"{count:,}" for count in (counts[:1] if len(set(counts)) == 1 else counts))
-
-
-def _normalised(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 [N, H, W, 3] to `dtype` [N, 3, H, W] on the same device."""
-    levels = _LEVELS.to(pixels.device, dtype)
-    return levels[pixels.permute(0, 3, 1, 2).contiguous().int()]
+def _normalised(pixels: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """uint8 [N, H, W, 3] as `dtype` [N, 3, H, W] on the device, by `_LEVELS`."""
+    levels = _LEVELS.to(device, dtype)
+    return levels[torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).contiguous().int()]
 
 
 def pack(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -34,7 +34,7 @@ from ocr_phases.models.folders import (
     read_json,
     transformers_version,
 )
-from ocr_phases.models.vendor import check_request, load_vendor
+from ocr_phases.models.vendor import check_attention, check_request, choose_attention, load_vendor
 from ocr_phases.models.wiring import NATIVES, Family, family_of, native_config
 from ocr_phases.text import bytes_text, count_text, millions_text, nearest
 from ocr_phases.versions import asset, folder_hash
@@ -42,6 +42,7 @@ from ocr_phases.versions import asset, folder_hash
 NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"
+_REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
 _LARGE = 300_000_000  # parameters, from which a CPU takes seconds a page
 _PROMPT = 300  # tokens, about those of a page at the preset base
 _TINY_VOCAB = 2048
@@ -91,28 +92,6 @@ class Checkpoint:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
-class LoadedModel(Protocol):
-    """A checkpoint on its device, as a session has it: what the recorder and the collectors read of it."""
-
-    checkpoint: Checkpoint
-    model: Any
-    tokenizer: Any
-    family: Family
-    device: str
-    dtype: torch.dtype
-
-    @property
-    def eos_id(self) -> int:
-        """The id that ends a generation."""
-
-    @property
-    def pad_id(self) -> int:
-        """The id that fills rows."""
-
-    def encode(self, text: str) -> list[int]:
-        """Text to ids, without special tokens around it."""
-
-
 def resolve_device(device: str) -> str:
     """``auto`` to ``cuda`` where there is one, else ``cpu``; `OcrPhasesError` for one that is not here."""
     if device == "auto":
@@ -151,18 +130,20 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load ``tiny``, ``dummy`` (or `dummy_config`'s), a folder or a hub id onto ``device``.
 
+    ``attention`` is ``eager``, ``sdpa`` or ``flash_attention_2``, by default SDPA where the class has it.
     ``implementation="vendor"`` loads with the class in the checkpoint (`ocr_phases.models.vendor`), which
-    ``attention``, ``trust_remote_code`` and ``cuda_calls`` are for.
+    ``trust_remote_code`` and ``cuda_calls`` are for.
     Raises `OcrPhasesError` for anything that is no checkpoint of a known family, naming what is wrong.
     """
     vendor = implementation == "vendor"
     default_preset, source = None, None
     if vendor:
-        check_request(name, trust_remote_code, attention)
-    else:
-        _check_native(attention, cuda_calls)
+        check_request(name, trust_remote_code)
+    check_attention(attention)
+    if not vendor:
+        _check_native(cuda_calls)
         if not local_only and name.split(":")[0] == "dummy":
-            return _make_dummy(name, device, dtype)
+            return _make_dummy(name, device, dtype, attention)
     if not local_only and name == "tiny":
         folder: Path | None = asset("data", "tiny")
         default_preset, source = "small", "built-in"
@@ -187,7 +168,7 @@ def load_checkpoint(
     if vendor:
         model = load_vendor(folder, raw, content, device, dtype, attention, cuda_calls)
     else:
-        model = _load_native(folder, raw, image_token_id, device, dtype)
+        model = _load_native(folder, raw, image_token_id, device, dtype, attention)
     return Checkpoint(
         model=model,
         tokenizer=tokenizer,
@@ -208,7 +189,7 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
 
     The model may be patched, quantised or merged with a LoRA; its family is that of its class and config, its
     device and dtype are those of its first floating-point parameter. ``name`` is by default its own, or its
-    class's. The revision is ``sha256:`` over config and names, shapes and dtypes of its tensors.
+    class's. The revision is ``sha256:`` over config and names, shapes, dtypes and sums of its tensors.
 
     Raises `OcrPhasesError` for a class of no family, naming every module that its family has and it lacks,
     for a config that does not fit, and for a tokenizer as `load_tokenizer` does.
@@ -227,7 +208,7 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
     check_tokenizer(tokenizer, f"beside {title}")
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for key, tensor in model.state_dict().items():
-        digest.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(f"{key} {_fingerprint(tensor)}\n".encode())
     parameter = next(filter(torch.is_floating_point, model.parameters()))
     return Checkpoint(
         model=model,
@@ -240,6 +221,14 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
         device=str(parameter.device),
         dtype=parameter.dtype,
     )
+
+
+def _fingerprint(value: Any) -> str:
+    """What tells a model's tensor from another; a quantised layer holds its weights as other objects."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    values = value.dequantize() if value.is_quantized else value
+    return f"{tuple(value.shape)} {value.dtype} {float(values.sum(dtype=torch.float64))}"
 
 
 # -- the tokenizer ------------------------------------------------------------------------------------
@@ -283,6 +272,44 @@ def check_tokenizer(tokenizer: Any, place: str) -> None:
         )
 
 
+class TokenReader:
+    """The text each id adds, one id at a time; joined they are the decoded text, special tokens included.
+
+    A character spread over several tokens belongs to the one that completes it; an id the tokenizer has no
+    text for shows as ``<id>``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = []  # what decodes into the text in front of the next
+        self._waiting: list[int] = []
+
+    def read(self, token: int, *, last: bool = False) -> str:
+        """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
+        known = token < len(self._tokenizer)
+        if known:
+            self._waiting.append(token)
+        before = self._tokenizer.decode(self._before)
+        now = self._tokenizer.decode(self._before + self._waiting)
+        if not known:
+            self._before, self._waiting = [], []
+            return f"{now[len(before) :]}<{token}>"
+        if now.endswith("\ufffd") and not last and not self._whole():
+            return ""
+        self._before, self._waiting = self._waiting, []
+        return now[len(before) :]
+
+    def _whole(self) -> bool:
+        """Whether the U+FFFD at the end is the text's own, not what an incomplete character decodes to."""
+        return "".join(self._tokenizer.convert_ids_to_tokens(self._waiting)).endswith(_REPLACEMENT)
+
+
+def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text each of ``ids`` adds, as `TokenReader` tells it."""
+    reader = TokenReader(tokenizer)
+    return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
+
+
 def image_token(config: dict[str, Any], tokenizer: Any) -> int:
     """The id of ``<image>``; `OcrPhasesError` where config.json says another."""
     found = tokenizer.convert_tokens_to_ids("<image>")
@@ -300,14 +327,11 @@ def _token_text(value: Any) -> str | None:
 # -- transformers' own class --------------------------------------------------------------------------
 
 
-def _check_native(attention: str | None, cuda_calls: str) -> None:
+def _check_native(cuda_calls: str) -> None:
     import transformers
 
-    if attention not in (None, "sdpa") or cuda_calls != "refuse":
-        raise OcrPhasesError(
-            'attention and cuda_calls are for implementation="vendor": native always runs with SDPA, and '
-            "calls no .cuda()."
-        )
+    if cuda_calls != "refuse":
+        raise OcrPhasesError('cuda_calls is for implementation="vendor": native calls no .cuda().')
     if transformers_version() < NATIVE_NEEDS:
         raise OcrPhasesError(
             f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
@@ -316,18 +340,23 @@ def _check_native(attention: str | None, cuda_calls: str) -> None:
 
 
 def _load_native(
-    folder: Path, raw: dict[str, Any], image_token_id: int, device: str, dtype: torch.dtype
+    folder: Path,
+    raw: dict[str, Any],
+    image_token_id: int,
+    device: str,
+    dtype: torch.dtype,
+    attention: str | None,
 ) -> nn.Module:
     family = NATIVES[read_model_config(raw).family.name]
-    config = native_config(raw)
+    model_class, config = family.model_class(), native_config(raw)
     config.image_token_id = image_token_id
     try:
         with progress_bar_in_terminals():
-            model, report = family.model_class().from_pretrained(
+            model, report = model_class.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
-                attn_implementation="sdpa",
+                attn_implementation=choose_attention(model_class, attention, device, dtype),
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
@@ -394,7 +423,9 @@ def dummy_config(name: str) -> dict[str, Any]:
     return raw
 
 
-def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Checkpoint:
+def _make_dummy(
+    name: str, device: str, dtype: torch.dtype, attention: str | None, seed: int = 0
+) -> Checkpoint:
     """The full-size architecture with seeded random weights, made where they are used."""
     raw = dummy_config(name)
     family = NATIVES[read_model_config(raw).family.name]
@@ -403,7 +434,8 @@ def _make_dummy(name: str, device: str, dtype: torch.dtype, seed: int = 0) -> Ch
         _tell_what_it_takes(name, family, config, dtype)
     with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
         torch.manual_seed(seed)  # vectors, which the generator below leaves as they are made
-        model = model_class._from_config(config, dtype=dtype, attn_implementation="sdpa")
+        chosen = choose_attention(model_class, attention, device, dtype)
+        model = model_class._from_config(config, dtype=dtype, attn_implementation=chosen)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

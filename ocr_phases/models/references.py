@@ -8,29 +8,37 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from torch import nn
+from transformers import DynamicCache, PreTrainedTokenizerFast
 
-from ocr_phases.models.wiring import Family, family_of
+from ocr_phases.inputs.packing import pack
+from ocr_phases.models.wiring import family_of
+from ocr_phases.versions import __version__
 
 COLUMNS = ("what", "symbol", "file", "line", "version")
 _SHOWN = 120
+_EXAMPLE = re.compile(r"\b(model|self)\.generate\(.*")
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method as written: the class that defines it, its node and file."""
+    """A method as written; ``owner`` is its module, ``start`` its first line in ``file``."""
 
+    name: str
     owner: str
     node: ast.FunctionDef
+    source: str
     file: str
+    start: int
 
     def calls(self, wanted: Callable[[ast.Call], bool]) -> list[ast.Call]:
         """The calls in it that ``wanted`` says yes to, in order."""
@@ -38,93 +46,116 @@ class Method:
         return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
-Place = tuple[Method, ast.expr]
+#: A method, and the code in it with its line.
+Place = tuple[Method, str, int]
 
 
 def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
-    """Where vision is gated and called, fused, the text layers called, the cache grown and steps prepared.
+    """Where prompts are made, vision is gated, called and fused, the text layers called, the cache grown.
 
+    Also where SAM's two convolutions make 16 times fewer tokens, where steps are prepared, and the source's
+    own example of a call of ``generate()``, or ``generate()`` itself where it has none.
     One row a place: what, symbol (``Class.method: code``), file (relative to site-packages or to the
     checkpoint), line, and version (the library's, or the checkpoint's ``revision``). What is not found is a
     row without file and line.
     """
     family = family_of(model)
-    methods = _vision_methods(model, family)
-    leaves = {stage: family.wiring.modules[stage].rpartition(".")[2] for stage in family.facts.vision_stages}
+    paths = {stage: family.wiring.modules[stage] for stage in family.facts.vision_stages}
+    leaves = {stage: path.rpartition(".")[2] for stage, path in paths.items()}
+    ways = [path.split(".")[:-1] for path in paths.values()]
+    above = {".".join(way[:count]) for way in ways for count in range(len(way) + 1)}
+    seeing = _methods(type(model.get_submodule(path)) for path in sorted(above))
+    compressing = _methods(map(type, model.get_submodule(paths["sam"]).modules()))
+    attending = _methods(map(type, family.timed(model)["language_model"][0].modules()))
     found: list[tuple[str, list[Place]]] = [
-        ("condition of vision", _condition(methods, leaves["projector"])),
-        *((f"vision call: {stage}", _all(methods, _named(leaf))) for stage, leaf in leaves.items()),
-        ("fusion", _all(methods, _named("masked_scatter", "masked_scatter_"))),
-        ("language model", _all(methods, _is_delegation)[:1]),
-        ("cache update", _all(_attention_methods(model, family), _is_cache_update)[:1]),
+        ("tokenizer", _definition(PreTrainedTokenizerFast.encode)),
+        ("prompt assembly", _definition(pack)),
+        ("condition of vision", _condition(seeing, leaves["projector"])),
+        *((f"vision call: {stage}", _all(seeing, _named(leaf))) for stage, leaf in leaves.items()),
+        ("16x compression", _all(compressing, _halves)),
+        ("fusion", _all(seeing, _named("masked_scatter", "masked_scatter_"))),
+        ("language model", _all(seeing, _is_delegation)[:1]),
+        ("cache update", _all(attending, _is_cache_update)[:1]),
+        ("cache class", _definition(getattr(DynamicCache, "update", None))),
+        ("step preparation", _definition(getattr(model, "prepare_inputs_for_generation", None))),
+        ("generate() call", _example(model) or _definition(getattr(model, "generate", None))),
     ]
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for what, places in found:
-        rows += [_row(what, *place, revision) for place in places] or [(what, "", None, None, "")]
-    rows.append(_function_row("cache class", _cache_update(), revision))
-    prepare = getattr(type(model), "prepare_inputs_for_generation", None)
-    rows.append(_function_row("step preparation", prepare, revision))
+        for method, code, line in places:
+            file, version = _origin(method.file, revision)
+            code = code if len(code) <= _SHOWN else f"{code[:_SHOWN]}..."
+            rows.append((what, f"{method.name}: {code}".removesuffix(": "), file, line, version))
+        if not places:
+            rows.append((what, "", None, None, ""))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"line": "Int64"})
 
 
-def _vision_methods(model: nn.Module, family: Family) -> list[Method]:
-    """The methods of every module on the way from the model to its vision parts."""
-    paths = {""}
-    for stage in family.facts.vision_stages:
-        parts = family.wiring.modules[stage].split(".")[:-1]
-        paths |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    classes = dict.fromkeys(type(model.get_submodule(path)) for path in sorted(paths))
-    return [method for owner in classes for method in _methods(owner)]
+def _methods(owners: Iterable[type]) -> list[Method]:
+    """The methods that objects of the classes run, inherited ones too, but for those of torch itself."""
+    return [method for owner in dict.fromkeys(owners) for method in _methods_of(owner)]
 
 
-def _attention_methods(model: nn.Module, family: Family) -> list[Method]:
-    language_model, _ = family.timed(model)["language_model"]
-    classes = dict.fromkeys(type(module) for module in language_model.modules())
-    return [method for owner in classes for method in _methods(owner)]
-
-
-def _methods(owner: type) -> Iterator[Method]:
-    """The methods an object of the class runs, inherited ones too, but for those of torch itself."""
+def _methods_of(owner: type) -> Iterator[Method]:
     seen: set[str] = set()
     for base in owner.__mro__:
-        file = _file_of(base)
-        if file is None or base.__module__.startswith("torch."):
+        if base.__module__.startswith("torch."):
             continue
-        for node in _class_body(file, base.__name__):
-            if node.name not in seen:
-                seen.add(node.name)
-                yield Method(base.__name__, node, file)
+        for name, function in vars(base).items():
+            if name not in seen and inspect.isfunction(function):
+                seen.add(name)
+                yield from _read(function)
 
 
-def _file_of(owner: type) -> str | None:
-    return getattr(sys.modules.get(owner.__module__), "__file__", None)
+def _read(function: Callable[..., Any]) -> Iterator[Method]:
+    """The function as written, behind its decorators; nothing where there is no source."""
+    function = inspect.unwrap(function)
+    try:
+        lines, start = inspect.getsourcelines(function)
+        source = textwrap.dedent("".join(lines))
+        (node,) = ast.parse(source).body
+    except (OSError, SyntaxError, TypeError, ValueError):
+        return
+    if isinstance(node, ast.FunctionDef):
+        ast.increment_lineno(node, start - 1)
+        yield Method(
+            function.__qualname__, function.__module__, node, source, inspect.getfile(function), start
+        )
 
 
-def _class_body(file: str, name: str) -> list[ast.FunctionDef]:
-    for node in ast.walk(_tree(file)):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return [part for part in node.body if isinstance(part, ast.FunctionDef)]
+def _definition(function: Callable[..., Any] | None) -> list[Place]:
+    return [(method, "", method.node.lineno) for method in _read(function)] if function else []
+
+
+def _example(model: nn.Module) -> list[Place]:
+    """The first call of ``generate()`` in the class's own code or in the examples of its docstrings."""
+    for method in _methods([type(model)]):
+        if method.owner != type(model).__module__:
+            continue
+        for line, text in enumerate(method.source.splitlines(), method.start):
+            if found := _EXAMPLE.search(text):
+                calls = [call for call in method.calls(_named("generate")) if call.lineno == line]
+                return [(method, _code(calls[0]) if calls else found[0], line)]
     return []
 
 
-def _tree(file: str) -> ast.Module:
-    try:
-        return _parsed(Path(file).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return ast.Module(body=[], type_ignores=[])
+def _code(node: ast.expr) -> str:
+    return " ".join(ast.unparse(node).split())
 
 
-@lru_cache(maxsize=32)
-def _parsed(source: str) -> ast.Module:
-    return ast.parse(source)
-
-
-def _all(methods: Iterable[Method], wanted: Callable[[ast.Call], bool]) -> list[Place]:
-    return [(method, call) for method in methods for call in method.calls(wanted)]
+def _all(methods: list[Method], wanted: Callable[[ast.Call], bool]) -> list[Place]:
+    return [(method, _code(call), call.lineno) for method in methods for call in method.calls(wanted)]
 
 
 def _named(*names: str) -> Callable[[ast.Call], bool]:
     return lambda call: getattr(call.func, "attr", getattr(call.func, "id", None)) in names
+
+
+def _halves(call: ast.Call) -> bool:
+    strides = [keyword.value for keyword in call.keywords if keyword.arg == "stride"]
+    return _named("Conv2d")(call) and any(
+        isinstance(value, ast.Constant) and value.value == 2 for value in strides
+    )
 
 
 def _is_delegation(call: ast.Call) -> bool:
@@ -137,9 +168,7 @@ def _is_delegation(call: ast.Call) -> bool:
 
 
 def _is_cache_update(call: ast.Call) -> bool:
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "update":
-        return False
-    return "past_key_value" in ast.unparse(call.func.value)
+    return _named("update")(call) and "past_key_value" in ast.unparse(call.func)
 
 
 def _condition(methods: list[Method], name: str) -> list[Place]:
@@ -150,7 +179,7 @@ def _condition(methods: list[Method], name: str) -> list[Place]:
         for method, calls in callers:
             guard = _guard(method.node, calls)
             if guard is not None:
-                return [(method, guard)]
+                return [(method, _code(guard), guard.lineno)]
         further = {method.node.name for method, _ in callers} - {"forward"}
         if further <= names:
             return []
@@ -167,36 +196,16 @@ def _guard(function: ast.FunctionDef, calls: list[ast.Call]) -> ast.expr | None:
     return None
 
 
-def _cache_update() -> Any:
-    from transformers import DynamicCache
-
-    return getattr(DynamicCache, "update", None)
-
-
-def _row(what: str, method: Method, node: ast.expr, revision: str) -> tuple:
-    code = " ".join(ast.unparse(node).split())
-    code = code if len(code) <= _SHOWN else f"{code[:_SHOWN]}..."
-    file, version = _origin(method.file, revision)
-    return what, f"{method.owner}.{method.node.name}: {code}", file, node.lineno, version
-
-
-def _function_row(what: str, function: Any, revision: str) -> tuple:
-    function = inspect.unwrap(function) if function is not None else None
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return what, "", None, None, ""
-    file, version = _origin(code.co_filename, revision)
-    return what, function.__qualname__, file, code.co_firstlineno, version
-
-
 def _origin(file: str, revision: str) -> tuple[str, str]:
     """The file relative to site-packages with its library's version, or its name in the checkpoint."""
     import transformers
 
-    packages = Path(transformers.__file__).parents[1]
     path = Path(file)
-    if path.is_relative_to(packages):
-        relative = path.relative_to(packages)
-        version = getattr(sys.modules.get(relative.parts[0]), "__version__", "")
-        return relative.as_posix(), f"{relative.parts[0]} {version}".strip()
+    package = Path(__file__).parents[1]
+    for root in (Path(transformers.__file__).parents[1], package.parent):
+        if path.is_relative_to(package if root == package.parent else root):
+            relative = path.relative_to(root)
+            library = relative.parts[0]
+            version = getattr(sys.modules.get(library), "__version__", __version__)
+            return relative.as_posix(), f"{library} {version}".strip()
     return path.name, revision

@@ -38,8 +38,8 @@ CONSTRAINED = "pip install -c constraints-4.46.txt"
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 
 
-def check_request(name: str, trust_remote_code: bool, attention: str | None) -> None:
-    """Raise `OcrPhasesError` without ``trust_remote_code``, for a name without code or a wrong attention."""
+def check_request(name: str, trust_remote_code: bool) -> None:
+    """Raise `OcrPhasesError` without ``trust_remote_code``, or for a name without code."""
     if not trust_remote_code:
         raise OcrPhasesError(
             'implementation="vendor" runs the Python code that comes with the checkpoint: read it and pass '
@@ -47,6 +47,10 @@ def check_request(name: str, trust_remote_code: bool, attention: str | None) -> 
         )
     if name == "tiny" or name.split(":")[0] == "dummy":
         raise OcrPhasesError(f"{name} has no vendor class: name a checkpoint folder or a hub id (ORG/NAME).")
+
+
+def check_attention(attention: str | None) -> None:
+    """Raise `OcrPhasesError` for a name that is none of `ATTENTIONS`."""
     if attention not in (None, *ATTENTIONS):
         hint = nearest(attention, ATTENTIONS)
         raise OcrPhasesError(f"Unknown attention {attention!r}: use {' or '.join(ATTENTIONS)}.{hint}")

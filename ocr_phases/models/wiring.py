@@ -116,12 +116,14 @@ class Family:
         # Building two masks from the 2-D one, which one class otherwise does at every step, is then skipped.
         return {FULL: mask, WINDOWED: mask} if self.wiring.mask == "by attention" else mask
 
-    def prefill_arguments(self, inputs: DeviceInputs) -> dict[str, Any]:
+    def prefill_arguments(self, inputs: DeviceInputs, model: Any = None) -> dict[str, Any]:
         """The keyword arguments of the forward over a whole prompt.
 
+        Of a ``model`` whose attention is not causal by itself (eager) the class gets the mask to work on.
         Raises `OcrPhasesError` for several pages in one prompt of the vendor's class.
         """
-        unworked = inputs.position_ids is None and self.wiring.mask != "2-D"
+        attention = "sdpa" if model is None else model.config.get_text_config()._attn_implementation
+        unworked = inputs.position_ids is None and self.wiring.mask != "2-D" and attention != "eager"
         arguments = {
             "input_ids": inputs.input_ids,
             "attention_mask": self.ready_mask(None) if unworked else inputs.attention_mask,

@@ -15,16 +15,20 @@ from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.overlay import printable
 from ocr_phases.show.plots import plot_spans
+from ocr_phases.show.views import view_pictures
 from ocr_phases.show.web import notebook_style
 from ocr_phases.text import count_text, plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from ocr_phases.inputs.packing import PageInputs
+
 Bundle = dict[str, str]
 """What a cell shows, by MIME type."""
 
 _LONGEST_NAME = 80
+_MOST_PAGES = 4  # that a cell draws
 
 
 def bundle(shown: str, text: str) -> Bundle:
@@ -73,3 +77,19 @@ def facts_bundle(
     drawn = html.pictures_html(pictures) if pictures else ""
     lines = [title, *(f"  {name}: {value}" for name, value in facts.items())]
     return bundle(shown + drawn + below, "\n".join(lines))
+
+
+def inputs_bundle(inputs: PageInputs) -> Bundle:
+    """A batch ready for the model: its prompts and counts of tokens, and the views of its first pages."""
+    facts: dict[str, object] = {
+        "prompt": ", ".join(dict.fromkeys(map(repr, inputs.prompts))),
+        "rows": inputs.batch_size,
+        "tokens of a row": f"{inputs.prefill_len:,}",
+    }
+    for what, counts in (("image tokens", inputs.image_tokens), ("text tokens", inputs.text_tokens)):
+        one = counts[:1] if len(set(counts)) == 1 else counts  # where all rows have it
+        facts[what] = ", ".join(f"{count:,}" for count in one)
+    pictures = [picture for views in inputs.views[:_MOST_PAGES] for picture in view_pictures(views)]
+    if len(inputs.views) > _MOST_PAGES:
+        facts["pages"] = f"{len(inputs.views)}, of which {_MOST_PAGES} are shown"
+    return facts_bundle("Inputs, ready for the model", facts, pictures)

@@ -24,6 +24,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_share
 from ocr_phases.analyse.typical import typical_repeat
 from ocr_phases.families import VISION_STAGES
@@ -141,6 +142,11 @@ def plot_token_latency(
     title_axes(axes, f"Each decode step: {found}")
     legend_below(figure, axes.get_legend_handles_labels()[0], 5, ax)
     return figure
+
+
+def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
+    """`plot_token_latency` over the record's own floor of each step. ``ax`` are axes to draw on."""
+    return plot_token_latency(run, decode_floor(run)["floor_ms"].tolist(), ax=ax)
 
 
 @takes_axes

@@ -1,7 +1,7 @@
 """How a decode step is executed: what each strategy can do here, and the kernels it runs with.
 
 ``eager`` calls the model class step by step; ``cuda_graph`` replays one captured step over a static cache;
-``compiled`` compiles that step, and captures it too on a GPU (`ocr_phases.steps.static_step`).
+``compiled`` compiles that step, and captures it too on a GPU (`ocr_phases.steps.captured`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import importlib.util
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from time import perf_counter
-from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.models.wiring import Family
@@ -31,10 +32,10 @@ DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 #: H200); the plain formula spreads over all of them, and a compiler can fuse it.
 STATIC_BACKENDS = (SDPBackend.MATH,)
 
-_EOS_EVERY = 16
-#: What the compiler writes before each trial of a kernel, in bytes, as ``triton.testing.do_bench`` does.
-_FLUSHED = 256 * 2**20
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
+_EOS_EVERY = 16
 #: Told what is compiled or captured next ("compiling SAM"); it may raise `Stopped`.
 preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=lambda what: None)
 
@@ -77,36 +78,6 @@ def _missing_compiler(kind: str) -> str | None:
         return None if importlib.util.find_spec("triton") else "triton (pip install triton)"
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     return None if shutil.which(compiler) else f"a C++ compiler, and {compiler} is not here"
-
-
-def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """``torch.compile`` of ``function`` for one set of shapes, which no other compilation can crowd out.
-
-    The compiler keeps, and limits, what it made by code object; so every call here gets a code object of its
-    own. ``options`` are those of ``torch.compile``.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=False, **options)
-
-
-@contextlib.contextmanager
-def tuned_steadily() -> Iterator[None]:
-    """Let the compiler time its trials of a kernel well, for the length of a ``with`` block.
-
-    It empties the L2 cache before each trial, which takes less time than a launch: a kernel of 5 us was timed
-    with its launch, and chosen by chance. With more to write, the host is ahead of the device.
-    """
-    from torch._inductor.runtime.benchmarking import benchmarker
-
-    vars(benchmarker)["L2_cache_size"] = _FLUSHED
-    try:
-        yield
-    finally:
-        del vars(benchmarker)["L2_cache_size"]
 
 
 @contextlib.contextmanager
@@ -162,7 +133,7 @@ def first_call_ms(
     """
     cuda = torch.device(device).type == "cuda"
     if cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     start = perf_counter()
     try:
         given = function(*args, **kwargs)
@@ -170,8 +141,17 @@ def first_call_ms(
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise OcrPhasesError(f"torch.compile failed here ({first}): use 'eager'.") from error
     if cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     return given, (perf_counter() - start) * 1e3
+
+
+def last_used(made: dict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
+    """``made[key]``, made where it is missing; ``made`` holds the ``most`` last used values."""
+    found = made.pop(key, None)
+    while len(made) >= most:
+        made.pop(next(iter(made)))
+    made[key] = make() if found is None else found
+    return made[key]
 
 
 def decode_backends(device: torch.device | str, strategy: str = "eager") -> tuple[SDPBackend, ...]:
@@ -220,3 +200,62 @@ def current_device(device: torch.device | str) -> AbstractContextManager:
     if torch.device(device).type != "cuda":
         return contextlib.nullcontext()
     return torch.cuda.device(torch.device(device))
+
+
+#: Runs before a capture, as libraries set up their workspaces in the first ones.
+_WARM_RUNS = 3
+
+
+def captured(run: Callable[[], Any]) -> Callable[[], Any]:
+    """``run`` as a CUDA graph: the same work on the same tensors, started by one call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_RUNS):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        given = run()
+
+    def replay() -> Any:
+        graph.replay()
+        return given
+
+    return replay
+
+
+def captured_call(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
+    """``function`` captured over copies of these tensors: a call copies its own there, and gets copies."""
+    own = tree_map_only(Tensor, torch.clone, (args, options))
+    copies = tensors_in(*own)
+    replay = captured(lambda: function(*own[0], **own[1]))
+
+    def call(*args: Any, **options: Any) -> Any:
+        for copy, tensor in zip(copies, tensors_in(args, options), strict=True):
+            copy.copy_(tensor)
+        return tree_map_only(Tensor, torch.clone, replay())
+
+    return call
+
+
+def tensors_in(*values: Any) -> list[Tensor]:
+    """All tensors in lists, dicts and model outputs, in a fixed order."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def waits(run: Callable[[], Any]) -> bool:
+    """Whether ``run``, which has run before, waits for the device somewhere: then it cannot be captured."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False

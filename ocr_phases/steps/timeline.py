@@ -8,10 +8,9 @@ step is in ``docs/bench.md``.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +64,7 @@ class Timeline:
         self._open: list[Span] = []
         self.phase = ""
         self.step: int | None = None
+        self.vectors = 0  # that the projector made in the prefill
         self._origin = Span("", "", start=self._event(), host_start=perf_counter())
 
     def begin(self, stage: str, view: str = "") -> Span:
@@ -209,6 +209,8 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     def after(stage: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             timeline.end(open_spans.pop(stage))
+            if stage == "projector" and timeline.phase == "prefill":
+                timeline.vectors += prod(output.shape[:-1])
             if stage == "projector" and views and calls[stage] % len(views) == 0:
                 open_spans["vision_fusion"] = timeline.begin("vision_fusion")
 
@@ -222,50 +224,3 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     finally:
         for handle in handles:
             handle.remove()
-
-
-class PeakMemory:
-    """Peak memory of each phase of a run: `of` around a phase, `taken` at the end of the run.
-
-    ``source`` says what is counted: the CUDA allocator's peak, or on Linux CPUs the process's high-water
-    mark (``VmHWM``, which counts everything resident), or None where neither can be had.
-    """
-
-    def __init__(self, device: torch.device | str) -> None:
-        self.cuda = torch.device(device).type == "cuda"
-        self.source: str | None = "cuda_peak_allocated" if self.cuda else "process_high_water_mark"
-        self._peaks: dict[str, int | None] = {}
-        if not self.cuda:
-            try:
-                self._reset()
-                self._read()
-            except (OSError, ValueError):
-                self.source = None
-
-    @contextlib.contextmanager
-    def of(self, phase: str) -> Iterator[None]:
-        """Keep the peak of a ``with`` block as that of ``phase``."""
-        self._reset()
-        yield
-        self._peaks[phase] = self._read()
-
-    def taken(self) -> dict[str, int | None]:
-        """Peak bytes of each phase since the last call; None where it is not available."""
-        peaks, self._peaks = self._peaks, {}
-        return peaks
-
-    def _reset(self) -> None:
-        if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-        elif self.source:
-            Path("/proc/self/clear_refs").write_text("5")
-
-    def _read(self) -> int | None:
-        if self.cuda:
-            return torch.cuda.max_memory_allocated()
-        if not self.source:
-            return None
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found is None:
-            raise ValueError("no VmHWM in /proc/self/status")
-        return int(found[1]) * 1024

@@ -11,10 +11,12 @@ class Sam(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, width, kernel_size=64, stride=64)
+        self.patches = nn.Conv2d(3, width, kernel_size=16, stride=16)
+        self.net_2 = nn.Conv2d(width, width, kernel_size=2, stride=2)
+        self.net_3 = nn.Conv2d(width, width, kernel_size=2, stride=2)
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.tanh(self.patches(images) / 8)
+        return torch.tanh(self.net_3(self.net_2(self.patches(images) / 8)))
 
 
 class Clip(nn.Module):

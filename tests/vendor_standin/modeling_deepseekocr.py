@@ -181,4 +181,5 @@ class DeepseekOCRForCausalLM(LlamaForCausalLM):
 
     def infer(self, tokenizer: Any, prompt: str = "", image_file: str = "") -> str:
         """Not used: only here because the published one moves tensors to a GPU."""
-        raise NotImplementedError(str(torch.zeros(1).cuda()))
+        ids = torch.zeros(1, 1, dtype=torch.long).cuda()
+        return self.generate(ids, images=[], images_seq_mask=None, images_spatial_crop=None)

@@ -24,7 +24,9 @@ from pages import Bucket, Sources, is_strip, load_families, load_sources, make_b
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
-from ocr_phases.inputs.packing import PRESETS, PageViews, load_page, make_views, pack, resolve_prompt
+from ocr_phases.families import PRESETS, resolve_prompt
+from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.packing import PageViews, make_views, pack
 from ocr_phases.models.load import load_checkpoint
 from ocr_phases.steps.phases import generate, until_end
 from synth import degrade

@@ -18,14 +18,8 @@ import numpy as np
 from printed import PrintedPage, load_printed, printed_page
 from tokenizer import IMAGE, Codec
 
-from ocr_phases.inputs.packing import (
-    PRESETS,
-    PageViews,
-    Preset,
-    crop_grid,
-    make_views,
-    resolve_prompt,
-)
+from ocr_phases.families import PRESETS, Preset, crop_grid, resolve_prompt
+from ocr_phases.inputs.packing import PageViews, make_views
 from synth import (
     CHARACTERS,
     PageSettings,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ocr_phases.inputs.packing import Preset, crop_grid
+from ocr_phases.families import Preset, crop_grid
 from synth.page import Letters, Region, SynthPage, to_box
 
 _TRIES = 40

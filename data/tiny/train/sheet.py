@@ -21,7 +21,7 @@ from PIL import Image
 from tokenizer import Codec
 
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.inputs.packing import PRESETS
+from ocr_phases.families import PRESETS
 from ocr_phases.models.load import load_checkpoint
 from ocr_phases.show.blocks import Html, element, fragment, small_jpeg
 from ocr_phases.show.overlay import draw_boxes

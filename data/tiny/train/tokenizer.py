@@ -175,7 +175,7 @@ def page_texts(fonts: Path | None, pages: int, seed: int) -> Iterable[str]:
 
     from pages import draw, load_families
 
-    from ocr_phases.inputs.packing import PROMPTS
+    from ocr_phases.families import PROMPTS
 
     families = load_families(fonts)
     for number in range(pages):

@@ -1,52 +1,20 @@
-"""One measurement as asked for, every default filled in and checked before anything runs."""
+"""What is asked for, checked before anything runs; needs no torch."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, FamilyFacts
 from ocr_phases.files import each_page
-from ocr_phases.settings import REQUEST_SETTINGS, RunSettings, SamplingSettings, check_text
+from ocr_phases.settings import Request, check_text
 from ocr_phases.text import count_text
 
 Page = str | Path | bytes | Image.Image
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request(RunSettings):
-    """What `OCRSession.run_inference` was asked to do, with every default filled in.
-
-    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row.
-    """
-
-    pages: list[list[Page]]
-    prompt: str
-    prompts: list[str]
-    preset: str
-    preset_choice: str
-    max_new_tokens: int
-    infer: SamplingSettings
-    grounding: bool | None
-    ignore_eos: bool
-    eos_check_every: int
-    autocast: bool
-
-    def described(self) -> dict[str, Any]:
-        """The settings as plain JSON values, without the pages."""
-        asked = {name: getattr(self, name) for name in REQUEST_SETTINGS}
-        return {
-            **asked,
-            "infer": self.infer.described(),
-            "prompts": self.prompts,
-            "preset_choice": self.preset_choice,
-        }
 
 
 def make_rows(

@@ -16,23 +16,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
-from ocr_phases.models.caches import cache_bytes_per_token, read_up_to, static_cache
+from ocr_phases.models.caches import cache_bytes_per_token, forget, read_up_to, static_cache
 from ocr_phases.models.wiring import family_of
-from ocr_phases.steps.captured_prefill import CapturedPrefill
-from ocr_phases.steps.capturing import captured
+from ocr_phases.steps.compiled import FusedForms, compiled_apart, first_largest, tuned_steadily
 from ocr_phases.steps.execution import (
-    compiled_apart,
+    captured,
+    captured_call,
     current_device,
     decode_execution,
     first_call_ms,
+    forwards,
+    last_used,
     preparing,
-    tuned_steadily,
+    tensors_in,
+    waits,
 )
-from ocr_phases.steps.fusing import FusedForms, first_largest
 from ocr_phases.steps.phases import DecodeState, check_step
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
@@ -169,7 +171,7 @@ class StaticStep:
         read = next(read for read in self._runs if read >= needed)
         logits = self._runs[read]()
         self._length = state.length + 1
-        state.attention_mask = self._seen[:, : state.length + 1]
+        state.mask = self._seen
         if state.position_ids is not None:
             state.position_ids = self._positions[:, state.length : state.length + 1]
         self._given = self._token[:, 0].clone() if state.sampler.greedy else None
@@ -223,27 +225,24 @@ class StaticStep:
         """The step as ``strategy`` runs it, by how many entries it reads; ms of compiling and capturing."""
         check_step(self.family, self._arguments())
         cuda = self.device.type == "cuda"
+        runs: dict[int, Callable[[], Tensor]]
+        compile_ms = capture_ms = None
         if self.strategy == "compiled":
             preparing.get()("compiling the decode step")
-            run = compiled_apart(self._body, **({"options": _cuda_options()} if cuda else {}))
+            run = compiled_apart(self._body, options=_cuda_options() if cuda else None)
             with tuned_steadily():
                 _, compile_ms = first_call_ms(self.device, run)
-            if not cuda:
-                return {self.max_cache_len: run}, compile_ms, None
+            runs = {self.max_cache_len: run}
+        else:
+            runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
+        if self.strategy != "eager" and cuda:
             preparing.get()("capturing the decode step")
-            self._start_over()
-            replay, capture_ms = first_call_ms(self.device, captured, run)
-            return {self.max_cache_len: replay}, compile_ms, capture_ms
-        runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
-        if self.strategy == "eager" or not cuda:
-            return dict(runs), None, None
-        made, capture_ms = {}, 0.0
-        preparing.get()("capturing the decode step")
-        for read, run in runs.items():
-            self._start_over()
-            made[read], took = first_call_ms(self.device, captured, run)
-            capture_ms += took
-        return made, None, capture_ms
+            capture_ms = 0.0
+            for read, run in runs.items():
+                self._start_over()
+                runs[read], took = first_call_ms(self.device, captured, run)
+                capture_ms += took
+        return runs, compile_ms, capture_ms
 
     def _reading(self, read: int) -> Tensor:
         self._read = read
@@ -266,11 +265,9 @@ def kept_step(
     ``kept`` holds the `KEPT_STEPS` last used ones: each has a KV cache, and on CUDA a graph's memory.
     """
     key = (strategy, batch, max_cache_len)
-    found = kept.pop(key, None)
-    while len(kept) >= KEPT_STEPS:
-        kept.pop(next(iter(kept)))
-    kept[key] = found or StaticStep(model, batch, max_cache_len, strategy)
-    return kept[key], found is not None
+    reused = key in kept
+    make = partial(StaticStep, model, batch, max_cache_len, strategy)
+    return last_used(kept, key, make, KEPT_STEPS), reused
 
 
 def _cuda_options() -> dict[str, Any]:
@@ -281,3 +278,52 @@ def _cuda_options() -> dict[str, Any]:
 
 def _head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+#: Prompt lengths whose graphs are kept, each with its activations.
+KEPT_PREFILLS = 4
+
+
+class CapturedPrefill:
+    """Captured forwards of a ``language_model`` into one static ``cache``, made at the first of each length.
+
+    What waits for the device runs as it is: the experts in all dtypes but bfloat16, and on GPUs for which
+    torch has no grouped product, and the mask of DeepSeek-OCR-2. So do padded rows, whose mask is read on the
+    host.
+    """
+
+    def __init__(self, language_model: nn.Module, cache: Any) -> None:
+        self._module, self._cache = language_model, cache
+        self._made: dict[int, tuple[Callable[..., Any], float | None]] = {}
+
+    def made(self, prompt_len: int) -> bool:
+        """Whether the first prefill of this length has been."""
+        return prompt_len in self._made
+
+    def capture_ms(self, prompt_len: int) -> float | None:
+        """Wall time of that first prefill's capture, ms; None where nothing was captured."""
+        return self._made[prompt_len][1] if self.made(prompt_len) else None
+
+    def installed(self) -> AbstractContextManager[None]:
+        """Run prefills captured within a ``with`` block."""
+        return forwards({self._module: partial(self._forward, self._module.forward)})
+
+    def _forward(self, plain: Callable[..., Any], *args: Any, past_key_values: Any, **options: Any) -> Any:
+        tensors = tensors_in(args, options)
+        if past_key_values is not self._cache or len(tensors) > 1:
+            return plain(*args, past_key_values=past_key_values, **options)
+
+        def run(*args: Any, **options: Any) -> Any:
+            forget(self._cache)
+            return plain(*args, past_key_values=self._cache, **options)
+
+        length, device = tensors[0].shape[1], tensors[0].device
+
+        def make() -> tuple[Callable[..., Any], float | None]:
+            with current_device(device):
+                run(*args, **options)
+                if waits(partial(run, *args, **options)):
+                    return run, None
+                return first_call_ms(device, captured_call, run, *args, **options)
+
+        return last_used(self._made, length, make, KEPT_PREFILLS)[0](*args, **options)

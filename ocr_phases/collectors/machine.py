@@ -1,0 +1,396 @@
+"""The machine: what it is and can do at best, what else it did during the repeats, and peak memory."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import psutil
+import torch
+
+from ocr_phases.steps.execution import decode_backends
+from ocr_phases.versions import __version__, code_hash, git_state
+
+_CODE = code_hash()  # while the modules are loaded, not when they may have been edited
+
+
+def now() -> str:
+    """The time, ISO 8601 in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, Any]:
+    """Versions of everything a time depends on; None for what is not there."""
+    import tokenizers
+    import transformers
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+        "ocr_phases": __version__,
+        "code": _CODE,
+        "git": git_state(),
+    }
+
+
+def describe_device(device: str) -> dict[str, Any]:
+    """Name, kind, memory in bytes, cores and bytes of the last cache of ``device``, and its host.
+
+    ``cores`` are multiprocessors on CUDA, else those that this process may use, as ``host_cores`` are;
+    ``threads`` is how many of them torch computes with.
+    """
+    host = {
+        "host": _cpu_name(),
+        "host_cores": len(_cores()),
+        "threads": torch.get_num_threads(),
+        "ceilings": None,
+    }
+    if torch.device(device).type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {
+            "name": properties.name,
+            "kind": "cuda",
+            "memory_bytes": properties.total_memory,
+            "cores": properties.multi_processor_count,
+            "cache_bytes": getattr(properties, "L2_cache_size", None),
+            **host,
+        }
+    return {
+        "name": host["host"],
+        "kind": "cpu",
+        "memory_bytes": psutil.virtual_memory().total,
+        "cores": host["host_cores"],
+        "cache_bytes": _last_cache_bytes(),
+        **host,
+    }
+
+
+def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
+    """The SDPA kernels that a run, or a decode step of ``strategy``, may use, by name."""
+    return [backend.name.lower() for backend in decode_backends(device, strategy)] or ["default"]
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _cores() -> Sequence[int]:
+    """Cores that this process may run on: a container or a batch system often gives fewer than there are."""
+    process = psutil.Process()
+    return process.cpu_affinity() if hasattr(process, "cpu_affinity") else range(psutil.cpu_count() or 1)
+
+
+def _last_cache_bytes() -> int | None:
+    """Bytes of the host's largest cache; None where the system does not tell."""
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size")]
+    known = [int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]] for size in sizes if size[-1:] in "KM"]
+    return max(known, default=None)
+
+
+def _driver() -> str | None:
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", path.read_text()) if path.exists() else None
+    return found[1] if found else None
+
+
+_MIB = 1 << 20
+_COPY_BYTES = {"cuda": 512 * _MIB, "cpu": 128 * _MIB}
+_LARGEST_PRODUCT = 8192
+_PRODUCT_MS = {"cuda": 20.0, "cpu": 40.0}  # a size that would take longer is not tried
+_REPEATS = {"cuda": 20, "cpu": 5}
+_LAUNCHES = 1000
+
+
+def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str, Any] | None:
+    """The ceilings of ``device``, as kept in a record's ``device["ceilings"]``; None where memory is short.
+
+    ``bandwidth_bytes_per_s`` of a large copy, bytes read and written; ``matmul_flops_per_s`` of a square
+    product in ``dtype`` (``matmul_dtype``), as large as fits in a few milliseconds; ``launch_us``, the time
+    that one more small operation takes in a long row of them: on a GPU a kernel launch through torch.
+    ``taken`` says with which sizes and how often, and the time of each repeat (``copy_ms``, ``matmul_ms``).
+    """
+    device = torch.device(device)
+    started = perf_counter()
+    try:
+        with torch.no_grad():
+            copy_bytes, copy_ms = _copy(device)
+            size, matmul_ms = _matmul(device, dtype)
+            launch_us = _launch(device)
+    except (RuntimeError, MemoryError):  # out of memory, on a CPU too, or a broken device: the runs stand
+        return None
+    return {
+        "bandwidth_bytes_per_s": 2 * copy_bytes / min(copy_ms) * 1e3,
+        "matmul_flops_per_s": 2 * size**3 / min(matmul_ms) * 1e3,
+        "matmul_dtype": str(dtype).removeprefix("torch."),
+        "launch_us": launch_us,
+        "taken": {
+            "copied_bytes": copy_bytes,
+            "copy_ms": [round(ms, 4) for ms in copy_ms],
+            "matmul_size": size,
+            "matmul_ms": [round(ms, 4) for ms in matmul_ms],
+            "float32_precision": torch.get_float32_matmul_precision(),
+            "repeats": _REPEATS[device.type],
+            "launches": _LAUNCHES,
+            "threads": torch.get_num_threads() if device.type == "cpu" else None,
+            "seconds": round(perf_counter() - started, 3),
+        },
+    }
+
+
+def _copy(device: torch.device) -> tuple[int, list[float]]:
+    """Bytes of one buffer, far beyond any cache, and ms of each time that it was copied."""
+    count = _COPY_BYTES[device.type]
+    if device.type == "cuda":
+        count = min(count, torch.cuda.mem_get_info(device)[0] // 8)
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return count, _times(device, lambda: target.copy_(source), _REPEATS[device.type])
+
+
+def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[int, list[float]]:
+    """Side of the largest square product that takes no longer than allowed, and ms of each time it ran."""
+    size, limit = 512, _PRODUCT_MS[device.type]
+    # Of its own, so that a caller's random numbers stay what they would have been.
+    generator = torch.Generator(device).manual_seed(0)
+    while True:
+        left = torch.randn((size, size), device=device, generator=generator, dtype=torch.float32).to(dtype)
+        target = torch.empty_like(left)
+
+        def product(left: torch.Tensor = left, target: torch.Tensor = target) -> None:
+            torch.mm(left, left, out=target)
+
+        times = _times(device, product, 2)
+        if size >= _LARGEST_PRODUCT or 8 * min(times) > limit:
+            return size, [*times, *_times(device, product, _REPEATS[device.type])]
+        size *= 2
+
+
+def _launch(device: torch.device) -> float:
+    """Microseconds for each of many additions to one number, one after another, host and device together."""
+    number = torch.zeros(1, device=device)
+
+    def row() -> None:
+        for _ in range(_LAUNCHES):
+            number.add_(1)
+
+    return min(_times(device, row, 3)) / _LAUNCHES * 1e3
+
+
+def _times(device: torch.device, action: Callable[[], Any], repeats: int) -> list[float]:
+    """Milliseconds of each of ``repeats`` calls, after one that warms up."""
+    action()
+    if device.type != "cuda":
+        return [_host_ms(action) for _ in range(repeats)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
+        action()
+        event.record()
+    torch.cuda.synchronize(device)
+    return [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
+
+
+def _host_ms(action: Callable[[], Any]) -> float:
+    start = perf_counter()
+    action()
+    return (perf_counter() - start) * 1e3
+
+
+_LEAST_CORES_S = 0.2  # in less time than this, ticks of 10 ms say nothing
+_FIELDS = ("clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active", "utilization.gpu")
+
+
+class Conditions:
+    """Collects what the host did in each repeat (`of`); `described` is the record's part about it."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._repeats: list[dict[str, Any]] = []
+        self._before = gpu_state(self._device)
+
+    @contextlib.contextmanager
+    def of(self, repeat: int) -> Iterator[None]:
+        """Around one run; warm-up has a negative number and is not kept, nor is a run that did not end."""
+        before = _read()
+        yield
+        after = _read()
+        if repeat >= 0:
+            self._repeats.append({"repeat": repeat, **_between(before, after)})
+
+    def described(self) -> dict[str, Any]:
+        """``repeats``: a dict each; ``gpu``: its state before and after all runs, or None on a CPU."""
+        gpu = None
+        if self._device.type == "cuda":
+            gpu = {"before": self._before, "after": gpu_state(self._device)}
+        return {"repeats": self._repeats, "gpu": gpu}
+
+
+@dataclass(frozen=True)
+class _Moment:
+    wall_s: float
+    cpu_s: float
+    threads_s: dict[int, float]  # of the other Python threads, by id
+    waited_s: float | None
+    load: float
+    cores_s: tuple[float, float, float]  # all, idle, stolen; of the cores that this process may use
+
+
+def _read() -> _Moment:
+    load = psutil.getloadavg()[0]
+    return _Moment(perf_counter(), process_time(), *_threads(), load, _core_seconds())
+
+
+def _between(before: _Moment, after: _Moment) -> dict[str, Any]:
+    """Seconds of wall, of CPU time, of other threads and of waiting; shares of all cores; load averages."""
+    cpu_s = after.cpu_s - before.cpu_s
+    others_s = sum(now - before.threads_s.get(thread, 0.0) for thread, now in after.threads_s.items())
+    waited = None
+    if before.waited_s is not None and after.waited_s is not None:
+        waited = max(0.0, after.waited_s - before.waited_s)  # a thread that has ended took its count along
+    total, idle, stolen = (now - then for then, now in zip(before.cores_s, after.cores_s, strict=True))
+    enough = total >= _LEAST_CORES_S
+    found = {
+        "wall_s": after.wall_s - before.wall_s,
+        "cpu_s": cpu_s,
+        "other_threads_s": None if after.waited_s is None else others_s,
+        "waited_s": waited,
+        "others": max(0.0, (total - idle - stolen - cpu_s) / total) if enough else None,
+        "steal": stolen / total if enough else None,
+    }
+    rounded = {name: None if value is None else round(value, 4) for name, value in found.items()}
+    return {**rounded, "load_start": before.load, "load_end": after.load}
+
+
+def _threads() -> tuple[dict[int, float], float | None]:
+    """Seconds that each other Python thread of this process has run, by its id, and that all have waited.
+
+    From the scheduler's counts, ``schedstat``: run time and run delay. Without them the wait is None.
+    """
+    others = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
+    ran, waited = {}, 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            run, delay, _ = map(int, path.read_text().split())
+            waited += delay
+            if int(path.parent.name) in others:
+                ran[int(path.parent.name)] = run / 1e9
+    return ran, waited / 1e9 if waited else None
+
+
+def _core_seconds() -> tuple[float, float, float]:
+    every = psutil.cpu_times(percpu=True)
+    cores = [every[core]._asdict() for core in _cores() if core < len(every)]
+    idle, stolen, guests = (
+        sum(core.get(name, 0.0) for core in cores for name in names)
+        for names in (("idle", "iowait"), ("steal",), ("guest", "guest_nice"))
+    )
+    # Guests are counted among the users already.
+    return sum(sum(core.values()) for core in cores) - guests, idle, stolen
+
+
+def gpu_state(device: torch.device) -> dict[str, Any] | None:
+    """Clocks, throttling and other users of a CUDA device by ``nvidia-smi``; None where it does not tell.
+
+    ``sm_mhz`` and ``max_sm_mhz``, ``throttle_reasons`` (NVML's bit mask), ``utilization`` in per cent and
+    ``other_processes``, the compute processes beside this one.
+    """
+    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
+        return None
+    # A visible device's number need not be the driver's.
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    chosen = f"GPU-{uuid}" if uuid else str(device.index or 0)
+    values = _smi(f"--query-gpu={','.join(_FIELDS)}", chosen)
+    if len(values) != 1:
+        return None
+    clock, most, reasons, used = (_number(value) for value in values[0].split(","))
+    # One of them is this process, under whatever number a container gives it.
+    processes = len(_smi("--query-compute-apps=pid", chosen))
+    return {
+        "sm_mhz": clock,
+        "max_sm_mhz": most,
+        "throttle_reasons": reasons,
+        "utilization": used,
+        "other_processes": max(0, processes - 1),
+    }
+
+
+def _smi(query: str, device: str) -> list[str]:
+    """The lines that ``nvidia-smi`` answers a query with; none where it fails or takes too long."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", device]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line for line in output.splitlines() if line.strip()]
+
+
+def _number(value: str) -> int | None:
+    """A whole number, decimal or hexadecimal; None for ``[N/A]`` and the like."""
+    try:
+        return int(value.strip(), 0)
+    except ValueError:
+        return None
+
+
+class PeakMemory:
+    """Peak memory of each phase of a run: `of` around a phase, `taken` at the end of the run.
+
+    ``source`` says what is counted: the CUDA allocator's peak, or on Linux CPUs the process's high-water
+    mark (``VmHWM``, which counts everything resident), or None where neither can be had.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self.cuda = self._device.type == "cuda"
+        self.source: str | None = "cuda_peak_allocated" if self.cuda else "process_high_water_mark"
+        self._peaks: dict[str, int | None] = {}
+        if not self.cuda:
+            try:
+                self._reset()
+                self._read()
+            except (OSError, ValueError):
+                self.source = None
+
+    @contextlib.contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Keep the peak of a ``with`` block as that of ``phase``."""
+        self._reset()
+        yield
+        self._peaks[phase] = self._read()
+
+    def taken(self) -> dict[str, int | None]:
+        """Peak bytes of each phase since the last call; None where it is not available."""
+        peaks, self._peaks = self._peaks, {}
+        return peaks
+
+    def _reset(self) -> None:
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif self.source:
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def _read(self) -> int | None:
+        if self.cuda:
+            return torch.cuda.max_memory_allocated(self._device)
+        if not self.source:
+            return None
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found is None:
+            raise ValueError("no VmHWM in /proc/self/status")
+        return int(found[1]) * 1024

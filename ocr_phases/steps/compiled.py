@@ -1,0 +1,165 @@
+"""What `torch.compile` makes here: the vision encoders, and the forms of a decode step that it fuses best."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._inductor import inductor_prims
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ocr_phases.models.wiring import family_of
+from ocr_phases.steps.execution import (
+    DECODE_BACKENDS,
+    captured_call,
+    first_call_ms,
+    forwards,
+    last_used,
+    preparing,
+    tensors_in,
+)
+from ocr_phases.text import stage_name
+
+#: What the compiler writes before each trial of a kernel, in bytes, as ``triton.testing.do_bench`` does.
+_FLUSHED = 256 * 2**20
+#: Stages and input shapes whose compiled forwards are kept, on CUDA each with its activations.
+KEPT_SHAPES = 16
+
+
+def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """``torch.compile`` of ``function`` for one set of shapes, which no other compilation can crowd out.
+
+    The compiler keeps, and limits, what it made by code object; so every call here gets a code object of its
+    own. ``options`` are those of ``torch.compile``.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=False, **options)
+
+
+@contextlib.contextmanager
+def tuned_steadily() -> Iterator[None]:
+    """Let the compiler time its trials of a kernel well, for the length of a ``with`` block.
+
+    It empties the L2 cache before each trial, which takes less time than a launch: a kernel of 5 us was timed
+    with its launch, and chosen by chance. With more to write, the host is ahead of the device.
+    """
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    vars(benchmarker)["L2_cache_size"] = _FLUSHED
+    try:
+        yield
+    finally:
+        del vars(benchmarker)["L2_cache_size"]
+
+
+class CompiledVision:
+    """Compiled forwards of a model's vision encoders, made at each shape's first call and kept.
+
+    On CUDA each is captured too, and its activations stay in the graph's own memory. ``compile_ms`` has the
+    wall time of those first calls, by stage and input shape; ``used`` the stages and shapes called since the
+    encoders were last `installed`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        family = family_of(model)
+        self._modules = {stage: family.stages(model)[stage] for stage in family.facts.encoders}
+        self._made: dict[tuple, Callable[..., Any]] = {}
+        self.compile_ms: dict[tuple, float] = {}
+        self.used: set[tuple] = set()
+
+    def installed(self) -> AbstractContextManager[None]:
+        """Run the encoders compiled within a ``with`` block."""
+        self.used.clear()
+        modules = self._modules.items()
+        return forwards({module: self._forward(stage, module.forward) for stage, module in modules})
+
+    def _forward(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **options: Any) -> Any:
+            tensors = tensors_in(args, options)
+            shape = (stage, *tensors[0].shape)
+            self.used.add(shape)
+
+            def make() -> Callable[..., Any]:
+                inputs = " × ".join(map(str, shape[1:]))
+                preparing.get()(f"compiling {stage_name(stage)} for {inputs} inputs")
+                made, self.compile_ms[shape] = first_call_ms(
+                    tensors[0].device, _made, plain, *args, **options
+                )
+                return made
+
+            return last_used(self._made, shape, make, KEPT_SHAPES)(*args, **options)
+
+        return forward
+
+
+def _made(plain: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
+    """``plain`` compiled for arguments like these, and captured on CUDA."""
+    compiled = compiled_apart(plain)
+    if tensors_in(args, options)[0].device.type != "cuda":
+        compiled(*args, **options)
+        return compiled
+    # Views come in few sizes, so cuDNN's attention, the fastest with SAM's position bias, plans only once.
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS]):
+        compiled(*args, **options)
+        return captured_call(compiled, *args, **options)
+
+
+class FusedForms:
+    """Other forms of a language model's activations, norms and greedy routers.
+
+    The compiler puts what is cheap into each of its readers: a matrix-vector product would then take the
+    SiLU, or the norm, again for every weight (on an H200 11 us for experts whose weights are read in 3). So
+    activations and norms are stored. ``topk`` is a kernel of its own; a sort is part of the softmax's.
+    """
+
+    def __init__(self, language_model: nn.Module) -> None:
+        self._forms: dict[nn.Module, Callable[..., Any]] = {}
+        for name, module in language_model.named_modules():
+            if name.endswith("act_fn") or type(module).__name__.endswith("RMSNorm"):
+                self._forms[module] = partial(_stored, module.forward)
+            elif getattr(module, "topk_method", None) == "greedy" and hasattr(
+                module, "routed_scaling_factor"
+            ):
+                self._forms[module] = partial(_routed, module)
+
+    def installed(self) -> AbstractContextManager[None]:
+        """Run the language model in these forms within a ``with`` block.
+
+        They are the same objects each time, or what was compiled with them would be compiled again.
+        """
+        return forwards(self._forms)
+
+
+def first_largest(scores: Tensor) -> Tensor:
+    """`argmax` of [B, N] over the last dimension, int64 [B, 1], in two levels.
+
+    The compiler gives one row's argmax to one multiprocessor of a GPU (19 to 34 us for 129,280 on an H200).
+    """
+    parts = next(parts for parts in (256, 64, 16, 4, 1) if scores.shape[-1] % parts == 0)
+    width = scores.shape[-1] // parts
+    rows = scores.unflatten(-1, (parts, width))
+    part = rows.amax(dim=-1).argmax(dim=-1, keepdim=True)
+    return part * width + rows.argmax(dim=-1).gather(-1, part)
+
+
+def _stored(forward: Callable[..., Tensor], *args: Any) -> Tensor:
+    given = forward(*args)
+    return inductor_prims.force_stride_order(given, given.stride())
+
+
+def _routed(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    hidden_states = hidden_states.view(-1, router.hidden_dim)
+    logits = nn.functional.linear(hidden_states.float(), router.weight.float())
+    weights, experts = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    chosen = slice(router.top_k)
+    return logits, weights[:, chosen] * router.routed_scaling_factor, experts[:, chosen]

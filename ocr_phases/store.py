@@ -1,0 +1,140 @@
+"""Results that a kill at any moment leaves whole: a status file beside a record says that it is finished.
+
+A status is written last, when its record is in place. It holds the record's SHA-256 and an id, the hash of
+all that was asked: a record that was cut or changed since is measured again, and so is one with other
+settings. What is finished is known without loading a record. A worker writes into a folder of its attempt's
+own, and `take` puts its files in place: an attempt that nobody waits for any more changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
+
+import msgspec
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import write_atomic
+
+SCHEMA = 1
+CELL_STATUS = ".status.json"
+AGAIN = "the same command measures it again."
+
+
+class Status(TypedDict):
+    """What every status file holds; ``record`` is the SHA-256 of a record that is done."""
+
+    schema: Literal[1]
+    id: str
+    state: Literal["done", "failed"]
+    reason: str
+    record: str | None
+
+
+class CellStatus(Status):
+    """The status of a sweep's cell, its record's name with `CELL_STATUS`: what it is, and what was asked."""
+
+    cell: dict[str, Any]
+    asked: dict[str, Any]
+    truth: NotRequired[str | None]
+
+
+_Kind = TypeVar("_Kind", bound=Status)
+
+
+class _Version(msgspec.Struct):
+    schema: Any
+
+
+def asked_id(asked: Mapping[str, Any]) -> str:
+    """The id of a result: a hash, in 16 hexadecimal digits, of everything that it depends on."""
+    text = json.dumps(asked, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_status(path: Path, kind: type[_Kind]) -> _Kind | None:
+    """The status in a file; None if missing or of another version, `OcrPhasesError` if damaged."""
+    try:
+        data = path.read_bytes()
+        if msgspec.json.decode(data, type=_Version).schema == SCHEMA:
+            return msgspec.json.decode(data, type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OcrPhasesError(f"{path.name} is damaged ({error}): {AGAIN}") from error
+    return None
+
+
+def write_status(path: Path, status: Mapping[str, Any]) -> None:
+    """Write a status, all of it but its version; `OcrPhasesError` if that fails."""
+    text = json.dumps(
+        {"schema": SCHEMA, **status}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OcrPhasesError(f"{path.parent} cannot be written ({error.strerror or error}).") from error
+    write_atomic(path, text.encode("utf-8", "replace") + b"\n")
+
+
+def fail(path: Path, reason: str, status: Mapping[str, Any]) -> None:
+    """Write the status of what could not be measured, with the ``reason``."""
+    write_status(path, {**status, "state": "failed", "reason": reason, "record": None})
+
+
+def finished(status: Status | None, record: Path, asked: str) -> bool:
+    """Whether this is the status of what was ``asked`` (an id), and its ``record`` is as it was measured."""
+    if status is None or status["id"] != asked or status["state"] != "done":
+        return False
+    with contextlib.suppress(OcrPhasesError):
+        return check_record(record, status) is not None
+    return False
+
+
+def check_record(record: Path, status: Status) -> str:
+    """The SHA-256 of a finished record; `OcrPhasesError` if it is missing or changed."""
+    if not record.is_file():
+        raise OcrPhasesError(f"{record.name} is missing: {AGAIN}")
+    digest = file_hash(record)
+    if digest != status["record"]:
+        raise OcrPhasesError(f"{record.name} is damaged, it is not as it was measured: {AGAIN}")
+    return digest
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, computed once while neither size nor time change; `OcrPhasesError` if unreadable."""
+    try:
+        state = path.stat()
+        return _file_hash(str(path), state.st_mtime_ns, state.st_size)
+    except OSError as error:
+        raise OcrPhasesError(f"{path} cannot be read ({error.strerror or error}).") from error
+
+
+@lru_cache(maxsize=200_000)  # 0.3 kB each: a command looks at every result several times
+def _file_hash(path: str, changed: int, size: int) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def take(folder: Path, name: str) -> None:
+    """Move the files of the attempt in ``folder / name`` into place; `OcrPhasesError` if that fails."""
+    place = folder / name
+    try:
+        # A network file system may still remember that the folder was missing: this makes it look again.
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(place.iterdir()):
+            target = folder / path.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            path.replace(target)
+        place.rmdir()
+    except OSError as error:
+        raise OcrPhasesError(
+            f"What a worker wrote into {place} cannot be put in its place ({error.strerror or error}): "
+            "driver and workers need one file system, under the same path."
+        ) from error

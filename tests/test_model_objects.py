@@ -1,0 +1,130 @@
+"""A model object that the caller loaded: measured as it is, or refused in a sentence."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import PAGES
+from torch import Tensor, nn
+
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+
+RECEIPT = PAGES / "receipt.png"
+QUICK = {"preset": "tiny", "max_new_tokens": 6, "repeats": 1, "warmup": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_session: OCRSession) -> PhaseRun:
+    return tiny_session.run_inference(RECEIPT, **QUICK)
+
+
+@pytest.fixture
+def model(tiny_session: OCRSession) -> Any:
+    return copy.deepcopy(tiny_session.model)
+
+
+class LowRank(nn.Module):
+    """A linear layer with a low-rank addition beside it, as a LoRA leaves it before it is merged."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.base(hidden) + self.up(self.down(hidden))
+
+
+class Untouched(nn.Identity):
+    """What a patch may put in a module's place."""
+
+
+def patched(model: Any) -> Any:
+    model.model.language_model.layers[0].self_attn.register_module("patch", Untouched())
+    return model
+
+
+def with_low_rank(model: Any) -> Any:
+    for layer in model.model.language_model.layers:
+        layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
+    return model
+
+
+def quantised(model: Any) -> Any:
+    layer = model.model.language_model.layers[-1].self_attn
+    layer.o_proj = torch.ao.quantization.quantize_dynamic(nn.Sequential(layer.o_proj), {nn.Linear})[0]
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("change", [lambda model: model, patched, with_low_rank, quantised])
+def test_a_model_object_is_measured_as_it_is(
+    change: Any, model: Any, plain: PhaseRun, tiny_session: OCRSession
+) -> None:
+    changed = change(model)
+    session = OCRSession.from_model(changed, tiny_session.tokenizer, name="mine")
+    run = session.run_inference(RECEIPT, **QUICK)
+    assert session.model is changed
+    if change is not quantised:  # which rounds
+        assert run.result["ids"] == plain.result["ids"]
+    assert run.model["name"] == "mine"
+    assert run.model["family"] == plain.model["family"]
+    assert not [check for check in run.live_checks if check["verdict"] == "fail"]
+    assert PhaseRun.from_json(run.to_json()).floors.equals(run.floors)
+
+
+def test_other_weights_are_another_revision(model: Any, tiny_session: OCRSession) -> None:
+    def revision() -> str:
+        return OCRSession.from_model(model, tiny_session.tokenizer).checkpoint.revision
+
+    before = revision()
+    assert revision() == before
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    assert revision() != before
+
+
+def headless(model: Any) -> Any:
+    del model.model.multi_modal_projector
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (LowRank, "LowRank is no model"),
+        (nn.Sequential, "Sequential is no model"),
+        (headless, "model.multi_modal_projector"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    change: Any, said: str, model: Any, tiny_session: OCRSession
+) -> None:
+    given = change(model.lm_head if change is LowRank else model)
+    with pytest.raises(OcrPhasesError, match=said) as caught:
+        OCRSession.from_model(given, tiny_session.tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["loaded", "object"])
+def test_the_same_weights_run_with_another_attention_and_dtype(
+    own: bool, model: Any, plain: PhaseRun, tiny_session: OCRSession
+) -> None:
+    session = OCRSession.from_model(model, tiny_session.tokenizer) if own else tiny_session
+    assert session.with_model(attention="sdpa", dtype="float32") is session
+    eager = session.with_model(attention="eager")
+    run = eager.run_inference(RECEIPT, **QUICK)
+    assert run.model["attention"] == "eager"
+    assert run.result["ids"] == plain.result["ids"]
+    half = session.with_model(dtype="bfloat16")
+    assert half.run_inference(RECEIPT, **QUICK).model["dtype"] == "bfloat16"
+    assert session.model.dtype == torch.float32
+    with pytest.raises(OcrPhasesError, match="Unknown attention"):
+        session.with_model(attention="fast")
+    with pytest.raises(OcrPhasesError, match="dtype"):
+        session.with_model(dtype="int8")
