@@ -103,7 +103,8 @@ def compared(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
-    assert comparison.Comparison([run, base]).verdict
+    compared = comparison.Comparison([run, base])
+    assert compared.verdict
     comparison.few_repeats([run, base], ["a", "b"])
     compare_show.compare_html(compared.table[compared.table["stage"] != ""])
     compare_show.environment_html(comparison.environment_table([run, base]))

@@ -30,7 +30,7 @@ RULES: dict[str, CheckText] = {
         "Use greedy decoding or a fixed seed; in 16 bits, ask for deterministic kernels.",
     ),
     "repeat_spread": CheckText(
-        "the slowest repeat takes at most 1.2 times the fastest; above 1.5 times is noisy",
+        "prefill and decode step deviate by at most 5 % over the repeats; above 10 % is noisy",
         "Equal repeats differ because of the machine, not the model. Their median may be just as far off.",
         "Close other programs, warm up, measure 5 repeats or more; pin the process to its own cores.",
     ),

@@ -125,7 +125,7 @@ def _stages(run: PhaseRun) -> Iterator[Metric]:
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
     """A short, unique name for each record: its file's, else the settings that differ."""
     if paths is not None:
-        names = [Path(path).stem for path in paths]
+        names = [Path(path).name.removesuffix(".gz").removesuffix(".json") for path in paths]
     else:
         settings = [
             (run.page_name(), run.model["name"], run.page.get("preset"), run.model.get("strategy"))

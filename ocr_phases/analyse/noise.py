@@ -92,7 +92,7 @@ def repeat_spread(run: PhaseRun) -> Finding:
     spreads = {name: spread(each) for name, each in times.items() if (each > 0).all()}
     ranges = {name: (ms_text(times[name].min()), ms_text(times[name].max())) for name in spreads}
     parts = [
-        f"{name} {low} to {high} (± {percent_text(spreads[name])})" for name, (low, high) in ranges.items()
+        f"{name} {low} to {high} ({percent_text(spreads[name])})" for name, (low, high) in ranges.items()
     ]
     worst = max(spreads, key=lambda name: spreads[name], default="")
     most = spreads.get(worst, 0.0)
