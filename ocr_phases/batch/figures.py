@@ -16,9 +16,10 @@ from ocr_phases.analyse.cost_quality import ended_text, richness
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, vision_share
-from ocr_phases.batch.store import page_run, record_hash, truth_hash
+from ocr_phases.batch.store import RECORD, page_run, truth_hash
 from ocr_phases.files import split_page, write_atomic
 from ocr_phases.record import PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
+from ocr_phases.store import file_hash
 
 FIGURES = "figures.json"
 
@@ -88,7 +89,9 @@ def page_figures(run: PhaseRun, record: str, truth: str | None = None) -> Figure
 
 def write_figures(folder: Path, run: PhaseRun) -> Figures:
     """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
-    data = msgspec.json.encode(page_figures(run, record_hash(folder), truth_hash(folder)), enc_hook=_plain)
+    data = msgspec.json.encode(
+        page_figures(run, file_hash(folder / RECORD), truth_hash(folder)), enc_hook=_plain
+    )
     write_atomic(folder / FIGURES, data)
     return msgspec.json.decode(data, type=Figures)
 
