@@ -57,9 +57,9 @@ _NOTES_SHOWN = ("repetition_loop",)
 class Figures(TypedDict):
     """``figures.json``, of the record with the SHA-256 ``record`` and the ``truth.json`` with ``truth``.
 
-    ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first, ``tokens`` the columns
-    `TOKENS` of the token table. ``text`` is the plain text where other runs of the page are to be compared
-    with it, and ``richness`` by what one of them becomes the reference.
+    ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first. ``text`` is the plain
+    text where other runs of the page are to be compared with it, and ``richness`` by what one of them becomes
+    the reference.
     """
 
     schema: Literal[1]
@@ -67,21 +67,18 @@ class Figures(TypedDict):
     truth: str | None
     row: dict[str, Any]
     regions: list[dict[str, Any]]
-    tokens: dict[str, list[Any]]
     text: str
     richness: list[float]
 
 
 def page_figures(run: PhaseRun, record: str, truth: str | None = None) -> Figures:
     """The figures of a record and a truth with these SHA-256s."""
-    tokens = run.token_table[list(TOKENS)]
     return {
         "schema": 1,
         "record": record,
         "truth": truth,
         "row": _row(run),
         "regions": _regions(run),
-        "tokens": {str(name): tokens[name].astype(object).tolist() for name in tokens},
         "text": ended_text(run) if run.truths is None else "",
         "richness": [float(part) for part in richness(run)],
     }
