@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
-import pandas as pd
 
 from ocr_phases.batch.figures import TOKENS
 from ocr_phases.batch.store import Entry, read_listing
@@ -84,10 +83,11 @@ class Rows(TypedDict):
 
 def write_rows(folder: Path, run: PhaseRun) -> Rows:
     """Write the rows of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
-    tokens = run.token_table[list(TOKENS)].astype(object)
+    tokens = run.token_table[list(TOKENS)]
+    tokens = tokens.astype(object).where(tokens.notna(), None)
     columns = {
         "spans": [run.to_dict()["spans"][name] for name in SPAN_COLUMNS],
-        "tokens": [[None if value is pd.NA else value for value in tokens[name]] for name in tokens],
+        "tokens": [tokens[name].tolist() for name in tokens],
     }
     tables = {}
     for name, values in columns.items():
