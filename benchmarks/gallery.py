@@ -20,7 +20,6 @@ from PIL import Image
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.compare import compare_runs, headline_metrics
 from ocr_phases.analyse.environments import run_labels
-from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, region_table
 from ocr_phases.analyse.sweep import decode_curves
 from ocr_phases.files import write_atomic
@@ -48,7 +47,7 @@ def drawn(figure: Figure, dpi: int = 100) -> Image.Image:
 
 def latency(run: PhaseRun) -> Figure:
     """The decode latency over its floor."""
-    return plots.plot_token_latency(run, decode_floor(run)["floor_ms"].tolist())
+    return plots.plot_latency(run)
 
 
 def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:

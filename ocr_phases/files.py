@@ -37,6 +37,7 @@ TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records
 _IN_USE = ".in_use.lock"  # in each temporary folder, and in the one of all
 REPORT_FOLDER = "ocr_phases_report"
+VERIFY_FOLDER = "ocr_phases_verify"  # the notebook of that name reads it
 
 TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}
 """The first entry of every trace that this package writes."""
@@ -76,7 +77,6 @@ _OWN_HEAD = re.compile(
     rb'\{"schema":\s*\d+,\s*"created":\s*"[^"]*",\s*"versions":\s*\{'
     rb'|\{"otherData": \{"producer": "ocr_phases"\}'
 )
-_HELD: set[Path] = set()  # the folders of `only_writer`
 _MOST_NAMED = 5
 NOTHING = r"(?!)"
 """A regular expression of no name."""
@@ -247,7 +247,7 @@ def folder_for(given: str | Path | None, default: str | Path, names: str, **opti
         return _reserve(Path(default), lambda path: path.mkdir(parents=True))
     folder = output_folder(given)
     own = check_names(folder, names, **options)
-    if own and folder.resolve() not in _HELD:
+    if own:
         more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
         _say(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.")
     return folder
@@ -385,11 +385,9 @@ def only_writer(folder: Path) -> Iterator[None]:
             warnings.warn(
                 f"{folder} is on a file system without locks: write there once at a time.", stacklevel=2
             )
-    _HELD.add(folder.resolve())
     try:
         yield
     finally:
-        _HELD.discard(folder.resolve())
         path.unlink(missing_ok=True)
         lock.release()
 

@@ -186,7 +186,8 @@ class PhaseRun:
     @cached_property
     def _summary(self) -> dict[str, Any]:
         prefill, decode = self.repeat_ms("prefill", "prefill"), self.repeat_ms("decode", "decode")
-        steps, decoded = self.stage_ms("decode_step"), self.decoded_tokens and decode.all()
+        rows = self.spans[self.spans["stage"] == "decode_step"]
+        steps, decoded = rows["device_ms"].to_numpy(), self.decoded_tokens and decode.all()
         vision, stages = (
             sum(self.repeat_ms(stage, "prefill") for stage in names)
             for names in (VISION_STAGES, PREFILL_STAGES)
@@ -206,7 +207,7 @@ class PhaseRun:
             "vision_fusion_ms": self._median("prefill", "vision_fusion"),
             "prefill_language_model_ms": self._median("prefill", "language_model"),
             "stage_coverage": _median(stages / prefill) if prefill.all() else None,
-            "decode_steps": int(self.spans["step"].max()) + 1 if len(steps) else 0,
+            "decode_steps": int(rows["step"].max()) + 1 if len(rows) else 0,
             "inter_token_ms": _quantile(steps, 0.5),
             "inter_token_ms_p90": _quantile(steps, 0.9),
             "inter_token_ms_p99": _quantile(steps, 0.99),

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -148,3 +148,11 @@ class _PlainStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+def first_difference(mine: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first index at which two lists of ids differ, or one ends; None where they are equal."""
+    for index, (left, right) in enumerate(zip(mine, other, strict=False)):
+        if left != right:
+            return index
+    return None if len(mine) == len(other) else min(len(mine), len(other))

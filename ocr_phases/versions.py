@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ocr_phases.errors import OcrPhasesError
 
@@ -83,19 +84,20 @@ def git_state() -> str | None:
     """
     if not (_ROOT / ".git").exists():
         return None
-    command = ["git", "--no-optional-locks", "-C", str(_ROOT)]
-    try:
-        answer = subprocess.run(
-            [*command, "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
+    command = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(_ROOT),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+    ]
+    options: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "stderr": subprocess.DEVNULL}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(command, timeout=10, **options).strip()
+    return None
 
 
 def asset(*parts: str) -> Path:

@@ -1,31 +1,158 @@
-"""The recorded cases of the vendor's forward pass, as inputs for the model."""
+"""What the vendors' code gave for each family: a row each, and its cases as inputs for the model."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from ocr_phases.inputs.packing import DeviceInputs
 
+GOLDEN = Path(__file__).parent / "golden"
 CASES = ("base", "gundam", "small", "batch")
+#: The special ids that the recorded pages were packed with.
+IMAGE_ID, BOS, PAD = 300, 0, 1
 
 
-def golden_inputs(golden: dict[str, Tensor], case: str) -> DeviceInputs:
+@dataclass(frozen=True)
+class Recording:
+    """One family's: ``session`` is the fixture of its model, ``cases`` are those of its forward pass.
+
+    Pixels are kept at ``1 / scale`` of their size, and every ``skip``-th row of the projector's output. A
+    case of ``made_of`` has the first page of others. ``generated`` are the cases compared with
+    ``generate()``, for ``steps`` tokens. Logits agree to ``tolerance``, what goes into the language model to
+    ``embeds``.
+    """
+
+    name: str
+    session: str
+    folder: Path
+    cases: tuple[str, ...]
+    generated: tuple[str, ...]
+    steps: int = 24
+    scale: int = 1
+    skip: int = 1
+    tolerance: float = 5e-4
+    embeds: float = 1e-4
+    made_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def preprocess(self) -> dict[str, Any]:
+        return json.loads((self.folder / "preprocess.json").read_text())
+
+    @property
+    def forward(self) -> dict[str, Tensor]:
+        return _tensors(self.folder / "forward.safetensors")
+
+    @property
+    def pixels(self) -> dict[str, Tensor]:
+        return _tensors(self.folder / "preprocess.safetensors")
+
+    def inputs(self, case: str) -> DeviceInputs:
+        return golden_inputs(self.forward, case, self.scale, self.made_of.get(case, ()))
+
+
+@cache
+def _tensors(path: Path) -> dict[str, Tensor]:
+    return load_file(path)
+
+
+RECORDINGS = {
+    row.name: row
+    for row in (
+        Recording("deepseek-ocr", "golden_session", GOLDEN, CASES, CASES, tolerance=1e-4),
+        Recording(
+            "deepseek-ocr-2",
+            "ocr2_session",
+            GOLDEN / "deepseek-ocr-2",
+            ("base", "gundam", "page768", "batch", "mixed"),
+            ("page768", "mixed"),
+            steps=12,
+            scale=8,
+            skip=8,
+            embeds=5e-4,
+            made_of={"mixed": ("gundam", "base")},
+        ),
+        Recording(
+            "unlimited-ocr",
+            "unlimited_session",
+            GOLDEN / "unlimited-ocr",
+            ("base", "gundam", "small", "batch", "multi", "long"),
+            ("long", "multi", "gundam"),
+            scale=4,
+        ),
+    )
+}
+
+
+def golden_inputs(
+    golden: Mapping[str, Tensor], case: str, scale: int = 1, made_of: tuple[str, ...] = ()
+) -> DeviceInputs:
     ids = golden[f"{case}.input_ids"]
+    mask = golden.get(f"{case}.attention_mask", torch.ones_like(ids))
+    small = "" if scale == 1 else "_small"
 
-    def pixels(kind: str, row: int) -> Tensor:
-        levels = golden[f"{case}.{kind}.{row}"].float() / 255
+    def pixels(name: str) -> Tensor:
+        levels = golden[name].repeat_interleave(scale, 2).repeat_interleave(scale, 3).float() / 255
         return ((levels - 0.5) / 0.5).to(torch.bfloat16).float()
 
-    grids = golden[f"{case}.images_spatial_crop"].tolist()
-    crops = [pixels("images_crop", row) for row, grid in enumerate(grids) if grid != [1, 1]]
+    pages = sorted(name for name in golden if name.startswith(f"{case}.images_ori{small}."))
+    pages = [f"{source}.images_ori{small}.0" for source in made_of] or pages
+    crops = [name.replace("images_ori", "images_crop") for name in pages]
+    local = [pixels(name) for name in crops if name in golden]
     return DeviceInputs(
         input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        images_seq_mask=ids == 300,
-        pixel_values=torch.cat([pixels("images_ori", row) for row in range(len(ids))]),
-        pixel_values_local=torch.cat(crops) if crops else None,
-        num_local_patches=[columns * rows if columns * rows > 1 else 0 for columns, rows in grids],
-        patches_grid=grids,
-        position_ids=None,
+        attention_mask=mask,
+        images_seq_mask=ids == IMAGE_ID,
+        pixel_values=torch.cat([pixels(name) for name in pages]),
+        pixel_values_local=torch.cat(local) if local else None,
+        num_local_patches=[
+            len(golden[crop]) if crop in golden else 0
+            for page, crop in zip(pages, crops, strict=True)
+            for _ in golden[page]
+        ],
+        patches_grid=golden[f"{case}.images_spatial_crop"].tolist(),
+        position_ids=None if mask.all() else (mask.cumsum(dim=1) - 1).clamp(min=0),
     )
+
+
+@contextmanager
+def captured(module: nn.Module, take: str) -> Iterator[list[Any]]:
+    """What a module gives (``take="output"``) or is given as ``inputs_embeds``."""
+    seen: list[Any] = []
+
+    def hook(module, args, kwargs, output):
+        seen.append(kwargs["inputs_embeds"] if take == "inputs_embeds" else output)
+
+    handle = module.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def in_vendors_order(calls: list[Tensor], counts: list[int]) -> list[Tensor]:
+    """The class sees all pages, then all crops; the vendor's, page by page, the crops and then the page."""
+    pages = calls[0].split(1)
+    crops = calls[1].split(counts) if len(calls) > 1 else [calls[0][:0]] * len(pages)
+    return [part for page, own in zip(pages, crops, strict=True) for part in (own, page) if len(part)]
+
+
+def stand_in(text: str) -> list[int]:
+    """The tokenizer that the pages were recorded with."""
+    return [2 + byte % 250 for byte in text.encode()]
+
+
+def pooled(pixels: np.ndarray) -> np.ndarray:
+    """[S, S, 3] averaged to [3, 32, 32]."""
+    cell = len(pixels) // 32
+    return pixels.reshape(32, cell, 32, cell, 3).mean(axis=(1, 3)).transpose(2, 0, 1)

@@ -74,7 +74,7 @@ def test_a_record_is_shown_as_approved(name: str, show: Show, monkeypatch: pytes
     record = RECORDS[name]
     run = PhaseRun.load(record)
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
-    monkeypatch.setattr("ocr_phases.kept_session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
     show(f"{name}/profile", "profile", str(PAGES / "slide.png"), "--device", "cpu")
     show(f"{name}/report", "report", "--record", str(record), "--out", "out", page="out/report.html")
     show(f"{name}/verify", "verify", "--record", str(record), "--out", "checks", page="checks/verify.html")

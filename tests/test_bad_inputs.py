@@ -472,18 +472,7 @@ def test_a_measurement_outlives_its_streams(tiny_session, tmp_path, monkeypatch)
 def test_a_name_that_is_no_unicode_has_a_report(tmp_path):
     record = shutil.copy(RECORD, tmp_path / f"{CAFE}.json")
     page = shutil.copy(PAGE, tmp_path / f"{CAFE}.png")
-    quick = [
-        "--max-new-tokens",
-        "2",
-        "--repeats",
-        "1",
-        "--warmup",
-        "0",
-        "--device",
-        "cpu",
-        "--preset",
-        "tiny",
-    ]
+    quick = ["--preset=tiny", "--max-new-tokens=2", "--repeats=1", "--warmup=0", "--device=cpu"]
     for words in (["--record", str(record)], [str(page), *quick, "--no-ceilings"]):
         assert main(["report", *words, "--out", str(tmp_path / CAFE)]) == 0
     assert (tmp_path / CAFE / "report.html").is_file()

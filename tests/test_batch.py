@@ -215,7 +215,7 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--render-workers", "99999"], "render-workers is 99999"),
         ([page, "--workers", "0"], "workers is 0"),
         ([page, "--workers", "99999"], "workers is 99999"),
-        ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --workers or --scheduler"),
+        ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --workers"),
         ([str(tmp_path / "none.png")], "does not exist"),
     ):
         assert main(["batch", "--out", str(tmp_path / "out"), *arguments]) == 2

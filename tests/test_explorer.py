@@ -695,7 +695,7 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     quick.form.fields["strategy"].value, quick.form.fields["repeats"].value = "compiled", 1
     named, tokens, statuses = threading.Event(), [], []
 
-    def set_up(_):  # nothing is compiled here: the steps run as in eager
+    def set_up(*_):  # nothing is compiled here: the steps run as in eager
         assert named.wait(30)
         if stop:
             quick.stop_button.click()

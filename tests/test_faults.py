@@ -35,17 +35,17 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases import session as session_module
 from ocr_phases.analyse.checks import checks_verdict, run_checks
 from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.steps import first_difference
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
 from ocr_phases.collectors.parity import bfloat16_step
 from ocr_phases.families import PRESETS, PROMPTS, resolve_prompt
 from ocr_phases.files import LOCK_NAME, only_writer
 from ocr_phases.inputs.packing import image_token_count, make_views, pack
-from ocr_phases.report.render import execute_notebook, page_report
+from ocr_phases.report.render import page_report
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
 from ocr_phases.steps import phases
+from ocr_phases.text import first_difference
 
 RECEIPT = PAGES / "receipt.png"
 QUICK: dict[str, Any] = {"max_new_tokens": 12, "repeats": 1, "warmup": 0}
@@ -78,27 +78,6 @@ def arguments_changed(
         handle.remove()
 
 
-@contextlib.contextmanager
-def steps_changed(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]
-) -> Iterator[None]:
-    """A family whose decode steps are faulty themselves, as a mistake in this package would be."""
-    honest = phases.family_of
-
-    def family_of(model: Any) -> Any:
-        family = honest(model)
-
-        def changed(arguments: dict[str, Any]) -> dict[str, Any]:
-            change(arguments)
-            return arguments
-
-        return faulty(family, changed)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(phases, "family_of", family_of)
-        yield
-
-
 @pytest.fixture(params=["tiny_session", "ocr2_session"])
 def session(request: pytest.FixtureRequest) -> Iterator[OCRSession]:
     """A session of each family, proved to be sound again after the fault."""
@@ -124,50 +103,93 @@ def test_a_sound_run_passes(session: OCRSession) -> None:
 
 # -- the faults of the review's list ------------------------------------------------------------------
 
-
-def test_image_arguments_in_a_step_are_refused(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = torch.zeros(1, 3, 512, 512)
-    with (
-        steps_changed(monkeypatch, lambda arguments: arguments.update(pixel_values=pixels)),
-        pytest.raises(OcrPhasesError, match=r"Image arguments reached decode \(pixel_values\)"),
-    ):
-        session.run_inference(RECEIPT, **QUICK)
+PIXELS = torch.zeros(1, 3, 512, 512)
+PADDED = [RECEIPT, RECEIPT], ["free", "<image>\n<|grounding|>A longer prompt."]
 
 
-def test_pixels_that_slip_in_behind_the_step_are_refused_in_the_same_words(
-    session: OCRSession,
-) -> None:
-    pixels = torch.zeros(1, 3, 512, 512)
-    with (
-        arguments_changed(session.model, lambda kwargs: kwargs.update(pixel_values=pixels)),
-        pytest.raises(OcrPhasesError, match=r"Image arguments reached decode \(Image features and image tok"),
-    ):
-        session.run_inference(RECEIPT, **QUICK)
-
-
-def test_image_arguments_that_slip_in_behind_the_step_are_seen(session: OCRSession) -> None:
-    """Crops alone run no vision, so nothing but the forward hooks would notice."""
-    with arguments_changed(session.model, lambda kwargs: kwargs.update(num_local_patches=[0])):
-        run = session.run_inference(RECEIPT, **QUICK)
-    assert failures(run) == {"no_image_arguments_in_decode"}
-    measured = {check.name: check.measured for check in run_checks(run)}
-    assert "num_local_patches arrived" in measured["no_image_arguments_in_decode"]
-
-
-def test_vision_that_runs_in_decode_is_seen_in_the_spans(session: OCRSession) -> None:
+def run_vision(session: OCRSession, arguments: dict[str, Any]) -> None:
     """As the vendor's class does when its one-token gate is passed."""
     stages = session.family.stages(session.model)
-    pixels = torch.zeros(1, 3, 512, 512)
-    width = next(stages["projector"].parameters()).shape[-1]
+    stages["sam"](PIXELS)
+    stages["projector"](torch.zeros(1, 64, next(stages["projector"].parameters()).shape[-1]))
 
-    def look(kwargs: dict[str, Any]) -> None:
-        stages["sam"](pixels)
-        stages["projector"](torch.zeros(1, 64, width))
 
-    with arguments_changed(session.model, look):
-        run = session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
-    assert failures(run) == {"vision_in_prefill_only"}
+def regrown(columns: int) -> Callable[[OCRSession, dict[str, Any]], None]:
+    """A mask of other columns: one short is what a mask grown after the step looks like."""
+
+    def regrow(_: OCRSession, arguments: dict[str, Any]) -> None:
+        rows, length = arguments["attention_mask"].shape
+        arguments["attention_mask"] = torch.ones(rows, length + columns, dtype=torch.int64)
+
+    return regrow
+
+
+Change = Callable[[OCRSession, dict[str, Any]], Any]
+#: What a decode step is handed instead, what is measured, and how that is refused or which checks fail.
+FAULTS: dict[str, tuple[Change, tuple[Any, ...], str | set[str]]] = {
+    "pixels": (
+        lambda _, step: step.update(pixel_values=PIXELS),
+        (RECEIPT,),
+        r"Image arguments reached decode \(Image features and image tok",
+    ),
+    "crops alone, which run no vision": (
+        lambda _, step: step.update(num_local_patches=[0]),
+        (RECEIPT,),
+        {"no_image_arguments_in_decode"},
+    ),
+    "vision that runs": (run_vision, (RECEIPT,), {"vision_in_prefill_only"}),
+    "a copied cache": (
+        lambda _, step: step.update(past_key_values=copy.deepcopy(step["past_key_values"])),
+        (RECEIPT,),
+        "new KV cache",
+    ),
+    "a cache that lost an entry": (
+        lambda _, step: step["past_key_values"].crop(-1),
+        (RECEIPT,),
+        "must grow by one a step",
+    ),
+    "a mask too short": (regrown(-1), PADDED, {"mask_handed_over"}),
+    "a mask too long": (regrown(1), PADDED, {"mask_handed_over"}),
+    "padded rows without their mask": (
+        lambda session, step: step.update(attention_mask=session.family.ready_mask(None)),
+        PADDED,
+        {"mask_handed_over"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_behind_the_step_is_refused_or_seen(name: str, session: OCRSession) -> None:
+    """Only the forward hooks can notice."""
+    change, asked, outcome = FAULTS[name]
+    with arguments_changed(session.model, lambda arguments: change(session, arguments)):
+        if isinstance(outcome, str):
+            with pytest.raises(OcrPhasesError, match=outcome):
+                session.run_inference(*asked, **QUICK)
+            return
+        try:
+            run = session.run_inference(*asked, **QUICK)
+        except (RuntimeError, IndexError, ValueError):
+            pytest.skip("this version of transformers refuses such a mask itself")
+    assert failures(run) == outcome
     assert says(checks_verdict(run_checks(run)), "not trust")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pixel_values": PIXELS}, r"Image arguments reached decode \(pixel_values\)"),
+        ({"past_key_values": None}, "new KV cache"),
+    ],
+)
+def test_a_faulty_step_is_refused(
+    change: dict[str, Any], said: str, session: OCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A family whose decode steps are faulty themselves, as a mistake in this package would be."""
+    honest = phases.family_of
+    with monkeypatch.context() as patch, pytest.raises(OcrPhasesError, match=said):
+        patch.setattr(phases, "family_of", lambda model: faulty(honest(model), lambda step: step | change))
+        session.run_inference(RECEIPT, **QUICK)
 
 
 def test_training_mode_is_refused(session: OCRSession) -> None:
@@ -197,86 +219,32 @@ def test_training_mode_switched_on_within_the_call_is_seen(session: OCRSession) 
     assert failures(run) == {"eval_mode"}
 
 
-def test_a_cache_that_is_not_reused_is_refused(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        steps_changed(monkeypatch, lambda arguments: arguments.update(past_key_values=None)),
-        pytest.raises(OcrPhasesError, match="new KV cache"),
-    ):
-        session.run_inference(RECEIPT, **QUICK)
-
-
-def test_a_cache_copied_on_the_way_is_refused_or_seen(session: OCRSession) -> None:
-    with (
-        arguments_changed(
-            session.model,
-            lambda kwargs: kwargs.update(past_key_values=copy.deepcopy(kwargs["past_key_values"])),
-        ),
-        pytest.raises(OcrPhasesError, match="new KV cache"),
-    ):
-        session.run_inference(RECEIPT, **QUICK)
-
-
-def test_a_cache_that_loses_an_entry_is_refused(session: OCRSession) -> None:
-    with (
-        arguments_changed(session.model, lambda kwargs: kwargs["past_key_values"].crop(-1)),
-        pytest.raises(OcrPhasesError, match="must grow by one a step"),
-    ):
-        session.run_inference(RECEIPT, **QUICK)
-
-
-PADDED = ["free", "<image>\n<|grounding|>A longer prompt."]
-
-
-@pytest.mark.parametrize("columns", [-1, 1])
-def test_a_mask_grown_wrongly_is_seen(columns: int, session: OCRSession) -> None:
-    """One column short is what a mask grown after the step looks like. Both run without an error."""
-
-    def regrow(kwargs: dict[str, Any]) -> None:
-        mask = kwargs["attention_mask"]
-        kwargs["attention_mask"] = torch.ones(len(mask), mask.shape[1] + columns, dtype=mask.dtype)
-
-    with arguments_changed(session.model, regrow):
-        try:
-            run = session.run_inference([RECEIPT, RECEIPT], PADDED, **QUICK)
-        except (RuntimeError, IndexError, ValueError):
-            pytest.skip("this version of transformers refuses such a mask itself")
-    assert failures(run) == {"mask_handed_over"}
-
-
-def test_padded_rows_without_their_mask_are_seen(session: OCRSession) -> None:
-    ready = session.family.ready_mask(None)
-    with arguments_changed(session.model, lambda kwargs: kwargs.update(attention_mask=ready)):
-        run = session.run_inference([RECEIPT, RECEIPT], PADDED, **QUICK)
-    assert "mask_handed_over" in failures(run)
-
-
-def test_a_mask_of_the_state_that_is_not_grown_is_seen(
-    session: OCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def mask_not_grown(patch: pytest.MonkeyPatch) -> None:
     functional = SimpleNamespace(pad=lambda mask, *args, **kwargs: mask)
-    monkeypatch.setattr(phases, "nn", SimpleNamespace(functional=functional))
-    run = session.run_inference(RECEIPT, **QUICK)
-    assert failures(run) == {"attention_mask"}
-    monkeypatch.undo()
+    patch.setattr(phases, "nn", SimpleNamespace(functional=functional))
 
 
-def test_gradients_are_seen(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def gradients(patch: pytest.MonkeyPatch) -> None:
     for name in ("prefill", "decode_step", "decode"):
-        monkeypatch.setattr(phases, name, getattr(phases, name).__wrapped__)
-    run = session.run_inference(RECEIPT, **{**QUICK, "max_new_tokens": 4})
-    assert failures(run) == {"gradients_off"}
-    monkeypatch.undo()
+        patch.setattr(phases, name, getattr(phases, name).__wrapped__)
 
 
-def test_sampling_is_a_note_of_parity(session: OCRSession) -> None:
-    run = session.run_inference(RECEIPT, infer={"temperature": 2.0}, verify=True, **QUICK)
-    (check,) = (check for check in run_checks(run) if check.name == "parity")
-    assert check.verdict == "note"
-    assert "sampled with one seed" in check.measured
-    assert not failures(run)
+def spaces_lost(patch: pytest.MonkeyPatch) -> None:
+    honest = OCRSession.encode
+    patch.setattr(OCRSession, "encode", lambda self, text: honest(self, text.replace(" ", "")))
 
 
-def test_other_tokens_into_generate_fail_parity(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def image_tokens_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    honest = OCRSession._pack
+
+    def shifted(self: OCRSession, *args: Any) -> Any:
+        packed, pages = honest(self, *args)
+        return dataclasses.replace(packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)), pages
+
+    patch.setattr(OCRSession, "_pack", shifted)
+
+
+def other_tokens_for_generate(patch: pytest.MonkeyPatch) -> None:
     """Another tokenisation for the one-shot path: the beginning token twice."""
     honest = session_module.one_shot
 
@@ -285,10 +253,39 @@ def test_other_tokens_into_generate_fail_parity(session: OCRSession, monkeypatch
         ids[:, -1] = ids[:, -3]
         return honest(self, dataclasses.replace(inputs, input_ids=ids), request)
 
+    patch.setattr(session_module, "one_shot", generate)
+
+
+@pytest.mark.parametrize(
+    ("fault", "failed", "settings"),
+    [
+        (mask_not_grown, {"attention_mask"}, {}),
+        (gradients, {"gradients_off"}, {"max_new_tokens": 4}),
+        (spaces_lost, {"prompt_tokens"}, {}),
+        (image_tokens_elsewhere, {"image_mask"}, {}),
+        (other_tokens_for_generate, {"parity"}, {"verify": True, "max_new_tokens": 60}),
+    ],
+)
+def test_a_fault_of_the_package_is_seen(
+    fault: Callable[[pytest.MonkeyPatch], None],
+    failed: set[str],
+    settings: dict[str, Any],
+    session: OCRSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(session_module, "one_shot", generate)
-        run = session.run_inference(RECEIPT, verify=True, **{**QUICK, "max_new_tokens": 60})
-    assert failures(run) == {"parity"}
+        fault(patch)
+        run = session.run_inference(RECEIPT, **{**QUICK, **settings})
+    assert failures(run) >= failed
+    assert failures(run) == failed or fault is image_tokens_elsewhere
+
+
+def test_sampling_is_a_note_of_parity(session: OCRSession) -> None:
+    run = session.run_inference(RECEIPT, infer={"temperature": 2.0}, verify=True, **QUICK)
+    (check,) = (check for check in run_checks(run) if check.name == "parity")
+    assert check.verdict == "note"
+    assert "sampled with one seed" in check.measured
+    assert not failures(run)
 
 
 def test_a_class_without_generate_keeps_its_measurement(
@@ -304,32 +301,9 @@ def test_a_class_without_generate_keeps_its_measurement(
     assert not failures(run)
 
 
-def test_a_tokenizer_that_loses_spaces_is_seen(session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = OCRSession.encode
-    with monkeypatch.context() as patch:
-        patch.setattr(OCRSession, "encode", lambda self, text: honest(self, text.replace(" ", "")))
-        run = session.run_inference(RECEIPT, **QUICK)
-    assert failures(run) == {"prompt_tokens"}
-
-
 def test_any_characters_survive_the_prompt(session: OCRSession) -> None:
     run = session.run_inference(RECEIPT, "Wie groß ist das? 表", **QUICK)
     assert verdicts(run)["prompt_tokens"] == "pass"
-
-
-def test_image_tokens_in_another_place_than_the_mask_are_seen(
-    session: OCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = OCRSession._pack
-
-    def shifted(self: OCRSession, *args: Any) -> Any:
-        packed, pages = honest(self, *args)
-        return dataclasses.replace(packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)), pages
-
-    with monkeypatch.context() as patch:
-        patch.setattr(OCRSession, "_pack", shifted)
-        run = session.run_inference(RECEIPT, **QUICK)
-    assert failures(run) >= {"image_mask"}
 
 
 def test_autocast_and_mixed_norms_are_notes(session: OCRSession) -> None:
@@ -381,11 +355,11 @@ def test_the_first_difference_is_judged_by_its_margin(
     honest_scores, honest = parity._scores, session_module.one_shot
     other = 17
 
-    def scores(*args: Any) -> torch.Tensor:
-        found = honest_scores(*args).clone()
-        assert args[-1] == 5
-        best = float(found.max())
-        found[0, other] = best - shift * bfloat16_step(best)
+    def scores(*args: Any) -> dict[int, torch.Tensor]:
+        found = honest_scores(*args)
+        assert set(found) == args[-1] == {5}
+        best = float(found[5].max())
+        found[5][0, other] = best - shift * bfloat16_step(best)
         return found
 
     def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
@@ -413,8 +387,8 @@ def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: OCRSession
     settings = {"infer": SamplingSettings(no_repeat_ngram_size=3), "pages": []}
     inputs = tiny_session.prepare([RECEIPT, PAGES / "slide.png"]).to("cpu", torch.float32)
     ids = [result["ids"] for result in run.results]
-    for place in (0, 1, 7):
-        scores = parity._scores(tiny_session, Request(**{**given, **settings}), inputs, ids, place)
+    found = parity._scores(tiny_session, Request(**{**given, **settings}), inputs, ids, {0, 1, 7})
+    for place, scores in found.items():
         assert scores.argmax(dim=-1).tolist() == [row[place] for row in ids]
 
 
@@ -633,16 +607,6 @@ def test_a_kill_while_saving_leaves_the_old_record_or_the_new_one(tmp_path: Path
         assert target.read_bytes() in whole
 
 
-def test_a_kill_of_profile_leaves_the_old_record_or_the_new_one(tmp_path: Path) -> None:
-    target = make_run().save(tmp_path / "run.json")
-    before = target.read_bytes()
-    chance = random.Random(6)
-    command = ["-m", "ocr_phases.cli", "profile", str(RECEIPT), "--save", str(target), *QUICK_OPTIONS]
-    for _ in range(3):
-        killed(command, lambda: chance.uniform(1.5, 5.5), ready=False)
-        assert target.read_bytes() == before or PhaseRun.load(target)["tokens"] == 6
-
-
 def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
     records = [make_run(page_name=f"page-{n}.png", repeats=1).save(tmp_path / f"{n}.json") for n in (1, 2)]
@@ -717,18 +681,6 @@ def test_a_full_disk_is_one_sentence(
         page_report(PhaseRun.load(GOLDEN / "run.json"), tmp_path / "out")
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
     assert not (tmp_path / "out" / LOCK_NAME).exists()
-
-
-def test_a_disk_that_fills_up_while_the_notebook_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def filled(*_: Any, **__: Any) -> None:
-        monkeypatch.setattr(os, "fsync", full_disk)
-
-    monkeypatch.setattr("ocr_phases.report.engine.InProcess.execute_notebook", filled)
-    with pytest.raises(OcrPhasesError, match=r"cannot be written \(No space left"):
-        execute_notebook("page_report", {}, tmp_path / "report.ipynb")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

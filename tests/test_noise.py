@@ -259,7 +259,6 @@ def test_a_measurement_keeps_what_the_machine_did(tiny_session: Any, tmp_path: P
 
 
 def test_a_system_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_ticks", lambda: None)
     monkeypatch.setattr(machine, "_threads", lambda: ({}, None))
     kept = machine.Conditions("cpu")
     with kept.of(-1):
@@ -293,14 +292,13 @@ def test_the_time_of_another_thread_is_kept() -> None:
 
 
 def test_shares_of_the_cores_are_of_what_others_had() -> None:
-    before = machine._Moment(0.0, 0.0, {1: 1.0, 2: 9.0}, 0.5, 1.0, (1_000, 400, 0))
-    ticks = machine.os.sysconf("SC_CLK_TCK")
-    after = machine._Moment(2.0, 60 / ticks, {1: 1.25, 3: 0.5}, 1.5, 2.0, (1_400, 500, 40))
+    before = machine._Moment(0.0, 0.0, {1: 1.0, 2: 9.0}, 0.5, 1.0, (10.0, 4.0, 0.0))
+    after = machine._Moment(2.0, 0.6, {1: 1.25, 3: 0.5}, 1.5, 2.0, (14.0, 5.0, 0.4))
     found = machine._between(before, after)
     assert (found["wall_s"], found["waited_s"]) == (2.0, 1.0)
     # One thread went on, one ended and one began.
     assert found["other_threads_s"] == 0.75
-    # 400 ticks: 100 idle, 40 stolen, 60 of our own.
+    # 4 s of cores: 1 idle, 0.4 stolen, 0.6 of our own.
     assert (found["others"], found["steal"]) == (0.5, 0.1)
 
 

@@ -22,6 +22,7 @@ import PIL
 import pytest
 import torch
 from example_run import make_run
+from golden_cases import BOS, IMAGE_ID, PAD, pooled, stand_in
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -46,12 +47,6 @@ from ocr_phases.record import describe_page
 GOLDEN = Path(__file__).parent / "golden"
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "preprocess.json").read_text())
 POOLED = load_file(GOLDEN / "preprocess.safetensors")
-IMAGE_ID, BOS, PAD = 300, 0, 1
-
-
-def stand_in(text: str) -> list[int]:
-    """The tokenizer that the golden cases were recorded with."""
-    return [2 + byte % 250 for byte in text.encode()]
 
 
 def batch(views: list[list[PageViews]], prompts: list[str]) -> PageInputs:
@@ -66,12 +61,6 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
-
-
-def pooled(pixels: np.ndarray) -> np.ndarray:
-    """[S, S, 3] averaged to [3, 32, 32]."""
-    cell = len(pixels) // 32
-    return pixels.reshape(32, cell, 32, cell, 3).mean(axis=(1, 3)).transpose(2, 0, 1)
 
 
 # The recorded vendor preprocessing

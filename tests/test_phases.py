@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from conftest import PAGES
 from faulty import faulty
-from golden_cases import CASES, golden_inputs
-from torch import Tensor
+from golden_cases import captured, golden_inputs
 
 from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode, decode_step, prefill
 from ocr_phases.settings import SamplingSettings
@@ -18,62 +14,6 @@ from ocr_phases.steps.phases import generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
 
 TOLERANCE = 1e-4
-
-
-@contextmanager
-def captured(module: torch.nn.Module, take: str) -> Iterator[list[Tensor]]:
-    """The tensors a module gives (``take="output"``) or is given as ``inputs_embeds``."""
-    seen: list[Tensor] = []
-
-    def hook(module, args, kwargs, output):
-        seen.append(kwargs["inputs_embeds"] if take == "inputs_embeds" else output)
-
-    handle = module.register_forward_hook(hook, with_kwargs=True)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_matches_the_recorded_vendor_run(case, golden_session, golden_forward):
-    model, golden = golden_session.model, golden_forward
-    inputs = golden_inputs(golden, case)
-    with (
-        captured(model.model.language_model, "inputs_embeds") as embeds,
-        captured(model.model.multi_modal_projector, "output") as projected,
-    ):
-        state = prefill(model, inputs, all_logits=True)
-    torch.testing.assert_close(embeds[0], golden[f"{case}.fused_embeds"], atol=TOLERANCE, rtol=0)
-    # The vendor calls the projector page by page with crops first, the native class global views first.
-    vendor = [golden[name] for name in sorted(golden) if name.startswith(f"{case}.projector.")]
-    if inputs.pixel_values_local is not None:
-        vendor = vendor[::-1]
-    ours = [row for output in projected for row in (output.split(1) if case == "batch" else [output])]
-    assert len(ours) == len(vendor)
-    for mine, theirs in zip(ours, vendor, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(state.prefill_logits, golden[f"{case}.prefill_logits"], atol=TOLERANCE, rtol=0)
-    assert state.length == int(golden[f"{case}.prefill_cache_len"])
-
-    expected = golden[f"{case}.greedy_tokens"]
-    for step in range(expected.shape[1] - 1):
-        decode_step(model, state)
-        torch.testing.assert_close(
-            state.logits, golden[f"{case}.step_logits"][:, step], atol=TOLERANCE, rtol=0
-        )
-    assert state.ids == expected.tolist()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_equals_generate(case, golden_session, golden_forward):
-    inputs = golden_inputs(golden_forward, case)
-    model = golden_session.model
-    state = generate(model, inputs, 24)
-    arguments = {**state.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask}
-    whole = model.generate(**arguments, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=2)
-    assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
-    assert state.attention_mask.shape == (len(inputs.input_ids), state.length)
 
 
 def test_last_position_logits_only_unless_asked(golden_session, golden_forward):

@@ -10,17 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import test_deepseek_ocr_2
-import test_unlimited_ocr
 import torch
-from conftest import GOLDEN_2, GOLDEN_UNLIMITED, PAGES
+from conftest import PAGES
 from example_run import EOS, make_run
-from golden_cases import golden_inputs
+from golden_cases import RECORDINGS, captured
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from safetensors.torch import load_file
-from test_phases import captured
 from torch import Tensor
 from vendor_standin import RULES
 
@@ -77,15 +73,9 @@ def replayed(model: Any, inputs: DeviceInputs, ids: list[list[int]]) -> list[Ten
 
 def case_of(name: str, request: pytest.FixtureRequest) -> tuple[Any, DeviceInputs]:
     """The model and the recorded inputs of ``family:case``."""
-    family, case = name.split(":")
-    session = request.getfixturevalue(f"{family}_session")
-    if family == "golden":
-        return session.model, golden_inputs(request.getfixturevalue("golden_forward"), case)
-    folder, module = {
-        "ocr2": (GOLDEN_2, test_deepseek_ocr_2),
-        "unlimited": (GOLDEN_UNLIMITED, test_unlimited_ocr),
-    }[family]
-    return session.model, module.inputs_of(load_file(folder / "forward.safetensors"), case)
+    fixture, case = name.split(":")
+    session = request.getfixturevalue(f"{fixture}_session")
+    return session.model, RECORDINGS[session.family.name].inputs(case)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -13,23 +14,24 @@ import pytest
 from conftest import PAGES
 
 from ocr_phases import PhaseRun
-from ocr_phases.cli import main, progress
-from ocr_phases.cli.progress import Bar, Watch, watching
-from ocr_phases.errors import Stopped
+from ocr_phases.cli import main, measuring
+from ocr_phases.cli.measuring import Bar, watched
+from ocr_phases.errors import Interrupted
 
 PAGE = str(PAGES / "slide.png")
 
 
 def test_without_a_terminal_each_finished_run_is_a_line(capsys):
-    watch = Watch(1, 8)
-    for done in range(4):
-        watch.progress(done, 3)
-        watch.on_tokens(done - 1, [[1, 2]])
+    def measure(progress, on_tokens):
+        for done in range(3):
+            progress(done, 2)
+            on_tokens(done, [[1, 2]])
+
+    watched(argparse.Namespace(), measure, 8)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(" done in ")[0] for line in lines] == [
-        "Warm-up 1 of 1",
-        "Repeat 1 of 2",
-        "Repeat 2 of 2",
+    assert [re.findall(r"(\d+/16|\d of \d runs done)", line) for line in lines] == [
+        ["8/16", "1 of 2 runs done"],
+        ["16/16", "2 of 2 runs done"],
     ]
 
 
@@ -49,7 +51,7 @@ def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeyp
 
 
 def test_a_bar_on_a_terminal_goes_at_the_end(monkeypatch, capsys):
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(measuring.sys.stderr, "isatty", lambda: True, raising=False)
     with Bar(2, "token") as bar:
         bar.tell(1, 1, "1 of 2 runs done")
         bar.refresh()
@@ -57,46 +59,43 @@ def test_a_bar_on_a_terminal_goes_at_the_end(monkeypatch, capsys):
     assert "1 of 2 runs done" in said and said.endswith("\r") and "\n" not in said
 
 
-def test_the_first_signal_waits_only_where_a_repeat_is_finished():
+def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
-    with watching(1, 8) as watch:
-        watch.progress(1, 3)
+    clock = iter((1.0, 1.5, 3.0))
+    monkeypatch.setattr(measuring.time, "monotonic", lambda: next(clock))
+
+    def measure(progress, on_tokens):
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)  # the record of the finished repeats is being made
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-        watch.progress(2, 3)
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(Stopped):
-            watch.on_tokens(1, [[1]])
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert watch.asked == signal.SIGINT
+        raise Interrupted("the record", signal.SIGHUP)
+
+    arguments = argparse.Namespace(stopped=0)
+    assert watched(arguments, measure, 8) == "the record"
+    assert arguments.stopped == signal.SIGHUP
     assert signal.getsignal(signal.SIGINT) == before
 
 
 @pytest.mark.parametrize(
     ("verb", "name", "times"),
-    [
-        ("profile", "SIGINT", 1),
-        ("profile", "SIGHUP", 2),
-        ("verify", "SIGTERM", 2),
-        ("report", "SIGHUP", 1),
-        ("report", "SIGINT", 2),
-    ],
+    [("profile", "SIGINT", 1), ("verify", "SIGTERM", 2), ("report", "SIGHUP", 2)],
 )
 def test_signals_keep_the_finished_repeats(verb, name, times, tiny_session, tmp_path, monkeypatch, capsys):
     number = signal.Signals[name]
 
-    def on_tokens(watch: Watch, repeat: int, new: list[list[int]]) -> None:
-        if repeat == 1:
+    def update(bar: Bar, tokens: int) -> None:
+        if tokens and bar.n >= 4:  # one repeat is done
             for _ in range(times):
                 os.kill(os.getpid(), number)
-        told(watch, repeat, new)
+        told(bar, tokens)
 
-    told = Watch.on_tokens
-    monkeypatch.setattr(Watch, "on_tokens", on_tokens)
+    told = Bar.update
+    monkeypatch.setattr(Bar, "update", update)
     monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ocr_phases.kept_session.kept_session", lambda **options: tiny_session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **options: tiny_session)
     options = ["--max-new-tokens", "4", "--warmup", "0", "--repeats", "3", "--no-ceilings"]
     options += [] if verb == "report" else ["--json"]
     assert main([verb, PAGE, *options]) == 128 + number
@@ -133,7 +132,7 @@ def test_ctrl_c_ends_a_report_with_the_finished_repeats(tmp_path):
     command += ["--repeats", "1000", "--warmup", "0", "--max-new-tokens", "8", "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
-            if re.match(r"Repeat \d+ of 1000 done", line):  # on a busy machine not each is seen
+            if re.search(r"[1-9]\d* of 1000 runs done", line):  # on a busy machine not each is seen
                 process.send_signal(signal.SIGINT)
                 break
         out, err = process.communicate(timeout=240)

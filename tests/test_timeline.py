@@ -5,12 +5,15 @@ from __future__ import annotations
 import nvtx
 import pytest
 import torch
+from conftest import PAGES
 
 from ocr_phases import Timeline
 from ocr_phases.collectors.machine import PeakMemory
 from ocr_phases.models.wiring import NATIVES
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.steps.timeline import NoTimeline, stage_hooks
+
+STAGES = ["sam", "clip", "projector", "vision_fusion", "language_model", "lm_head", "sampling"]
 
 
 @pytest.fixture
@@ -60,8 +63,6 @@ def test_everything_is_closed_when_a_phase_raises(ranges):
 
 @pytest.mark.parametrize("failing", [None, "sam", "clip", "projector", "language_model", "lm_head"])
 def test_hooks_and_ranges_go_away_also_after_an_error(failing, ranges, tiny_session):
-    from conftest import PAGES
-
     model = tiny_session.model
     before = hook_count(model)
     inputs = tiny_session.prepare(PAGES / "slide.png")
@@ -82,35 +83,17 @@ def test_hooks_and_ranges_go_away_also_after_an_error(failing, ranges, tiny_sess
     stages = [row[2] for row in timeline.rows()]
     assert stages[0] == "prefill"
     if failing is None:
-        assert stages[1:] == [
-            "sam",
-            "clip",
-            "projector",
-            "vision_fusion",
-            "language_model",
-            "lm_head",
-            "sampling",
-        ]
+        assert stages[1:] == STAGES
+        assert timeline.vectors == 100  # of one page of 640 pixels
 
 
 def test_the_profiler_sees_the_stages_while_it_runs(tiny_session):
-    from conftest import PAGES
-
     inputs = tiny_session.prepare(PAGES / "slide.png")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         timeline = Timeline("cpu")
         tiny_session.run_prefill(inputs, timeline)
     seen = {event.key: event.count for event in profiler.key_averages()}
-    for stage in (
-        "prefill",
-        "sam",
-        "clip",
-        "projector",
-        "vision_fusion",
-        "language_model",
-        "lm_head",
-        "sampling",
-    ):
+    for stage in ("prefill", *STAGES):
         assert seen[stage] == 1
     # An independent clock: the profiler's own time for the range.
     by_name = {event.key: event.cpu_time_total / 1e3 for event in profiler.key_averages()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -15,13 +14,11 @@ import pytest
 import torch
 from conftest import GOLDEN, GOLDEN_UNLIMITED, PAGES, SMALL_UNLIMITED
 from example_run import report_of
+from golden_cases import BOS, IMAGE_ID, PAD, RECORDINGS, stand_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
-from test_deepseek_ocr_2 import in_vendors_order
-from test_page import BOS, IMAGE_ID, PAD, pooled, stand_in
-from test_phases import captured
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 from transformers.generation import NoRepeatNGramLogitsProcessor
@@ -35,7 +32,7 @@ from ocr_phases.cli import main
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.inputs.images import load_page
-from ocr_phases.inputs.packing import DeviceInputs, image_token_count, make_views, pack
+from ocr_phases.inputs.packing import make_views, pack
 from ocr_phases.models.load import dummy_config
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
@@ -43,7 +40,7 @@ from ocr_phases.request import make_rows
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.regions import page_html, plot_page
 from ocr_phases.steps.captured import StaticStep, max_cache_len_for
-from ocr_phases.steps.phases import generate, prompt_loss
+from ocr_phases.steps.phases import generate
 from ocr_phases.steps.sampling import NoRepeatNGrams, Sampler, windowed_processors
 
 FACTS = FAMILIES[UNLIMITED_OCR]
@@ -53,18 +50,13 @@ DEEPSEEK_OCR, NATIVE = NATIVES["deepseek-ocr"], NATIVES[UNLIMITED_OCR]
 PUBLISHED = NATIVE.facts.config
 TOLERANCE = 5e-4  # of logits that reach 18
 WINDOW = 16
+RECORDED_RUN = RECORDINGS[UNLIMITED_OCR]
 UNLIMITED_SMALL = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
-CASES = ("base", "gundam", "small", "batch", "multi", "long")
 
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, torch.Tensor]:
     return load_file(GOLDEN_UNLIMITED / "forward.safetensors")
-
-
-@pytest.fixture(scope="module")
-def views_32() -> dict[str, torch.Tensor]:
-    return load_file(GOLDEN_UNLIMITED / "preprocess.safetensors")
 
 
 # -- pages and prompts -------------------------------------------------------------------------------
@@ -89,25 +81,6 @@ def packed_as(case: dict, views: list, prompt: str):
     assert [ids[: where[0]], ids[where[-1] + 1 :]] == [case["text_ids_head"], case["text_ids_tail"]]
 
 
-@pytest.mark.parametrize("name", ONE_PAGE)
-def test_pages_are_cut_as_recorded(name, views_32):
-    case = RECORDED["cases"][name]
-    preset = FACTS.presets[case["preset"]]
-    views = make_views(load_page(GOLDEN / "pages" / case["file"])[0], preset)
-    assert [list(views.grid)] == case["spatial_crop"]
-    assert bool(len(views.crops)) == case["crops_used"]
-    assert image_token_count(preset, views.grid) == case["image_tokens"]
-    packed_as(case, [views], FACTS.text_of("markdown"))
-    shown = [("ori", views.global_view[None]), *([("crop", views.crops)] if len(views.crops) else [])]
-    for kind, pixels in shown:
-        assert list(pixels.transpose(0, 3, 1, 2).shape) == case[f"{kind}_shape"]
-        kept = views_32.get(f"{name}.{kind}32")
-        if kept is not None:
-            assert np.abs(np.stack([pooled(view) for view in pixels]) - kept.float().numpy()).max() <= 1
-        if PIL.__version__.split(".")[0] == RECORDED["pillow"].split(".")[0]:
-            assert sha256(pixels) == np.ravel(case[f"{kind}_sha256"]).tolist()
-
-
 @pytest.mark.parametrize("name", SEVERAL)
 def test_several_pages_of_one_prompt_are_packed_as_recorded(name):
     case = RECORDED["cases"][name]
@@ -119,14 +92,6 @@ def test_several_pages_of_one_prompt_are_packed_as_recorded(name):
     assert [list(view.grid) for view in views] == case["spatial_crop"]
     if PIL.__version__.split(".")[0] == RECORDED["pillow"].split(".")[0]:
         assert sha256(np.stack([view.global_view for view in views])) == case["ori_sha256"]
-
-
-def test_the_recording_is_whole_and_its_grids_are_ours():
-    assert (len(ONE_PAGE), len(RECORDED["grids"])) == (27, 161)
-    assert {RECORDED["cases"][name]["preset"] for name in ONE_PAGE} == set(FACTS.presets)
-    for size, grid in RECORDED["grids"].items():
-        width, height = map(int, size.split("x"))
-        assert list(FACTS.presets["gundam"].grid(width, height)) == grid, size
 
 
 def test_prompts_are_the_familys():
@@ -146,73 +111,9 @@ def test_prompts_are_the_familys():
 # -- prefill and decode ------------------------------------------------------------------------------
 
 
-def inputs_of(golden: dict[str, torch.Tensor], case: str) -> DeviceInputs:
-    """A recorded case: its pixels are kept at a quarter of their size."""
-    ids = golden[f"{case}.input_ids"]
-    mask = golden.get(f"{case}.attention_mask", torch.ones_like(ids))
-
-    def pixels(kind: str) -> list[torch.Tensor]:
-        found = sorted(name for name in golden if name.startswith(f"{case}.{kind}."))
-        levels = [
-            golden[name].repeat_interleave(4, 2).repeat_interleave(4, 3).float() / 255 for name in found
-        ]
-        return [((level - 0.5) / 0.5).to(torch.bfloat16).float() for level in levels]
-
-    crops, pages = pixels("images_crop_small"), torch.cat(pixels("images_ori_small"))
-    return DeviceInputs(
-        input_ids=ids,
-        attention_mask=mask,
-        images_seq_mask=ids == 300,
-        pixel_values=pages,
-        pixel_values_local=torch.cat(crops) if crops else None,
-        num_local_patches=[len(crops[0])] if crops else [0] * len(pages),
-        patches_grid=golden[f"{case}.images_spatial_crop"].tolist(),
-        position_ids=None if mask.all() else (mask.cumsum(dim=1) - 1).clamp(min=0),
-    )
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_matches_the_recorded_vendor_run(case, unlimited_session, golden):
-    model, inputs = unlimited_session.model, inputs_of(golden, case)
-    tower = model.model.vision_tower
-    with (
-        captured(model.model.language_model, "inputs_embeds") as embeds,
-        captured(tower.sam_encoder, "output") as sam,
-        captured(tower.vision_encoder, "output") as clip,
-        captured(model.model.multi_modal_projector, "output") as projected,
-    ):
-        state = prefill(model, inputs, all_logits=True)
-
-    def near(mine: torch.Tensor, name: str, tolerance: float = TOLERANCE) -> None:
-        torch.testing.assert_close(mine, golden[f"{case}.{name}"], atol=tolerance, rtol=0)
-
-    stages = {
-        "sam": [out.last_hidden_state.mean(dim=(2, 3)) for out in sam],
-        "clip": [out.last_hidden_state.mean(-1) for out in clip],
-        "projector": projected,
-    }
-    for stage, calls in stages.items():
-        for number, mine in enumerate(in_vendors_order(calls, inputs.num_local_patches)):
-            near(mine, f"{stage}.{number}", 1e-4)
-    near(embeds[0], "fused_embeds", 1e-4)
-    near(state.prefill_logits[:, golden[f"{case}.logit_positions"]], "prefill_logits")
-
-    expected = golden[f"{case}.greedy_tokens"]
-    for step in range(expected.shape[1] - 1):
-        decode_step(model, state)
-        theirs = golden[f"{case}.step_logits"][:, step]
-        torch.testing.assert_close(state.logits, theirs, atol=TOLERANCE, rtol=0)
-    assert state.ids == expected.tolist()
-    # The vendor keeps the entry that the next step writes over; here it has gone.
-    prompt = inputs.input_ids.shape[1]
-    assert state.lengths == list(range(prompt, prompt + expected.shape[1]))
-    assert state.entries == [min(length, prompt + WINDOW - 1) for length in state.lengths]
-    assert golden[f"{case}.cache_len"].tolist() == [min(length, prompt + WINDOW) for length in state.lengths]
-
-
 def test_padded_rows_stay_right_beyond_the_window(unlimited_session, golden):
     """The vendor's own second row is wrong from token 3 on: it is held to the row alone."""
-    state = generate(unlimited_session.model, inputs_of(golden, "padded"), 24)
+    state = generate(unlimited_session.model, RECORDED_RUN.inputs("padded"), 24)
     alone = golden["padded.row1_alone_tokens"].tolist()
     assert state.ids == [golden["padded.greedy_tokens"][0].tolist(), *alone]
     assert state.entries[-1] == 30 + WINDOW - 1
@@ -220,7 +121,7 @@ def test_padded_rows_stay_right_beyond_the_window(unlimited_session, golden):
 
 @pytest.mark.parametrize("case", ["long", "padded"])
 def test_the_static_step_equals_eager_around_its_window(case, unlimited_session, golden):
-    model, inputs = unlimited_session.model, inputs_of(golden, case)
+    model, inputs = unlimited_session.model, RECORDED_RUN.inputs(case)
     count = golden[f"{case}.greedy_tokens"].shape[1]
     rows, prompt = inputs.input_ids.shape
     step = StaticStep(model, rows, max_cache_len_for(prompt, count, WINDOW), "eager")
@@ -235,7 +136,7 @@ def test_the_static_step_equals_eager_around_its_window(case, unlimited_session,
 
 
 def test_a_cache_without_the_window_is_refused(unlimited_session, golden_session, golden):
-    model, inputs = unlimited_session.model, inputs_of(golden, "long")
+    model, inputs = unlimited_session.model, RECORDED_RUN.inputs("long")
     with pytest.raises(OcrPhasesError, match="see 16 generated tokens and the cache is for all: leave cache"):
         prefill(model, inputs, cache=DynamicCache())
     state = prefill(model, inputs, cache=DynamicCache(config=model.config.get_text_config()))
@@ -246,26 +147,12 @@ def test_a_cache_without_the_window_is_refused(unlimited_session, golden_session
 
 def test_a_cache_that_grows_beyond_its_window_is_an_error(unlimited_session, golden):
     model = unlimited_session.model
-    state = prefill(model, inputs_of(golden, "long"))
+    state = prefill(model, RECORDED_RUN.inputs("long"))
     for layer in state.cache.layers:
         layer.sliding_window = 3
     with pytest.raises(OcrPhasesError, match="has 28 entries where 29 are right.* until its window is full"):
         for _ in range(WINDOW):
             decode_step(model, state)
-
-
-@pytest.mark.parametrize("case", ["long", "multi", "gundam"])
-def test_equals_generate(case, unlimited_session, golden):
-    inputs, model = inputs_of(golden, case), unlimited_session.model
-    state = generate(model, inputs, 24)
-    arguments = {**state.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask}
-    whole = model.generate(**arguments, max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=2)
-    assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
-
-
-def test_the_loss_is_the_recorded_one(unlimited_session, golden):
-    loss = prompt_loss(unlimited_session.model, inputs_of(golden, "base"))
-    torch.testing.assert_close(loss.detach(), golden["base.labels_loss"], atol=TOLERANCE, rtol=0)
 
 
 # -- generation rules --------------------------------------------------------------------------------
@@ -360,19 +247,6 @@ def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_
     )
 
 
-def test_the_live_check_sees_a_cache_that_grows_on(unlimited_session, golden):
-    from ocr_phases.collectors.live_checks import _cache_growth
-
-    state = generate(unlimited_session.model, inputs_of(golden, "long"), 24)
-    assert _cache_growth(state)[0] == "pass"
-    for wrong in (
-        state.lengths,
-        [*state.entries[:-1], state.entries[-1] - 1],
-        [26, 26, 26, *state.entries[3:]],
-    ):
-        assert _cache_growth(replace(state, entries=list(wrong)))[0] == "fail"
-
-
 def test_padded_rows_are_measured_and_generate_is_refused_beyond_the_window(unlimited_session):
     pages, prompts = [RECEIPT, RECEIPT], ["markdown", "<image>Read it, please, all of it."]
     options = {"preset": "small", "max_new_tokens": WINDOW + 1, **ONCE}
@@ -444,22 +318,6 @@ def test_cost_and_floor_follow_the_window(several_pages):
 # -- its config --------------------------------------------------------------------------------------
 
 
-def test_the_published_sizes_are_the_published_counts():
-    config = native_config(dummy_config("dummy:unlimited-ocr"))
-    with torch.device("meta"):
-        model = NATIVE.model_class()(config)
-    assert (NATIVE.drives(model), DEEPSEEK_OCR.drives(model), NATIVE.window(model)) == (True, False, 128)
-    assert config.text_config.max_position_embeddings == 32768
-    assert NATIVE.parameters(model) == {
-        "sam": 95_569_152,
-        "clip": 303_177_728 - 602_112,
-        "projector": 2_622_720,
-        "language_model": 2_769_255_680,
-        "lm_head": 165_478_400,
-        "total": 3_335_504_128,
-    }
-
-
 def test_the_window_is_the_files():
     golden = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
     text = native_config(golden).text_config
@@ -489,25 +347,6 @@ def test_dummies_are_of_the_family():
     session = OCRSession.load(f"{SMALL_UNLIMITED},window=32", device="cpu")
     assert session.family is NATIVE
     assert session.prepare(RECEIPT).prompts == ("<image>document parsing.",)
-
-
-def test_what_transformers_saves_loads_whole(unlimited_session, tmp_path):
-    model = unlimited_session.model
-    model.save_pretrained(tmp_path)
-    for path in (GOLDEN_UNLIMITED / "checkpoint").glob("tokenizer*.json"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    again = OCRSession.from_local(tmp_path, device="cpu")
-    assert (again.family, again.family.window(again.model)) == (NATIVE, WINDOW)
-    for mine, theirs in zip(again.model.parameters(), model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    config = json.loads((tmp_path / "config.json").read_text())
-    mixed = copy.deepcopy(config)
-    mixed["text_config"]["layer_types"][0] = "full_attention"
-    with pytest.raises(OcrPhasesError, match="full_attention and reference_sliding_attention: what can be"):
-        native_config(mixed)
-    del config["text_config"]["sliding_window"]
-    with pytest.raises(OcrPhasesError, match="the language model has no sliding_window"):
-        native_config(config)
 
 
 # -- output ------------------------------------------------------------------------------------------

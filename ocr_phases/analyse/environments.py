@@ -56,16 +56,6 @@ def environment_table(
     return pd.DataFrame(rows, columns=["part", "name", *names])
 
 
-def what_differs(then: PhaseRun, now: PhaseRun) -> list[str]:
-    """The devices and versions that differ, one ``name: then -> now`` each."""
-    table = environment_table([then, now], ["then", "now"])
-    table = table[table["part"].isin(("device", "versions"))]
-    return [
-        f"{row['part'] if row['name'] == 'name' else row['name']}: {row['then']} -> {row['now']}"
-        for _, row in table.iterrows()
-    ]
-
-
 def _settings(run: PhaseRun) -> Iterator[tuple[tuple[str, str], Any]]:
     """Everything a time depends on, as ((part, name), value)."""
     page = {

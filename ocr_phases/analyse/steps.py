@@ -11,7 +11,7 @@ import numpy as np
 from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.summary import OUTLIER_FACTOR, attended, step_table
 from ocr_phases.record import PhaseRun
-from ocr_phases.text import percent_text
+from ocr_phases.text import first_difference, percent_text
 
 #: A loop: a period of at most so many tokens, at least so often and over at least so many tokens at the end.
 LOOP_PERIOD = 64
@@ -132,14 +132,6 @@ def repetition_loop(ids: Sequence[int]) -> tuple[int, int] | None:
         if covered >= max(LOOP_TIMES * period, LOOP_TOKENS):
             return period, covered
     return None
-
-
-def first_difference(mine: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first index at which two lists of ids differ, or one ends; None where they are equal."""
-    for index, (left, right) in enumerate(zip(mine, other, strict=False)):
-        if left != right:
-            return index
-    return None if len(mine) == len(other) else min(len(mine), len(other))
 
 
 def first_other_token(base: PhaseRun, other: PhaseRun) -> str:

@@ -82,7 +82,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     job, folder = _job_and_folder(request)
     settings = _settings(job)
     with _failing_as("model"):
-        from ocr_phases.kept_session import kept_session
+        from ocr_phases.session import kept_session
 
         session = kept_session(**settings.of_model())
     ready()

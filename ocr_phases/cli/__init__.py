@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 
 from ocr_phases.cli import artifacts, batch, compare, notebooks, profile, report, sweep, verify
-from ocr_phases.cli.options import Parser, Usage, add_options, option_texts
+from ocr_phases.cli.options import Parser, add_options, option_texts, refuse_idle
 from ocr_phases.cli.results import Exit, as_json
 from ocr_phases.errors import OcrPhasesError, stop_signals
 from ocr_phases.settings import Settings, setting_names
@@ -65,6 +65,7 @@ def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]
     code, reason = int(Exit.DONE), ""
     try:
         _parser(words).parse_args(words, arguments)
+        refuse_idle(arguments)
         code = arguments.run(arguments) or code
         if arguments.stopped:
             code = Exit.SIGNAL + arguments.stopped
@@ -73,19 +74,19 @@ def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]
         pass
     except KeyboardInterrupt as stop:
         code, reason = _stopped_by(stop), "stopped."
-    except Exception as error:  # noqa: BLE001  (told with its traceback)
-        code, reason = _told(error, arguments)
+    except OcrPhasesError as error:
+        code, reason = Exit.ERROR, _with_options(str(error), arguments)
+    except ModuleNotFoundError as error:
+        code, reason = Exit.ERROR, f"this needs {error.name}: pip install {error.name}"
+    except Exception as error:  # noqa: BLE001
+        code, reason = _unforeseen(error)
     if reason:
         print(f"ocr-phases: {reason}", file=sys.stderr)
     return code, reason
 
 
-def _told(error: Exception, arguments: argparse.Namespace) -> tuple[int, str]:
-    """The exit code and the sentence of an error; a bug's traceback is printed."""
-    if isinstance(error, OcrPhasesError):
-        return Exit.ERROR, _with_options(str(error), arguments)
-    if isinstance(error, ModuleNotFoundError):
-        return Exit.ERROR, f"this needs {error.name}: pip install {error.name}"
+def _unforeseen(error: Exception) -> tuple[int, str]:
+    """The exit code and the sentence of any other error; a bug's traceback is printed."""
     if isinstance(error, OSError) and error.filename:  # such as a name of 300 characters
         return Exit.ERROR, f"{error.filename} cannot be used ({error.strerror}): name another one."
     traceback.print_exception(error)
@@ -95,13 +96,13 @@ def _told(error: Exception, arguments: argparse.Namespace) -> tuple[int, str]:
 def _with_options(message: str, arguments: argparse.Namespace) -> str:
     """A message of the package with settings named as this verb's options: ``--max-new-tokens 64``."""
 
-    def option(found: re.Match[str]) -> str:
-        name, value = found.groups()
-        of_setting = name in settings and found.start() == 0 and message[found.end() :].startswith(" is ")
-        if value is None and "_" not in name and not of_setting:  # a word as any other
-            return found[0]
-        shown = "" if value in (None, "True", "False") else f" {value}"
-        return f"--{'no-' if value == 'False' else ''}{name.replace('_', '-')}{shown}"
+    def option(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        is_setting = name in settings and match.start() == 0 and message[match.end() :].startswith(" is ")
+        if value is None and "_" not in name and not is_setting:  # a word as any other
+            return match[0]
+        after = "" if value in (None, "True", "False") else f" {value}"
+        return f"--{'no-' if value == 'False' else ''}{name.replace('_', '-')}{after}"
 
     names, settings = "|".join(vars(arguments)), setting_names(Settings)
     given = rf"""(?<![\w/.-])({names})(?:=["']?([\w./:-]*\w)["']?|(?![\w/=-]|\.\w))"""
@@ -109,20 +110,17 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
 
 
 def _parser(words: Sequence[str]) -> Parser:
-    parser = Parser(
-        prog="ocr-phases",
-        description="Measure where DeepSeek-OCR spends its time on a page: prefill, vision stages, decode.",
-    )
+    texts = option_texts()
+    parser = Parser(prog="ocr-phases", description=texts["texts"]["about"])
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
         name = verb.__name__.rpartition(".")[2]
-        told = {"help": option_texts()["summary"][name], "description": verb.run.__doc__}
-        command = verbs.add_parser(name, prog=f"ocr-phases {name} [options]", formatter_class=Usage, **told)
-        command.set_defaults(verb=name, run=verb.run)
-        command.add_argument(
-            "--json", action="store_true", help="print one JSON object on stdout, everything else on stderr"
+        usage, summary = (texts[part][name] for part in ("usage", "summary"))
+        command = verbs.add_parser(
+            name, usage=f"ocr-phases {name} [options] {usage}", help=summary, description=verb.run.__doc__
         )
+        command.set_defaults(verb=name, run=verb.run)
         if name in words:  # building the options of every verb would slow --help down
             add_options(command, name)
     return parser

@@ -22,10 +22,10 @@ def run(arguments: argparse.Namespace) -> None:
     if record.text is None and not arguments.chrome_trace:
         raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
     folder = folder_for(arguments.out, FOLDER, NOTHING)
-    overwrite = arguments.overwrite
-    options: dict[str, Any] = {"overwrite": overwrite, "arguments": [arguments.record]}
+    options: dict[str, Any] = {"overwrite": arguments.overwrite, "arguments": [arguments.record]}
     if arguments.chrome_trace:
-        target = record.chrome_trace(output_file(folder / "trace.json", **options), overwrite=overwrite)
+        target = output_file(folder / "trace.json", **options)
+        record.chrome_trace(target, overwrite=arguments.overwrite)
         arguments.result = {"files": [wrote(target)]}
         return
     several = len(record.results) > 1  # a batch gets a folder a row
@@ -33,10 +33,10 @@ def run(arguments: argparse.Namespace) -> None:
     targets = [folder_for(folder / name, "", ARTIFACTS, **options) for name in names]
     written: list[Path] = []
     with only_writer(folder):
-        for row, (target, result) in enumerate(zip(targets, record.results, strict=True)):
+        for row, target in enumerate(targets):
+            text, family = record.results[row]["text"], record.model.get("family")
             images = row_images(record, row)
-            text, family = result["text"], record.model.get("family")
-            written += write_artifacts(target, images, text, family, overwrite=overwrite)
+            written += write_artifacts(target, images, text, family, overwrite=arguments.overwrite)
     for path in written:
         print(path.relative_to(folder))
     arguments.result = {"files": [str(path) for path in written]}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ocr_phases.cli.options import BATCH, check_truth, refuse, settings_of
+from ocr_phases.cli.measuring import Bar
+from ocr_phases.cli.options import BATCH, option_texts, settings_of
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import check_preset
@@ -22,11 +24,11 @@ from ocr_phases.text import count_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ocr_phases.batch.cluster import DaskPool
     from ocr_phases.batch.driver import Counts
     from ocr_phases.batch.manifest import Page, Walk
+    from ocr_phases.batch.pool import LocalPool
 
-#: Options for all that measure.
-_MEASURED = ("presets", "workers", "scheduler", "wait_workers")
 _SHOWN_FAILURES = 10
 
 
@@ -41,7 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.files import only_writer, output_folder
 
     _check(arguments)
-    _check_folder(arguments)
     walk, total = Walk(), 0
     if arguments.render != "only":
         total = sum(1 for _ in _found(arguments, walk))
@@ -49,56 +50,48 @@ def run(arguments: argparse.Namespace) -> int:
             check_for_pages(arguments.truth, math.ceil(total / max(1, len(arguments.presets))))
     out = output_folder(arguments.out)
     with only_writer(out):
-        with _indexed_if_stopped(out):
+        try:
             result = _measure(out, arguments, walk, total) if total else {}
             unread = _add_truths(out, arguments.truth)
             unrendered = 0 if arguments.render == "none" else _render(out, arguments)
+        except (OcrPhasesError, KeyboardInterrupt):
+            _index_unfinished(out)
+            raise
         pages = write_index(out)
-        wrote(out / "index.html")
-    result |= {"reports_failed": unrendered, "truths_failed": unread, **_failures(pages, out)}
-    arguments.result = result
-    failed = FAILED in set(pages["status"])
-    return Exit.FAILED if failed or unrendered or unread else Exit.DONE
+        index = wrote(out / "index.html")
+    failed = pages.loc[pages["reason"] != "", ["page", "reason"]]
+    _print_reasons(failed.itertuples(index=False, name=None))
+    more = max(0, len(failed) - _SHOWN_FAILURES)
+    if more:
+        print(f"and {more:,} more: see {index}")
+    result |= {"reports_failed": unrendered, "truths_failed": unread}
+    failures = failed.head(_SHOWN_FAILURES).to_dict("records")
+    arguments.result = {**result, "failures": failures, "more_failures": more, "index": index}
+    some = FAILED in set(pages["status"]) or unrendered or unread
+    return Exit.FAILED if some else Exit.DONE
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse options that contradict each other or would do nothing, and wrong settings."""
+    """Refuse options that contradict each other, wrong settings, and files that the results would replace."""
     from ocr_phases.batch.pool import check_workers
+    from ocr_phases.batch.store import is_batch
+    from ocr_phases.files import check_names
 
-    if arguments.presets:
-        refuse(arguments, ("preset",), "--presets names them")
+    only, batch = arguments.render == "only", is_batch(arguments.out)
     for preset in arguments.presets:
         check_preset(preset)
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
-    check_truth(arguments)
     check_workers("render-workers", arguments.render_workers)
-    only = arguments.render == "only"
     if not arguments.pages and not only:
         raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
     if arguments.pages and only:
         raise OcrPhasesError("--render only renders the pages in --out: drop the page arguments.")
-    if only:
-        refuse(arguments, (*BATCH, *_MEASURED), "--render only measures nothing")
-    if arguments.render == "none":
-        refuse(arguments, ("render_workers",), "--render none renders nothing")
-    if not arguments.scheduler:
-        refuse(arguments, ("wait_workers",), "Without --scheduler the workers are processes of this machine")
-    if arguments.scheduler and arguments.workers:
-        raise OcrPhasesError("--workers start on this machine: drop --workers or --scheduler.")
     settings_of(arguments)
-
-
-def _check_folder(arguments: argparse.Namespace) -> None:
-    """Refuse a folder whose files a batch would replace: arguments, or files that are not a batch's."""
-    from ocr_phases.batch.store import is_batch
-    from ocr_phases.files import check_names
-
-    batch = is_batch(arguments.out)
-    if arguments.render == "only" and not batch:
+    if only and not batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
-    own = arguments.overwrite or batch
     names = r"index\.html|jobs\.jsonl|(pages|spans|tokens)\.csv|tables\.sha256"
+    own = arguments.overwrite or batch
     check_names(arguments.out, names, overwrite=own, arguments=[*arguments.pages, arguments.truth])
 
 
@@ -107,7 +100,7 @@ def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
     from ocr_phases.batch.manifest import find_pages
 
     for page in find_pages(arguments.pages, BATCH, arguments.out / PAGES, walk):
-        if not arguments.presets or "preset" in page.settings:
+        if "preset" in page.settings or not arguments.presets:
             yield page
             continue
         for preset in arguments.presets:
@@ -119,7 +112,6 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
     from ocr_phases.batch.driver import Counts, auto_device, measure_pages
     from ocr_phases.batch.job import make_jobs
     from ocr_phases.batch.outcome import GOES_ON
-    from ocr_phases.cli.progress import Bar
 
     left_out = dict(walk.left_out)
     if left_out:
@@ -127,32 +119,24 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
         print(f"{count_text(sum(left_out.values()), 'file')} left out ({kinds})")
     asked = vars(settings_of(arguments))
     settings = {name: asked[name] for name in BATCH}
-    with _measuring_pool(arguments) as pool, Bar(total, "page", "Measuring") as bar:
+    mode = "notebook" if arguments.render == "during" else "measure"
+    options = {"mode": mode, "retries": arguments.retries, "timeout": arguments.timeout}
+    with contextlib.closing(_workers(arguments)) as pool, Bar(total, "page", "Measuring") as bar:
         last_seen = time.monotonic()
 
         def show(counts: Counts) -> None:
             nonlocal last_seen
-            now, waiting = time.monotonic(), not pool.workers()
+            waiting = not pool.workers()
             note = ", waiting for a worker" if waiting else ""
             bar.tell(counts.pages, counts.done, f"{counts.failed:,} failed{note}")
             if not waiting:
-                last_seen = now
-            elif arguments.wait_workers is not None and now - last_seen > arguments.wait_workers:
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > arguments.wait_workers:
                 raise OcrPhasesError(f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}")
 
-        @functools.cache
-        def device() -> str:
-            return auto_device(pool, lambda: show(Counts()))
-
-        counts = measure_pages(
-            make_jobs(_found(arguments, walk), settings, device),
-            out,
-            pool,
-            mode="notebook" if arguments.render == "during" else "measure",
-            retries=arguments.retries,
-            timeout=arguments.timeout,
-            progress=show,
-        )
+        device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
+        jobs = make_jobs(_found(arguments, walk), settings, device)
+        counts = measure_pages(jobs, out, pool, progress=show, **options)
     failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
     again = f", {counts.again:,} listed twice" if counts.again else ""
     pages = count_text(counts.pages, "page")
@@ -161,25 +145,18 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
     return {**result, "named_twice": counts.again, "left_out": left_out}
 
 
-@contextlib.contextmanager
-def _measuring_pool(arguments: argparse.Namespace) -> Iterator[Any]:
+def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
     """The workers: processes of this machine, or dask's where a scheduler is named."""
     from ocr_phases.batch.cluster import DaskPool
     from ocr_phases.batch.pool import LocalPool, worker_environments
 
-    pool: Any
     if not arguments.scheduler:
-        pool = LocalPool(worker_environments(arguments.workers, arguments.device))
-    else:
-        pool = DaskPool(arguments.scheduler)
-        if pool.plain:
-            print(
-                f"Warning: {arguments.scheduler} has no TLS: anyone who reaches it can run code on its "
-                "workers, see Trust in docs/batch.md.",
-                file=sys.stderr,
-            )
-    with contextlib.closing(pool):
-        yield pool
+        return LocalPool(worker_environments(arguments.workers, arguments.device))
+    pool = DaskPool(arguments.scheduler)
+    if pool.plain:
+        warning = option_texts()["texts"]["plain"]
+        print(f"Warning: {arguments.scheduler} {warning}", file=sys.stderr)
+    return pool
 
 
 def _add_truths(out: Path, path: Path | None) -> int:
@@ -191,8 +168,7 @@ def _add_truths(out: Path, path: Path | None) -> int:
     truths = add_truths(out, path)
     without = f", {truths.lacking:,} without" if truths.lacking else ""
     print(f"Truth for {count_text(truths.found, 'page')}{without}")
-    for page, reason in list(truths.problems.items())[:_SHOWN_FAILURES]:
-        print(f"{page}: {reason}")
+    _print_reasons(truths.problems.items())
     return len(truths.problems)
 
 
@@ -201,7 +177,6 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     from ocr_phases.batch.driver import render_pages
     from ocr_phases.batch.pool import LocalPool, thread_share
     from ocr_phases.batch.store import read_listing, unrendered
-    from ocr_phases.cli.progress import Bar
 
     waiting = sum(unrendered(out / entry["folder"], entry["id"]) is not None for entry in read_listing(out))
     if not waiting:
@@ -221,20 +196,21 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     return failed
 
 
-@contextlib.contextmanager
-def _indexed_if_stopped(out: Path) -> Iterator[None]:
-    """Write the index also where the batch stops before all pages are through."""
+def _print_reasons(reasons: Iterable[tuple[str, str]]) -> None:
+    """Print the first pages that failed, or whose report or truth did, and why."""
+    for page, reason in itertools.islice(reasons, _SHOWN_FAILURES):
+        print(f"{page}: {reason}")
+
+
+def _index_unfinished(out: Path) -> None:
+    """Write the index of a batch that stops before all pages are through."""
     from ocr_phases.batch.store import LISTING
 
     try:
-        yield
-    except (OcrPhasesError, KeyboardInterrupt):
-        try:
-            if (out / LISTING).exists():
-                write_index(out, stopped=True)
-        except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
-            print(f"The index could not be written: {error}", file=sys.stderr)
-        raise
+        if (out / LISTING).exists():
+            write_index(out, stopped=True)
+    except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
+        print(f"The index could not be written: {error}", file=sys.stderr)
 
 
 def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
@@ -257,15 +233,3 @@ def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
     text = index_html(index.pages, index.regions, title=title, facts=facts, tables=tables)
     write_atomic(out / "index.html", text.encode("utf-8", "replace"))
     return index.pages
-
-
-def _failures(pages: pd.DataFrame, out: Path) -> dict[str, Any]:
-    """Print the first reasons why a page, or its report, failed; these and the index as plain values."""
-    failed = pages.loc[pages["reason"] != "", ["page", "reason"]]
-    shown = failed.head(_SHOWN_FAILURES).to_dict("records")
-    more, index = len(failed) - len(shown), str(out / "index.html")
-    for row in shown:
-        print(f"{row['page']}: {row['reason']}")
-    if more:
-        print(f"and {more:,} more: see {index}")
-    return {"failures": shown, "more_failures": more, "index": index}

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ocr_phases.cli.results import Exit, rows, show, wrote
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.text import percent_text
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ocr_phases.analyse.compare import Compared
 
 FOLDER = "ocr_phases_compare"
 
@@ -27,20 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.report.render import write_report
 
     limit, overwrite = arguments.fail_above, arguments.overwrite
-    if arguments.metric and limit is None:
-        raise OcrPhasesError("--metric selects what --fail-above judges: give both.")
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
     compared = Compared(runs, run_labels(runs, paths), margin=arguments.margin)
     table, labels = compared.table, compared.labels
     judged = None if limit is None else against_limit(table, limit, arguments.metric)
-    names = r"compare\.(ipynb|html)"
-    folder = folder_for(arguments.out, FOLDER, names, overwrite=overwrite, arguments=paths)
-
-    show(in_units(table))
-    print(f"\n{compared.verdict}")
-    for _, row in compared.differs.iterrows():
-        print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
+    options = {"overwrite": overwrite, "arguments": paths}
+    folder = folder_for(arguments.out, FOLDER, r"compare\.(ipynb|html)", **options)
+    print_compared(compared, table)
     parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
     written = write_report("compare_runs", folder, "compare", parameters, {"runs": runs}, title, overwrite)
@@ -53,6 +48,16 @@ def run(arguments: argparse.Namespace) -> int:
         "report": wrote(written),
     }
     return Exit.DONE if judged is None else _judged(judged, limit)
+
+
+def print_compared(compared: Compared, table: pd.DataFrame) -> None:
+    """Print figures of a comparison, its verdict, and what else differs."""
+    from ocr_phases.analyse.compare import in_units
+
+    show(in_units(table))
+    print(f"\n{compared.verdict}")
+    for _, row in compared.differs.iterrows():
+        print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
 
 
 def _judged(judged: pd.DataFrame, percent: float) -> int:

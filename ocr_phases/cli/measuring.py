@@ -1,16 +1,20 @@
-"""A measurement on the command line: page checked first, progress shown, stopped by Ctrl-C."""
+"""A measurement on the command line: page checked first, progress on stderr, stopped by a signal."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from ocr_phases.cli.options import refuse, settings_of
-from ocr_phases.errors import Interrupted
+from ocr_phases.errors import Interrupted, stop_signals
+from ocr_phases.files import RECORD, each_page, output_file, output_folder, save_new, save_or_rescue
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
@@ -18,12 +22,41 @@ if TYPE_CHECKING:
     from ocr_phases.session import OCRSession
 
 
+_LOG_SECONDS = 30.0
+_AT_ONCE = 1.0  # seconds, in which a signal says nothing new: a closing terminal sends two
+
+
+class Bar(tqdm):
+    """tqdm's bar on a terminal, which goes at the end; else a line of the same now and then, for a log."""
+
+    def __init__(self, total: int, unit: str, desc: str | None = None) -> None:
+        log = not sys.stderr.isatty()
+        seconds = _LOG_SECONDS if log else 0.1
+        # With gui, display is all that writes.
+        options: dict[str, Any] = {"gui": log, "mininterval": seconds, "miniters": 0, "smoothing": 0}
+        super().__init__(total=total, unit=unit, desc=desc, leave=False, **options)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Write the state."""
+        if not self.gui:
+            return super().display(msg, pos)
+        print(self, file=sys.stderr, flush=True)
+        return True
+
+    def tell(self, through: int, worked: int, note: str) -> None:
+        """``through`` of all are through, ``worked`` of them by this command: these make the rate."""
+        if not worked:  # what is kept is looked through first
+            self.start_t = self.last_print_t
+        self.n, self.initial = through, through - worked
+        self.set_postfix_str(note, refresh=False)
+        self.update(0)
+
+
 def look_at(page: str) -> None:
     """Raise `OcrPhasesError` for an unreadable page.
 
     ``page`` may name several of a file (`ocr_phases.files.each_page`).
     """
-    from ocr_phases.files import each_page
     from ocr_phases.inputs.images import load_page, unnamed_pages
 
     if others := unnamed_pages(page):
@@ -49,7 +82,7 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
     if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
         refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
-        from ocr_phases.kept_session import kept_session
+        from ocr_phases.session import kept_session
 
     return kept_session(**settings.of_model())
 
@@ -61,24 +94,34 @@ def measure(
     session = session or load_session(arguments)
     settings = settings_of(arguments)
     run = partial(session.run_inference, page or arguments.page, **settings.of_run() | changes)
-    return watched(arguments, run, settings.warmup, settings.expected_tokens)
+    return watched(arguments, run, settings.expected_tokens)
 
 
-def watched(
-    arguments: argparse.Namespace, measure: Callable[..., PhaseRun], warmup: int, tokens_a_run: int
-) -> PhaseRun:
-    """What ``measure`` gives, shown while it runs; where it is stopped, of the finished repeats."""
-    from ocr_phases.cli.progress import watching
+def watched(arguments: argparse.Namespace, measure: Callable[..., PhaseRun], tokens_a_run: int) -> PhaseRun:
+    """What ``measure`` gives, with a `Bar`; where a signal stops it, the record of the finished repeats."""
+    stopped = -_AT_ONCE
 
-    with watching(warmup, tokens_a_run) as watch:
+    def stop(number: int, _: object) -> None:
+        nonlocal stopped
+        before, stopped = stopped, time.monotonic()
+        if stopped - before >= _AT_ONCE:
+            raise KeyboardInterrupt(number)
+
+    with stop_signals(stop), Bar(tokens_a_run, "token") as bar:
+
+        def progress(done: int, total: int) -> None:
+            if not done:  # the clock starts when all is set up
+                bar.unpause()
+            bar.total, bar.n = total * tokens_a_run, done * tokens_a_run
+            bar.set_postfix_str(f"{done} of {total} runs done", refresh=done > 0)
+
         try:
-            run = measure(progress=watch.progress, on_tokens=watch.on_tokens)
-        except Interrupted as stop:
-            if stop.run is None:
+            return measure(progress=progress, on_tokens=lambda _, new: bar.update(len(new[0])))
+        except Interrupted as interrupted:
+            if interrupted.run is None:
                 raise
-            run, watch.asked = stop.run, stop.number
-    arguments.stopped = watch.asked
-    return run
+            arguments.stopped = interrupted.number
+            return interrupted.run
 
 
 def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:
@@ -86,8 +129,6 @@ def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:
 
     ``others`` are arguments besides the page.
     """
-    from ocr_phases.files import RECORD, output_file, output_folder
-
     if arguments.save is None:
         return output_folder(".") / RECORD
     return output_file(arguments.save, overwrite=arguments.overwrite, arguments=[arguments.page, *others])
@@ -95,8 +136,6 @@ def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:
 
 def save(arguments: argparse.Namespace, record: PhaseRun) -> Path:
     """Save a record as the command's arguments say, or under the first free default name; its file."""
-    from ocr_phases.files import RECORD, save_new, save_or_rescue
-
     if arguments.save is None:
         return save_new(record.save, RECORD)
     return save_or_rescue(partial(record.save, overwrite=arguments.overwrite), arguments.save)

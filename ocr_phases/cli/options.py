@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
-import math
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,16 +36,12 @@ SETTINGS = {
     "sweep": [*setting_names(ModelSettings), *SHARED],
     "batch": BATCH,
 }
-
-
-class Usage(argparse.HelpFormatter):
-    """A usage of the arguments alone: the options of a verb, some forty, follow in its help."""
-
-    def add_usage(
-        self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: Any = None
-    ) -> None:
-        """Of a verb, whose ``prog`` ends in ``[options]``."""
-        super().add_usage(usage, [action for action in actions if not action.option_strings], (), prefix)
+#: How argparse reads a setting of each kind.
+_KINDS: dict[str, dict[str, Any]] = {
+    "bool": {"action": argparse.BooleanOptionalAction},
+    "int": {"type": int, "metavar": "N"},
+    "str": {"metavar": "TEXT"},
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,23 +82,19 @@ def option_texts() -> dict[str, Any]:
 def add_options(command: argparse.ArgumentParser, verb: str) -> None:
     """The options of a verb: its own, and one for each of its `SETTINGS`."""
     texts = option_texts()
-    for name, own in texts[verb].items():
+    for name, own in {"--json": {}, **texts[verb]}.items():
         options = {**texts["every"].get(name, {}), **own}
         options["help"] = options.get("help", "").format(presets=", ".join(PRESET_NAMES)) or None
         if "type" in options:
             options["type"] = TYPES[options["type"]]
         command.add_argument(name, **options)
-    kinds: dict[str, Any] = {
-        "bool": {"action": argparse.BooleanOptionalAction},
-        "int": {"type": int, "metavar": "N"},
-    }
     for title, group in (("model", ModelSettings), ("measurement", RunSettings)):
         arguments = command.add_argument_group(title)
         for setting in (setting for setting in fields(group) if setting.name in SETTINGS.get(verb, ())):
             name, text = setting.name.replace("_", "-"), help_text(setting).replace("%", "%%")
             if kind(setting) != "bool" and setting.default is not None:
                 text += " (default: %(default)s)"
-            arguments.add_argument(f"--{name}", help=text, **kinds.get(kind(setting), {"metavar": "TEXT"}))
+            arguments.add_argument(f"--{name}", help=text, **_KINDS[kind(setting)])
             command.set_defaults(**{setting.name: setting.default})
     command.set_defaults(**texts["defaults"].get(verb, {}))
 
@@ -114,37 +106,27 @@ def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -
         raise OcrPhasesError(f"{why}: drop {', '.join(dict.fromkeys(idle))}.")
 
 
-def shows_saved(
-    arguments: argparse.Namespace, option: str, pages: object, only_measuring: Collection[str]
-) -> bool:
-    """Whether what ``option`` names is shown in place of measuring ``pages``.
+def refuse_idle(arguments: argparse.Namespace) -> None:
+    """Raise `OcrPhasesError` for options that would do nothing beside another one: ``[idle]`` has them."""
+    for rule in option_texts()["idle"].get(arguments.verb, ()):
+        names, equals, value = rule["beside"].partition("=")
+        given = next(filter(None, (vars(arguments)[name] for name in names.split("|"))), "")
+        if str(given) == value if equals else given:
+            settings = set(SETTINGS[arguments.verb]) - set(rule["but"]) if "but" in rule else ()
+            refuse(arguments, {*rule.get("options", ()), *settings}, rule["why"])
 
-    Raises `OcrPhasesError` for both or neither, and for options that would do nothing then.
-    """
+
+def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bool:
+    """Whether what ``option`` names is shown in place of measuring ``pages``; both or neither is an error."""
     saved = bool(vars(arguments)[option])
     if saved == bool(pages):
         raise OcrPhasesError(f"Name either what to measure (PAGE) or what was measured (--{option}).")
-    if saved:
-        refuse(arguments, only_measuring, f"--{option} shows what was measured")
     return saved
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings of these options; `OcrPhasesError` for a wrong one."""
     return Settings.among(vars(arguments))
-
-
-def check_truth(arguments: argparse.Namespace) -> None:
-    """Raise `OcrPhasesError` where ``--truth`` has no text to be compared with."""
-    if arguments.truth is not None and not arguments.return_text:
-        raise OcrPhasesError("A truth is compared with the text: drop --no-return-text, or --truth.")
-
-
-def asks_kernels(arguments: argparse.Namespace) -> bool:
-    """Whether ``--kernels`` or ``--trace`` is given; `OcrPhasesError` for ``--kernel-steps`` without."""
-    if not (arguments.kernels or arguments.trace):
-        refuse(arguments, ("kernel_steps",), "No kernels are profiled without --kernels or --trace")
-    return arguments.kernels or arguments.trace
 
 
 def name_list(text: str, comma: str = ",") -> list[str]:
@@ -174,14 +156,12 @@ def number(kind: type[int | float], least: float) -> Callable[[str], float]:
     """An option's type: a number from ``least`` to a thousand million."""
 
     def read(text: str) -> float:
-        try:
+        with contextlib.suppress(ValueError):
             value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= 1e9:
-            whole = "whole " if kind is int else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {least:g} to 1e9")
-        return value
+            if least <= value <= 1e9:
+                return value
+        whole = "whole " if kind is int else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {least:g} to 1e9")
 
     return read
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
-from ocr_phases.cli.options import EVERY, asks_kernels, refuse
+from ocr_phases.cli.compare import print_compared
 from ocr_phases.cli.results import run_result, show, wrote
 from ocr_phases.errors import OcrPhasesError
 
@@ -22,6 +22,7 @@ _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings")
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
+    from ocr_phases.analyse.compare import Compared, same_tokens
     from ocr_phases.analyse.headline import key_metrics_text, subject, verdict
     from ocr_phases.analyse.kernels import has_kernels, host_syncs, stage_verdict
     from ocr_phases.analyse.summary import stage_table
@@ -29,15 +30,16 @@ def run(arguments: argparse.Namespace) -> None:
 
     target = measuring.check_target(arguments, arguments.repeated)
     then = _recorded(arguments)
-    kernels: dict[str, Any] = {"kernels": asks_kernels(arguments)}
-    with contextlib.ExitStack() as held:
-        if arguments.trace:
-            kernels["kernel_trace"] = held.enter_context(reserved(target.with_name(TRACE_NAME)))
-        measured = measuring.measure if then is None else partial(_repeat, then=then)
-        record = measured(arguments, **kernels)
+    kernels = arguments.kernels or arguments.trace
+    measured = measuring.measure if then is None else partial(_repeat, then=then)
+    trace = reserved(target.with_name(TRACE_NAME)) if arguments.trace else contextlib.nullcontext()
+    with trace as file:
+        record = measured(arguments, kernels=kernels, kernel_trace=file)
     target = measuring.save(arguments, record)
     if then is not None:
-        _print_then_and_now(then, record)
+        compared = Compared([then, record], ["then", "now"])
+        print_compared(compared, compared.headline)
+        print(f"\nTokens: {'equal' if same_tokens(then, record) else 'different'}\n")
     show(stage_table(record), _DIGITS)
     if has_kernels(record):
         for table in (stage_verdict(record).drop(columns="reason"), host_syncs(record)):
@@ -50,12 +52,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _recorded(arguments: argparse.Namespace) -> PhaseRun | None:
-    """The record to repeat, if any; `OcrPhasesError` for options that contradict it."""
+    """The record to repeat, if any; `OcrPhasesError` where there is no page either."""
     from ocr_phases.record import PhaseRun
 
     if arguments.repeated is not None:
-        taken = set(EVERY) - {"model", *_EACH}
-        refuse(arguments, taken, "--from takes these settings from the record")
         return PhaseRun.load(arguments.repeated)
     if arguments.page is None:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
@@ -74,22 +74,4 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     if options["kernels"]:
         options["kernel_steps"] = arguments.kernel_steps
     repeat = partial(repeat_run, then, page=arguments.page, **options)
-    return measuring.watched(arguments, repeat, then.request["warmup"], then.request["max_new_tokens"])
-
-
-def _print_then_and_now(then: PhaseRun, now: PhaseRun) -> None:
-    """Print a record beside its repetition."""
-    from ocr_phases.analyse.compare import compare_runs, few_repeats, headline_metrics, in_units, same_tokens
-    from ocr_phases.analyse.environments import what_differs
-    from ocr_phases.analyse.steps import first_other_token
-
-    table = in_units(headline_metrics(compare_runs([then, now])))
-    show(table.rename(columns={"base": "then", "other": "now"}))
-    if few := few_repeats([then, now], ["then", "now"]):
-        print(f"\n{few}")
-    differ = first_other_token(then, now)
-    tokens = "equal" if same_tokens(then, now) else f"different{differ and '; the first is '}{differ}"
-    print(f"\nTokens: {tokens}")
-    for line in what_differs(then, now):
-        print(f"Differs: {line}")
-    print()
+    return measuring.watched(arguments, repeat, then.request["max_new_tokens"])

@@ -3,109 +3,115 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import load_session, measure
-from ocr_phases.cli.options import (
-    EVERY,
-    KERNELS,
-    asks_kernels,
-    check_truth,
-    settings_of,
-    shows_saved,
-)
+from ocr_phases.cli.options import SETTINGS, settings_of, shows_saved
 from ocr_phases.cli.results import run_result, wrote
-from ocr_phases.files import NOTHING, RECORD, REPORT_FOLDER, split_page
+from ocr_phases.files import (
+    NOTHING,
+    RECORD,
+    REPORT_FOLDER,
+    TRACE_NAME,
+    check_names,
+    folder_for,
+    save_or_rescue,
+    split_page,
+)
 from ocr_phases.versions import seldom_collected
+
+if TYPE_CHECKING:
+    from ocr_phases.record import PhaseRun
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write one HTML report per page (or of an existing record), with record, notebook and artifacts."""
-    saved = shows_saved(arguments, "record", arguments.pages, (*EVERY, *KERNELS, "trace"))
-    # What measures is not changed: a notebook measures the same.
-    with seldom_collected() if saved else contextlib.nullcontext():
-        _write_reports(arguments)
-
-
-def _write_reports(arguments: argparse.Namespace) -> None:
-    from ocr_phases.analyse.truth_files import load_truth
-    from ocr_phases.files import TRACE_NAME, check_names, folder_for, save_or_rescue
-    from ocr_phases.record import PhaseRun
-    from ocr_phases.report.artifacts import RESULTS
-    from ocr_phases.report.render import page_report
-
-    # A wrong page, setting or record is refused before anything slow starts.
-    asked, kernels = settings_of(arguments), asks_kernels(arguments)
-    settings = {name: getattr(asked, name) for name in (*EVERY, *KERNELS)}
-    shown = PhaseRun.load(arguments.record) if arguments.record else None
-    names = dict(zip(arguments.pages, arguments.pages, strict=True))
-    truths = _truths(arguments, names if shown is None else {None: shown.page_name()})
-    out, overwrite = arguments.out, arguments.overwrite
-    wanted = out or Path(REPORT_FOLDER)
-    jobs = folders(arguments.pages, wanted) if shown is None else {None: wanted}
-    others = [*arguments.pages, arguments.truth]
-    for folder in jobs.values() if out else ():
-        check_names(folder, RESULTS, overwrite=overwrite, arguments=others, record=arguments.record)
-    if shown is None:
-        session = load_session(arguments, arguments.pages)
-        for page in arguments.pages:
-            session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
     arguments.result = {"reports": []}
-    for page, wanted in jobs.items():
+    if shows_saved(arguments, "record", arguments.pages):
+        with seldom_collected():
+            _show(arguments)
+    else:  # what measures is not changed: a notebook measures the same
+        _measure(arguments)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    """The report of a record."""
+    from ocr_phases.record import PhaseRun
+
+    record = PhaseRun.load(arguments.record)
+    (truth,) = _truths(arguments, [record.page_name()])
+    folder = folder_for(arguments.out, REPORT_FOLDER, NOTHING)
+    parameters = {"record": str(Path(arguments.record).resolve()), "truth": truth}
+    _write(arguments, record, folder, parameters)
+
+
+def _measure(arguments: argparse.Namespace) -> None:
+    """Measure the pages; a wrong page, setting or truth is refused before anything slow starts."""
+    from ocr_phases.report.artifacts import RESULTS
+
+    pages, out = arguments.pages, arguments.out
+    asked, kernels = settings_of(arguments), arguments.kernels or arguments.trace
+    settings = {name: getattr(asked, name) for name in SETTINGS["report"]}
+    truths = _truths(arguments, pages)
+    folders = folders_of(pages, out or Path(REPORT_FOLDER))
+    others = [*pages, arguments.truth]
+    for folder in folders if out else ():
+        check_names(folder, RESULTS, overwrite=arguments.overwrite, arguments=others)
+    session = load_session(arguments, pages)
+    for page in pages:
+        session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
+    for page, wanted, truth in zip(pages, folders, truths, strict=True):
         folder = folder_for(out and wanted, wanted, NOTHING)
-        parameters: dict[str, Any] = {"truth": truths.get(page)}
-        if shown is not None:
-            record = shown
-            parameters["record"] = str(Path(arguments.record).resolve())
-        else:
-            trace = {"kernel_trace": folder / TRACE_NAME} if arguments.trace else {}
-            record = measure(arguments, session, page, kernels=kernels, **trace)
-            name, number = split_page(str(page))
-            parameters |= {**settings, "page": str(Path(name).resolve()) + number, "trace": arguments.trace}
-        if page in truths:
-            record = record.with_truth(load_truth(truths[page], page or record.page_name()))
+        trace = {"kernel_trace": folder / TRACE_NAME} if arguments.trace else {}
+        record = measure(arguments, session, page, kernels=kernels, **trace)
+        name, number = split_page(page)
+        source = str(Path(name).resolve()) + number
         try:
-            report = page_report(
-                record, folder, parameters, show_code=arguments.show_code, overwrite=overwrite
-            )
-        except KeyboardInterrupt:
-            if shown is None:  # what was measured is not lost with its report
-                wrote(save_or_rescue(record.save, folder / RECORD))
+            parameters = {**settings, "page": source, "trace": arguments.trace, "truth": truth}
+            _write(arguments, record, folder, parameters)
+        except KeyboardInterrupt:  # what was measured is not lost with its report
+            wrote(save_or_rescue(record.save, folder / RECORD))
             raise
-        told = run_result(record)
-        print(f"{told['headline']}\n{told['checks']['sentence']}")
-        told |= {"record": str(folder / RECORD), "report": wrote(report)}
-        arguments.result["reports"].append(told)
         if arguments.stopped:
             return
 
 
-def _truths(arguments: argparse.Namespace, names: Mapping[str | None, str]) -> dict[str | None, str]:
-    """The file of each page's truth, by the page's name; `OcrPhasesError` where one cannot be used."""
+def _write(arguments: argparse.Namespace, run: PhaseRun, folder: Path, parameters: dict[str, Any]) -> None:
+    """One report into ``folder``, told and in the command's result."""
+    from ocr_phases.report.render import page_report
+
+    run = run.with_truth(parameters["truth"]) if parameters["truth"] else run
+    options = {"show_code": arguments.show_code, "overwrite": arguments.overwrite}
+    report = page_report(run, folder, parameters, **options)
+    told = run_result(run)
+    print(f"{told['headline']}\n{told['checks']['sentence']}")
+    told |= {"record": str(folder / RECORD), "report": wrote(report)}
+    arguments.result["reports"].append(told)
+
+
+def _truths(arguments: argparse.Namespace, pages: Sequence[str]) -> list[str | None]:
+    """The file of each page's truth, if any; `OcrPhasesError` where one cannot be used."""
     from ocr_phases.analyse.truth_files import check_for_pages, find_truth, load_truth
 
     path = arguments.truth
     if path is None:
-        return {}
-    check_truth(arguments)
-    check_for_pages(path, len(names))
-    for name in names.values():
-        load_truth(path, name)
-    files = {page: path.is_dir() and find_truth(name, path) for page, name in names.items()}
-    return {page: str((file or path).resolve()) for page, file in files.items()}
+        return [None] * len(pages)
+    check_for_pages(path, len(pages))
+    for page in pages:
+        load_truth(path, page)
+    files = [(path.is_dir() and find_truth(page, path)) or path for page in pages]
+    return [str(file.resolve()) for file in files]
 
 
-def folders(pages: Sequence[str], out: Path) -> dict[str | None, Path]:
+def folders_of(pages: Sequence[str], out: Path) -> list[Path]:
     """A folder for each page, named like it; a number is added where two pages share a name."""
-    found: dict[str | None, Path] = {}
+    folders: list[Path] = []
     for page in pages:
         name, number = split_page(page)
         stem = Path(name).stem + number.replace("#", "-")
-        folder, count = out / stem, 2
-        while folder in found.values():
-            folder, count = out / f"{stem}-{count}", count + 1
-        found[page] = folder
-    return found
+        free = (f"{stem}-{count}" if count > 1 else stem for count in itertools.count(1))
+        folders.append(next(out / name for name in free if out / name not in folders))
+    return folders

@@ -23,9 +23,7 @@ class Exit(IntEnum):
     UNDECIDED = 3
     BUG = 70  # EX_SOFTWARE of sysexits.h; its traceback is on stderr
     SIGNAL = 128  # and the signal's number: 130 Ctrl-C, 143 SIGTERM
-    OUTPUT_LOST = (
-        141  # done, but its reader closed stdout, or its disk is full: as a shell names SIGPIPE's end
-    )
+    OUTPUT_LOST = 141  # done, but nobody could read all that it printed: as a shell names SIGPIPE's end
 
 
 REASONS: dict[tuple[str, int], str] = {
@@ -69,15 +67,12 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
     from ocr_phases.analyse.headline import headline
 
     checks = run_checks(run)
-    return {
-        "page": run.page["file"],
-        "headline": headline(run),
-        "metrics": rows(pd.DataFrame([run.summary()]))[0],
-        "repeats": run.request["repeats"],
-        "checks": {
-            "verdict": worst_verdict(checks),
-            "sentence": checks_verdict(checks),
-            "failed": [check.name for check in failed(checks)],
-            "noisy": [check.name for check in noisy(checks)],
-        },
+    verdicts = {
+        "verdict": worst_verdict(checks),
+        "sentence": checks_verdict(checks),
+        "failed": [check.name for check in failed(checks)],
+        "noisy": [check.name for check in noisy(checks)],
     }
+    metrics = rows(pd.DataFrame([run.summary()]))[0]
+    told = {"page": run.page["file"], "headline": headline(run), "metrics": metrics}
+    return {**told, "repeats": run.request["repeats"], "checks": verdicts}

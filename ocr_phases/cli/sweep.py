@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ocr_phases.cli.options import SETTINGS, SHARED, refuse, settings_of, shows_saved
+from ocr_phases.cli.options import SHARED, settings_of, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
-from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
     from ocr_phases.show.sweep_result import SweepResult
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 FOLDER = "ocr_phases_sweep"
 #: What the cells differ in.
 _AXES = ("presets", "strategies", "batches", "lengths", "visions")
-#: What else only a measurement asks for.
-_MEASURED = ("models", "presets", "strategies", "visions", "batch", "max_new_tokens", "retry_failed")
 #: Output lengths where the end token is ignored, and where it ends a text.
 _LENGTHS, _LIMIT = [32, 128], [1024]
 _COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
@@ -30,37 +27,31 @@ def run(arguments: argparse.Namespace) -> int:
 
     Exit code 1: no cell could be measured.
     """
-    saved = shows_saved(arguments, "records", arguments.page, (*SETTINGS["sweep"], *_MEASURED))
+    saved = shows_saved(arguments, "records", arguments.page)
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.report.render import write_report
     from ocr_phases.show.sweep_result import SweepResult
 
     if saved:
-        found = SweepResult.load(arguments.records)
-        found = found.with_truth(arguments.truth) if arguments.truth else found
-        folder = _folder(arguments)
+        sweep, folder = SweepResult.load(arguments.records), _folder(arguments)
+        sweep = sweep.with_truth(arguments.truth) if arguments.truth else sweep
     else:
-        found, folder = _measure(arguments)
-    table = found.table
+        sweep, folder = _measure(arguments)
+    table = sweep.table
     if len(table):
         print()
         show(table[_COLUMNS])
-    for _, row in found.failures.iterrows():
+    for _, row in sweep.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
     truth = arguments.truth and str(arguments.truth.resolve())
     parameters = {"records": str(Path(arguments.records or folder).resolve()), "truth": truth}
-    title, given = "Sweep – ocr_phases", {"sweep": found}
-    written = write_report("sweep_report", folder, "sweep", parameters, given, title, arguments.overwrite)
-    checks = {cell: worst_verdict(run_checks(run)) for cell, run in found.runs.items()}
+    title, given = "Sweep – ocr_phases", {"sweep": sweep}
+    report = write_report("sweep_report", folder, "sweep", parameters, given, title, arguments.overwrite)
+    checks = {cell: worst_verdict(run_checks(run)) for cell, run in sweep.runs.items()}
     doubtful = ", ".join(f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass")
-    print(f"\n{found.verdict}\nChecks: {doubtful or 'all cells pass'}.")
-    arguments.result = {
-        "headline": found.verdict,
-        "cells": rows(table),
-        "checks": checks,
-        "failures": rows(found.failures),
-        "report": wrote(written),
-    }
+    print(f"\n{sweep.verdict}\nChecks: {doubtful or 'all cells pass'}.")
+    result = {"headline": sweep.verdict, "cells": rows(table), "checks": checks}
+    arguments.result = {**result, "failures": rows(sweep.failures), "report": wrote(report)}
     return Exit.FAILED if table.empty else Exit.DONE
 
 
@@ -82,13 +73,8 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
 
     # A wrong page, setting or list is refused before anything slow starts.
     load = settings_of(arguments).of_model()
-    models = arguments.models or [load["model"]]
-    del load["model"]
-    if arguments.models:
-        refuse(arguments, ("model",), "--models names them")
+    models = [load.pop("model")]
     name = load_page(arguments.page)[2]
-    if arguments.truth and arguments.ignore_eos:
-        raise OcrPhasesError("A truth needs texts that end at the end token: drop --ignore-eos, or --truth.")
     if arguments.truth:
         load_truth(arguments.truth, name)
     if others := unnamed_pages(arguments.page):
@@ -98,6 +84,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or (_LIMIT if ends else _LENGTHS)
     axes = {name: getattr(arguments, name) for name in _AXES}
+    models = arguments.models or models
     count = len(make_cells(**axes)) * len(models)
     folder = _folder(arguments)
     with tqdm(total=count, unit="cell", disable=None, leave=False) as bar:

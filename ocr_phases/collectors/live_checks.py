@@ -1,7 +1,8 @@
 """Watches what the model is handed while it is measured: the checks that need the live model.
 
-`phases` refuses to break its own rules; forward hooks on the model see what really
-arrived there, whoever changed it on the way. Looking costs a few microseconds of host time a step.
+A check here is a name, a verdict and what was measured; what it expects and why is `analyse`'s.
+`phases` refuses to break its own rules; a forward hook on the model sees what really arrived there. Looking
+costs a few microseconds of host time a step.
 """
 
 from __future__ import annotations
@@ -9,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.analyse.check_texts import RULES
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
-from ocr_phases.models.caches import cache_length
 from ocr_phases.models.wiring import Family
 from ocr_phases.text import count_text
 
@@ -35,70 +33,73 @@ Verdict = tuple[str, str]  # verdict and what was measured
 
 @dataclass(frozen=True)
 class Call:
-    """One forward of the model as it arrived. ``mask`` is a tensor's shape and device, else a word.
-
-    A ready mask that is one tensor over the cache's slots has its shape there, [B, 1, 1, slots].
-    """
+    """One forward of the model as it arrived; ``mask`` is what `_mask_of` says of its attention mask."""
 
     phase: str
     tokens: int
     images: tuple[str, ...]
     gradients: bool
     training: bool
-    mask: tuple[tuple[int, ...], str] | str
-    cache: int | None  # identity of a cache object; None without one, and for tuples, which are new each step
+    mask: tuple[str, tuple[int, ...] | None, str]
 
 
 class ForwardHooks:
-    """The calls of one run, and how many vectors the projector made in its prefill."""
+    """The calls of one run: what really arrived at the model, whoever changed it on the way."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
         self.calls: list[Call] = []
-        self.vectors = 0
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module, phase: str) -> Iterator[None]:
-        """Look at every forward of ``model`` within a ``with`` block. Hooks go at its end, errors or not."""
+        """Look at every forward of ``model`` within a ``with`` block."""
 
         def look(module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
-            self.calls.append(_call(self.family, phase, module, arguments))
+            names = self.family.image_arguments
+            call = Call(
+                phase=phase,
+                tokens=arguments["input_ids"].shape[1],
+                images=tuple(name for name in names if arguments.get(name) is not None),
+                gradients=torch.is_grad_enabled(),
+                training=module.training,
+                mask=_mask_of(arguments.get("attention_mask")),
+            )
+            self.calls.append(call)
 
-        def count(module: nn.Module, args: Any, output: Any) -> None:
-            self.vectors += prod(output.shape[:-1])
-
-        handles = [model.register_forward_pre_hook(look, with_kwargs=True)]
-        if phase == "prefill":
-            handles.append(self.family.stages(model)["projector"].register_forward_hook(count))
+        handle = model.register_forward_pre_hook(look, with_kwargs=True)
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            handle.remove()
 
-    def verdicts(self, packed: PageInputs, state: DecodeState) -> dict[str, Verdict]:
-        """What the calls of this run show, by the check's name; without steps the steps' checks are n/a."""
+    def verdicts(self, packed: PageInputs, state: DecodeState, vectors: int) -> dict[str, Verdict]:
+        """What the calls of this run show, by the check's name; without steps the steps' checks are missing.
+
+        ``vectors`` are the projector's. `phases` has refused any cache that is not carried on, or grows
+        wrongly: these checks only say by how much it grew.
+        """
         steps = [call for call in self.calls if call.phase == "decode"]
         seen = f"{count_text(len(self.calls), 'forward')} looked at"
-        some = f"{count_text(len(steps), 'step')} looked at"
+        training = any(call.training for call in self.calls)
+        tracked = any(call.gradients for call in self.calls)
         found = {
-            "eval_mode": _all(not call.training for call in self.calls)(seen, "the model was in training"),
-            "gradients_off": _all(not call.gradients for call in self.calls)(seen, "gradients were tracked"),
-            "cache_growth": _cache_growth(state),
+            "eval_mode": _verdict(not training, seen, "the model was in training"),
+            "gradients_off": _verdict(not tracked, seen, "gradients were tracked"),
+            "cache_growth": ("pass", _growth(state)),
             "attention_mask": _attention_mask(state),
-            "image_features": _image_features(packed, self.vectors),
+            "image_features": _image_features(packed, vectors),
         }
         if not steps:
             return found
+        some = f"{count_text(len(steps), 'step')} looked at"
         widths = sorted({call.tokens for call in steps})
         leaked = sorted({name for call in steps for name in call.images})
-        caches = {call.cache for call in steps}
-        kind = "a tuple that carries on the one before" if caches == {None} else "1 object"
+        wide = f"steps of {', '.join(map(str, widths[:4]))} tokens"
         return {
             **found,
-            "single_token_steps": _all(widths == [1])(some, f"steps of {_listed(widths)} tokens"),
-            "no_image_arguments_in_decode": _all(not leaked)(some, f"{', '.join(leaked)} arrived"),
-            "cache_reused": _all(len(caches) == 1)(f"{kind} in {some}", f"{len(caches)} objects"),
+            "single_token_steps": _verdict(widths == [1], some, wide),
+            "no_image_arguments_in_decode": _verdict(not leaked, some, f"{', '.join(leaked)} arrived"),
+            "cache_reused": ("pass", f"1 object in {some}"),
             "mask_handed_over": _mask_handed_over(steps, packed, state),
         }
 
@@ -153,105 +154,72 @@ def host_syncs_check(
         verdict, measured = "n/a", "a CPU has no device to wait for"
     elif not seen:
         verdict, measured = "n/a", "counted in a warm-up run, and there was none"
-    return {
-        "name": "host_syncs",
-        "verdict": verdict,
-        "expected": f"one wait every {count_text(every, 'step')}, for the end token",
-        "measured": measured,
-    }
+    return {"name": "host_syncs", "verdict": verdict, "measured": measured}
 
 
 def merged(runs: list[dict[str, Verdict]]) -> list[dict[str, str]]:
     """The checks of all runs as the record keeps them: a check's first verdict that is no pass, else any."""
     checks = []
-    for name, text in RULES.items():
+    for name in dict.fromkeys(name for run in runs for name in run):
         found = [run[name] for run in runs if name in run]
-        if not found:
-            continue
         verdict, measured = next((one for one in found if one[0] != "pass"), found[0])
-        checks.append({"name": name, "verdict": verdict, "expected": text.expected, "measured": measured})
+        checks.append({"name": name, "verdict": verdict, "measured": measured})
     return checks
 
 
-def _call(family: Family, phase: str, model: nn.Module, arguments: dict[str, Any]) -> Call:
-    mask = arguments.get("attention_mask")
-    cache = arguments.get("past_key_values")
-    described: tuple[tuple[int, ...], str] | str
-    if isinstance(mask, dict):
-        mask = next((one for one in mask.values() if one is not None), mask)
-    if isinstance(mask, Tensor):
-        described = (tuple(mask.shape), str(mask.device))
-    else:
-        described = "none" if mask is None else "ready"
-    return Call(
-        phase=phase,
-        tokens=arguments["input_ids"].shape[1],
-        images=tuple(name for name in family.image_arguments if arguments.get(name) is not None),
-        gradients=torch.is_grad_enabled(),
-        training=model.training,
-        mask=described,
-        cache=None if cache is None or isinstance(cache, tuple) else id(cache),
-    )
+def _verdict(good: bool, held: str, broken: str) -> Verdict:
+    """``pass`` and the first text, or ``fail`` and the second."""
+    return ("pass", held) if good else ("fail", broken)
 
 
-def _all(conditions: Any) -> Callable[[str, str], Verdict]:
-    """Makes verdicts: ``pass`` and the first text where all conditions hold, else ``fail`` and the second."""
-    good = conditions if isinstance(conditions, bool) else all(conditions)
-    return lambda held, broken: ("pass", held) if good else ("fail", broken)
-
-
-def _cache_growth(state: DecodeState) -> Verdict:
-    lengths = state.lengths
-    counted = cache_length(state.cache)
-    # redecode drops one entry and writes it again.
-    grown = [after - before for before, after in zip(lengths, lengths[1:], strict=False)]
-    good = set(grown[1:]) <= {1} and set(grown[:1]) <= {0, 1} and counted in (None, lengths[-1])
-    text = f"{lengths[0]} to {lengths[-1]} entries in {count_text(len(grown), 'step')}"
-    if state.window is not None:
-        # An entry that is written over, or dropped, makes room for the newest.
-        entries = state.entries
-        held = [after - before for before, after in zip(entries, entries[1:], strict=False)]
-        most = lengths[0] + state.window
-        good = good and set(held) <= {0, 1} and held == sorted(held[:1]) + sorted(held[1:], reverse=True)
-        good = good and max(entries) <= most and (lengths[-1] < most or entries[-1] in (most - 1, most))
-        text = f"{lengths[0]} to {lengths[-1]} tokens seen, {entries[-1]} entries held, window {state.window}"
-    return _all(good)(text, f"{text}, the cache says {counted}")
+def _growth(state: DecodeState) -> str:
+    lengths, entries = state.lengths, state.entries
+    if state.window is None:
+        steps = count_text(len(lengths) - 1, "step")
+        return f"{lengths[0]} to {lengths[-1]} entries in {steps}"
+    seen = f"{lengths[0]} to {lengths[-1]} tokens seen"
+    return f"{seen}, {entries[-1]} entries held, window {state.window}"
 
 
 def _attention_mask(state: DecodeState) -> Verdict:
     mask, wanted = state.attention_mask, (len(state.ids), state.length)
-    good = tuple(mask.shape) == wanted and mask.device == state.token.device
-    return _all(good)(
-        f"{list(mask.shape)} on {mask.device} at the end",
-        f"{list(mask.shape)} on {mask.device} where {list(wanted)} on {state.token.device} is right",
+    text, device = f"{list(mask.shape)} on {mask.device}", state.token.device
+    return _verdict(
+        tuple(mask.shape) == wanted and mask.device == device,
+        f"{text} at the end",
+        f"{text} where {list(wanted)} on {device} is right",
     )
 
 
+def _mask_of(mask: Any) -> tuple[str, tuple[int, ...] | None, str]:
+    """What an attention mask is, in words, and a tensor's shape and device.
+
+    A ready mask may be one tensor over the cache's slots, [B, 1, 1, slots].
+    """
+    ready = isinstance(mask, dict)
+    if ready:
+        mask = next((one for one in mask.values() if one is not None), None)
+    if mask is None:
+        return "the ready masks of an unpadded row" if ready else "no mask, as nothing is padded", None, ""
+    kind = "a mask by slot" if mask.dim() == 4 else "the 2-D mask"
+    return kind, tuple(mask.shape), str(mask.device)
+
+
 def _mask_handed_over(steps: list[Call], packed: PageInputs, state: DecodeState) -> Verdict:
-    device = str(state.token.device)
+    rows, wrong = packed.batch_size, []
     first = state.length - len(steps) + 1
-    wrong = []
-    prompt_len, rows = packed.prefill_len, packed.batch_size
     for number, call in enumerate(steps):
-        if isinstance(call.mask, tuple):
-            shape, where = call.mask
-            slots = windowed_length(first + number, prompt_len, state.window)
-            if shape not in ((rows, first + number), (rows, 1, 1, slots)) or where != device:
-                wrong.append(f"step {number} got {list(shape)} on {where} for {first + number} columns")
-        elif packed.padded:
+        _, shape, device = call.mask
+        columns = first + number
+        slots = windowed_length(columns, packed.prefill_len, state.window)
+        right = device == str(state.token.device) and shape in ((rows, columns), (rows, 1, 1, slots))
+        if shape is not None and not right:
+            wrong.append(f"step {number} got {list(shape)} on {device} for {columns} columns")
+        elif shape is None and packed.padded:
             wrong.append(f"step {number} got none, with padded rows")
-    if wrong:
-        return "fail", f"{wrong[0]}; {len(wrong)} of {count_text(len(steps), 'step')} wrong"
-    kinds = {
-        call.mask
-        if isinstance(call.mask, str)
-        else "a mask by slot"
-        if call.mask[0][1:2] == (1,)
-        else "the 2-D mask"
-        for call in steps
-    }
-    named = {"ready": "the ready masks of an unpadded row", "none": "no mask, as nothing is padded"}
-    return "pass", f"{' and '.join(sorted(named.get(kind, kind) for kind in kinds))} in {len(steps)} steps"
+    kinds = " and ".join(sorted({call.mask[0] for call in steps}))
+    broken = f"{wrong[0]}; {len(wrong)} of {count_text(len(steps), 'step')} wrong" if wrong else ""
+    return _verdict(not wrong, f"{kinds} in {len(steps)} steps", broken)
 
 
 def _image_mask(packed: PageInputs, image_token_id: int) -> Verdict:
@@ -259,7 +227,9 @@ def _image_mask(packed: PageInputs, image_token_id: int) -> Verdict:
     needed = sum(image_token_count(view.preset, view.grid) for view in packed.views)
     marked = sum(packed.image_tokens)
     text = f"{marked} marked for {count_text(len(packed.views), 'page')} that need {needed}"
-    return _all(same and marked == needed)(text, text if same else f"{text}; other places than the tokens'")
+    return _verdict(
+        same and marked == needed, text, text if same else f"{text}; other places than the tokens'"
+    )
 
 
 def _image_features(packed: PageInputs, vectors: int) -> Verdict:
@@ -267,7 +237,7 @@ def _image_features(packed: PageInputs, vectors: int) -> Verdict:
     places = sum(packed.image_tokens)
     breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
     text = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
-    return _all(vectors + breaks == places)(text, text)
+    return _verdict(vectors + breaks == places, text, text)
 
 
 def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> Verdict:
@@ -293,7 +263,3 @@ def _norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> Verdic
         return "note", f"{text}; under autocast LayerNorm runs in float32 and matrix products in bfloat16"
     others = {kept for _, kept in kinds} - {str(dtype).removeprefix("torch.")}
     return ("note" if others else "pass"), f"{text}; no autocast"
-
-
-def _listed(values: list[int]) -> str:
-    return ", ".join(map(str, values[:4]))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+import psutil
 import torch
 
 from ocr_phases.steps.execution import decode_backends
@@ -53,8 +53,12 @@ def describe_device(device: str) -> dict[str, Any]:
     ``cores`` are multiprocessors on CUDA, else those that this process may use, as ``host_cores`` are;
     ``threads`` is how many of them torch computes with.
     """
-    host_cores = _usable_cores()
-    host = {"host": _cpu_name(), "host_cores": host_cores, "threads": torch.get_num_threads()}
+    host = {
+        "host": _cpu_name(),
+        "host_cores": len(_cores()),
+        "threads": torch.get_num_threads(),
+        "ceilings": None,
+    }
     if torch.device(device).type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {
@@ -64,16 +68,14 @@ def describe_device(device: str) -> dict[str, Any]:
             "cores": properties.multi_processor_count,
             "cache_bytes": getattr(properties, "L2_cache_size", None),
             **host,
-            "ceilings": None,
         }
     return {
-        "name": _cpu_name(),
+        "name": host["host"],
         "kind": "cpu",
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "cores": host_cores,
+        "memory_bytes": psutil.virtual_memory().total,
+        "cores": host["host_cores"],
         "cache_bytes": _last_cache_bytes(),
         **host,
-        "ceilings": None,
     }
 
 
@@ -88,11 +90,10 @@ def _cpu_name() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
+def _cores() -> Sequence[int]:
     """Cores that this process may run on: a container or a batch system often gives fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    process = psutil.Process()
+    return process.cpu_affinity() if hasattr(process, "cpu_affinity") else range(psutil.cpu_count() or 1)
 
 
 def _last_cache_bytes() -> int | None:
@@ -211,8 +212,7 @@ def _host_ms(action: Callable[[], Any]) -> float:
     return (perf_counter() - start) * 1e3
 
 
-_FEWEST_TICKS = 20  # in less time than this, ticks of 10 ms say nothing
-_IDLE, _IOWAIT, _STEAL = 3, 4, 7  # fields of a cpu line in /proc/stat
+_LEAST_CORES_S = 0.2  # in less time than this, ticks of 10 ms say nothing
 _FIELDS = ("clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active", "utilization.gpu")
 
 
@@ -247,40 +247,34 @@ class _Moment:
     cpu_s: float
     threads_s: dict[int, float]  # of the other Python threads, by id
     waited_s: float | None
-    load: float | None
-    ticks: tuple[int, int, int] | None  # all, idle, stolen; of the cores that this process may use
+    load: float
+    cores_s: tuple[float, float, float]  # all, idle, stolen; of the cores that this process may use
 
 
 def _read() -> _Moment:
-    try:
-        load: float | None = os.getloadavg()[0]
-    except OSError:
-        load = None
-    return _Moment(perf_counter(), process_time(), *_threads(), load, _ticks())
+    load = psutil.getloadavg()[0]
+    return _Moment(perf_counter(), process_time(), *_threads(), load, _core_seconds())
 
 
 def _between(before: _Moment, after: _Moment) -> dict[str, Any]:
     """Seconds of wall, of CPU time, of other threads and of waiting; shares of all cores; load averages."""
     cpu_s = after.cpu_s - before.cpu_s
     others_s = sum(now - before.threads_s.get(thread, 0.0) for thread, now in after.threads_s.items())
-    waited = None if before.waited_s is None or after.waited_s is None else after.waited_s - before.waited_s
-    others = steal = None
-    if before.ticks is not None and after.ticks is not None:
-        total, idle, stolen = (now - then for then, now in zip(before.ticks, after.ticks, strict=True))
-        if total >= _FEWEST_TICKS:
-            own = cpu_s * os.sysconf("SC_CLK_TCK")
-            others, steal = max(0.0, (total - idle - stolen - own) / total), stolen / total
-    return {
-        "wall_s": round(after.wall_s - before.wall_s, 4),
-        "cpu_s": round(cpu_s, 4),
-        "other_threads_s": None if after.waited_s is None else round(others_s, 4),
-        # A thread that ended in between took its count along.
-        "waited_s": None if waited is None else round(max(0.0, waited), 4),
-        "others": None if others is None else round(others, 4),
-        "steal": None if steal is None else round(steal, 4),
-        "load_start": before.load,
-        "load_end": after.load,
+    waited = None
+    if before.waited_s is not None and after.waited_s is not None:
+        waited = max(0.0, after.waited_s - before.waited_s)  # a thread that has ended took its count along
+    total, idle, stolen = (now - then for then, now in zip(before.cores_s, after.cores_s, strict=True))
+    enough = total >= _LEAST_CORES_S
+    found = {
+        "wall_s": after.wall_s - before.wall_s,
+        "cpu_s": cpu_s,
+        "other_threads_s": None if after.waited_s is None else others_s,
+        "waited_s": waited,
+        "others": max(0.0, (total - idle - stolen - cpu_s) / total) if enough else None,
+        "steal": stolen / total if enough else None,
     }
+    rounded = {name: None if value is None else round(value, 4) for name, value in found.items()}
+    return {**rounded, "load_start": before.load, "load_end": after.load}
 
 
 def _threads() -> tuple[dict[int, float], float | None]:
@@ -299,18 +293,15 @@ def _threads() -> tuple[dict[int, float], float | None]:
     return ran, waited / 1e9 if waited else None
 
 
-def _ticks() -> tuple[int, int, int] | None:
-    path = Path("/proc/stat")
-    if not path.exists():
-        return None
-    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    lines = (line.split() for line in path.read_text().splitlines())
+def _core_seconds() -> tuple[float, float, float]:
+    every = psutil.cpu_times(percpu=True)
+    cores = [every[core]._asdict() for core in _cores() if core < len(every)]
+    idle, stolen, guests = (
+        sum(core.get(name, 0.0) for core in cores for name in names)
+        for names in (("idle", "iowait"), ("steal",), ("guest", "guest_nice"))
+    )
     # Guests are counted among the users already.
-    cores = [[int(count) for count in line[1:9]] for line in lines if line and line[0] in names]
-    if not cores:
-        return None
-    sums = [sum(column) for column in zip(*cores, strict=True)]
-    return sum(sums), sums[_IDLE] + sums[_IOWAIT], sums[_STEAL]
+    return sum(sum(core.values()) for core in cores) - guests, idle, stolen
 
 
 def gpu_state(device: torch.device) -> dict[str, Any] | None:
@@ -365,7 +356,8 @@ class PeakMemory:
     """
 
     def __init__(self, device: torch.device | str) -> None:
-        self.cuda = torch.device(device).type == "cuda"
+        self._device = torch.device(device)
+        self.cuda = self._device.type == "cuda"
         self.source: str | None = "cuda_peak_allocated" if self.cuda else "process_high_water_mark"
         self._peaks: dict[str, int | None] = {}
         if not self.cuda:
@@ -389,13 +381,13 @@ class PeakMemory:
 
     def _reset(self) -> None:
         if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self._device)
         elif self.source:
             Path("/proc/self/clear_refs").write_text("5")
 
     def _read(self) -> int | None:
         if self.cuda:
-            return torch.cuda.max_memory_allocated()
+            return torch.cuda.max_memory_allocated(self._device)
         if not self.source:
             return None
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())

@@ -221,36 +221,38 @@ def _work(events: Sequence[Event], nesting: Nesting) -> list[DeviceWork]:
 # -- the tables ---------------------------------------------------------------------------------------
 
 
+def _grouped(pairs: Iterable[tuple[Any, Any]]) -> defaultdict[Any, list[Any]]:
+    """The values of each key, in order; an empty list for any other key."""
+    groups: defaultdict[Any, list[Any]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
+
+
+def _columns(names: str, rows: Sequence[tuple]) -> dict[str, list]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names.split())}
+
+
 def _stages(ranges: Sequence[Range], nesting: Nesting, work: Sequence[DeviceWork]) -> dict[str, list]:
-    within: dict[Key, list[DeviceWork]] = {span.key: [] for span in ranges}
-    for item in work:
-        for place in nesting.chain(item.place):
-            within[ranges[place].key].append(item)
+    within = _grouped((ranges[place].key, item) for item in work for place in nesting.chain(item.place))
     rows = []
-    for key, inside in within.items():
-        own = [span for span in ranges if span.key == key]
-        rows.append((*key, len(own), *_counts(inside), _ms(sum(span.end - span.start for span in own))))
-    names = ("phase", "stage", "view", "calls", "kernels", "copies", "launches", "busy_ms", "host_ms")
-    return _columns(names, rows)
+    for key, own in _grouped((span.key, span) for span in ranges).items():
+        host_ms = sum(span.end - span.start for span in own)
+        rows.append((*key, len(own), *_counts(within[key]), _ms(host_ms)))
+    return _columns("phase stage view calls kernels copies launches busy_ms host_ms", rows)
 
 
 def _decode_steps(
     ranges: Sequence[Range], nesting: Nesting, work: Sequence[DeviceWork], syncs: Sequence[Event]
 ) -> dict[str, list]:
-    within: dict[int, list[DeviceWork]] = {
-        place: [] for place, span in enumerate(ranges) if span.stage == "decode_step"
-    }
-    waits: Counter[int] = Counter()
-    for item in work:
-        for place in within.keys() & nesting.chain(item.place):
-            within[place].append(item)
-    for sync in syncs:
-        waits.update(within.keys() & nesting.chain(nesting.innermost(sync.start)))
-    rows = []
-    for place, inside in within.items():
-        step = ranges[place]
-        rows.append((step.step, *_counts(inside), waits[place], _ms(step.end - step.start)))
-    return _columns(("step", "kernels", "copies", "launches", "busy_ms", "host_syncs", "host_ms"), rows)
+    within = _grouped((place, item) for item in work for place in nesting.chain(item.place))
+    waits = Counter(place for sync in syncs for place in nesting.chain(nesting.innermost(sync.start)))
+    rows = [
+        (span.step, *_counts(within[place]), waits[place], _ms(span.end - span.start))
+        for place, span in enumerate(ranges)
+        if span.stage == "decode_step"
+    ]
+    return _columns("step kernels copies launches busy_ms host_syncs host_ms", rows)
 
 
 def _counts(work: Sequence[DeviceWork]) -> tuple[int, int, int, float]:
@@ -261,35 +263,29 @@ def _counts(work: Sequence[DeviceWork]) -> tuple[int, int, int, float]:
 
 
 def _top(ranges: Sequence[Range], work: Sequence[DeviceWork]) -> dict[str, list]:
-    times: dict[Key, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for item in work:
-        phase, stage, _ = ranges[item.place].key
-        times[phase, stage][item.event.name].append(item.event.end - item.event.start)
+    times = _grouped(
+        ((*ranges[item.place].key[:2], item.event.name), item.event.end - item.event.start) for item in work
+    )
     rows: list[tuple] = []
-    for key, kernels in times.items():
-        longest = sorted(kernels.items(), key=lambda item: -sum(item[1]))
-        rows += [(*key, name[:_NAME_LENGTH], len(ms), _ms(sum(ms))) for name, ms in longest[:_TOP]]
-        rest = [ms for _, times_of_one in longest[_TOP:] for ms in times_of_one]
-        if rest:
-            rows.append((*key, "", len(rest), _ms(sum(rest))))
-    return _columns(("phase", "stage", "kernel", "count", "device_ms"), rows)
+    for stage, kernels in _grouped((key[:2], (key[2], ms)) for key, ms in times.items()).items():
+        kernels.sort(key=lambda kernel: -sum(kernel[1]))
+        rest = [one for _, ms in kernels[_TOP:] for one in ms]
+        kept = [*kernels[:_TOP], *([("", rest)] if rest else [])]
+        rows += [(*stage, name[:_NAME_LENGTH], len(ms), _ms(sum(ms))) for name, ms in kept]
+    return _columns("phase stage kernel count device_ms", rows)
 
 
 def _gaps(ranges: Sequence[Range], work: Sequence[DeviceWork], syncs: Sequence[Event]) -> dict[str, list]:
     returns = sorted(event.end for event in syncs)
-    found: dict[tuple, list[float]] = defaultdict(list)
-    phases: dict[str, list[DeviceWork]] = defaultdict(list)
-    for item in work:
-        phases[ranges[item.place].phase].append(item)
-    for inside in phases.values():
+    found = []
+    for inside in _grouped((ranges[item.place].phase, item) for item in work).values():
         for place, start, end in gaps_between([_interval(item) for item in inside]):
             ended_by = inside[place]
             edge = GAP_EDGES_US[bisect_left(GAP_EDGES_US, round((end - start) * 1e3, 3)) - 1]
             key = (*ranges[ended_by.place].key, _cause(ended_by, start, end, returns), edge)
-            found[key].append(end - start)
-    rows = [(*key, len(ms), _ms(sum(ms)), _ms(max(ms))) for key, ms in found.items()]
-    names = ("phase", "stage", "view", "cause", "longer_than_us", "count", "idle_ms", "longest_ms")
-    return _columns(names, rows)
+            found.append((key, end - start))
+    rows = [(*key, len(ms), _ms(sum(ms)), _ms(max(ms))) for key, ms in _grouped(found).items()]
+    return _columns("phase stage view cause longer_than_us count idle_ms longest_ms", rows)
 
 
 def _cause(ended_by: DeviceWork, start: float, end: float, sync_returns: Sequence[float]) -> str:
@@ -315,19 +311,20 @@ def _parts(
         [event for event in events if event.category == "user_annotation" and event.name == KV_RANGE]
     )
     attention = Nesting([event for event in operators if event.name == _ATTENTION_OPERATOR])
-    found: dict[Key, list[DeviceWork]] = defaultdict(list)
+    found = []
     for item in work:
         phase, stage, _ = ranges[item.place].key
         time = item.launched.start
         if _GRAPH_LAUNCH.match(item.launched.name):
             if _GRAPH_KV_UPDATE.search(item.event.name):
-                found[phase, "kv_update", "name"].append(item)
+                found.append(((phase, "kv_update", "name"), item))
         elif updates.innermost(time) >= 0:
-            found[phase, "kv_update", "range"].append(item)
+            found.append(((phase, "kv_update", "range"), item))
         elif stage == "language_model" and attention.innermost(time) >= 0:
-            found[phase, "attention", "operator"].append(item)
-    rows = [(*key, len(inside), _ms(busy_ms(map(_interval, inside)))) for key, inside in found.items()]
-    return _columns(("phase", "part", "by", "kernels", "busy_ms"), rows)
+            found.append(((phase, "attention", "operator"), item))
+    groups = _grouped(found).items()
+    rows = [(*key, len(inside), _ms(busy_ms(map(_interval, inside)))) for key, inside in groups]
+    return _columns("phase part by kernels busy_ms", rows)
 
 
 def _host_syncs(
@@ -344,8 +341,9 @@ def _host_syncs(
     """
     stack = Nesting(operators)
     copies = [item for item in work if item.event.category == "gpu_memcpy"]
-    copy_starts = sorted((item.launched.start, index) for index, item in enumerate(copies))
-    found: dict[Key, list[float]] = defaultdict(list)
+    copies.sort(key=lambda item: item.launched.start)
+    starts = [item.launched.start for item in copies]
+    found = []
     for sync in syncs:
         place = nesting.innermost(sync.start)
         if place < 0:
@@ -353,19 +351,15 @@ def _host_syncs(
         around = [operators[index] for index in stack.chain(stack.innermost(sync.start))]
         around = [operator for operator in around if operator.start >= ranges[place].start]
         direction, waited = "", sync.end - sync.start
-        if around:
-            before = bisect_right(copy_starts, (sync.start, len(copies))) - 1
-            if before >= 0 and copy_starts[before][0] >= around[0].start:
-                copy = copies[copy_starts[before][1]]
-                match = re.search(r"[DH]to[DH]", copy.event.name)
-                direction = match[0] if match else ""
-                waited += copy.launched.end - copy.launched.start
+        before = bisect_right(starts, sync.start) - 1
+        if around and before >= 0 and starts[before] >= around[0].start:
+            match = re.search(r"[DH]to[DH]", copies[before].event.name)
+            direction = match[0] if match else ""
+            waited += copies[before].launched.end - starts[before]
         names = (around[-1].name, around[0].name) if around else ("", "")
-        phase, stage, _ = ranges[place].key
-        key = (phase, stage, sync.name, *names, direction)
-        found[key].append(waited)
-    rows = [(*key, len(ms), _ms(sum(ms))) for key, ms in found.items()]
-    return _columns(("phase", "stage", "call", "operator", "through", "copy", "count", "wait_ms"), rows)
+        found.append(((*ranges[place].key[:2], sync.name, *names, direction), waited))
+    rows = [(*key, len(ms), _ms(sum(ms))) for key, ms in _grouped(found).items()]
+    return _columns("phase stage call operator through copy count wait_ms", rows)
 
 
 def _interval(work: DeviceWork) -> tuple[float, float]:
@@ -375,7 +369,3 @@ def _interval(work: DeviceWork) -> tuple[float, float]:
 def _ms(value: float) -> float:
     """To the nanosecond: the trace has no more, and what touches must not seem to be apart."""
     return round(value, 6)
-
-
-def _columns(names: Sequence[str], rows: Sequence[tuple]) -> dict[str, list]:
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}

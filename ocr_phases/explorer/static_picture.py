@@ -10,14 +10,13 @@ from typing import Any
 from IPython.display import DisplayHandle, display
 from PIL import Image
 
-from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.headline import headline, subject
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, data_address, element, fragment
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.html import run_title
 from ocr_phases.show.overlay import printable
-from ocr_phases.show.plots import blank_figure, plot_token_latency
+from ocr_phases.show.plots import blank_figure, plot_latency
 from ocr_phases.show.regions import plot_page
 
 _INCHES = (10.5, 4.6)
@@ -78,7 +77,7 @@ def picture_png(run: PhaseRun) -> bytes:
     words = textwrap.fill(headline(run), 115, max_lines=3, placeholder=" …")
     figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=10)
     plot_page(run, ax=page)
-    plot_token_latency(run, decode_floor(run)["floor_ms"].tolist(), ax=curve)
+    plot_latency(run, ax=curve)
     drawn = Image.open(io.BytesIO(figure_png(figure))).convert("RGB")
     drawn.thumbnail((_WIDTH, _WIDTH))
     while True:

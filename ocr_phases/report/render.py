@@ -15,7 +15,7 @@ import mistune
 
 from ocr_phases import errors
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
-from ocr_phases.files import folder_for, only_writer, read_regular, write_into
+from ocr_phases.files import check_names, folder_for, only_writer, output_folder, read_regular, write_into
 from ocr_phases.report.artifacts import RESULTS, VERIFICATION
 from ocr_phases.show.blocks import Html, element
 from ocr_phases.show.figures import STILL
@@ -132,7 +132,7 @@ def execute_notebook(
     if unknown := ", ".join(sorted(set(parameters) - set(known))):  # papermill only warns
         raise OcrPhasesError(f"{name} has no parameter {unknown}: it takes {', '.join(known)}.")
     target = Path(output_path).absolute()
-    folder_for(target.parent, "", re.escape(target.name), overwrite=overwrite)
+    check_names(output_folder(target.parent), re.escape(target.name), overwrite=overwrite)
     notebook = parameterize_notebook(notebook, dict(parameters), kernel_name="python3", language="python")
     InProcess.execute_notebook(notebook, "python3", progress_bar=False, given=given, stills=False)
     data = writes(notebook).encode("utf-8", "replace")

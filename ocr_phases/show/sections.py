@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ocr_phases.analyse.checks import checks_verdict, run_checks
-from ocr_phases.analyse.floors import decode_floor, why_no_floor
+from ocr_phases.analyse.floors import why_no_floor
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.analyse.summary import step_table
 from ocr_phases.record import PhaseRun
@@ -62,7 +62,7 @@ def stages(run: PhaseRun) -> Section:
 
 def latency(run: PhaseRun) -> Section:
     """Every decode step over its floor, and the slowest steps."""
-    figure = plots.plot_token_latency(run, decode_floor(run)["floor_ms"].tolist())
+    figure = plots.plot_latency(run)
     return Section(Picture(figure, "Time of each decode step"), _slowest_steps(run))
 
 

@@ -30,6 +30,7 @@ from ocr_phases.steps.execution import (
     decode_execution,
     first_call_ms,
     forwards,
+    last_used,
     preparing,
     tensors_in,
     waits,
@@ -170,7 +171,7 @@ class StaticStep:
         read = next(read for read in self._runs if read >= needed)
         logits = self._runs[read]()
         self._length = state.length + 1
-        state.attention_mask = self._seen[:, : state.length + 1]
+        state.mask = self._seen
         if state.position_ids is not None:
             state.position_ids = self._positions[:, state.length : state.length + 1]
         self._given = self._token[:, 0].clone() if state.sampler.greedy else None
@@ -224,27 +225,24 @@ class StaticStep:
         """The step as ``strategy`` runs it, by how many entries it reads; ms of compiling and capturing."""
         check_step(self.family, self._arguments())
         cuda = self.device.type == "cuda"
+        runs: dict[int, Callable[[], Tensor]]
+        compile_ms = capture_ms = None
         if self.strategy == "compiled":
             preparing.get()("compiling the decode step")
-            run = compiled_apart(self._body, **({"options": _cuda_options()} if cuda else {}))
+            run = compiled_apart(self._body, options=_cuda_options() if cuda else None)
             with tuned_steadily():
                 _, compile_ms = first_call_ms(self.device, run)
-            if not cuda:
-                return {self.max_cache_len: run}, compile_ms, None
+            runs = {self.max_cache_len: run}
+        else:
+            runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
+        if self.strategy != "eager" and cuda:
             preparing.get()("capturing the decode step")
-            self._start_over()
-            replay, capture_ms = first_call_ms(self.device, captured, run)
-            return {self.max_cache_len: replay}, compile_ms, capture_ms
-        runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
-        if self.strategy == "eager" or not cuda:
-            return dict(runs), None, None
-        made, capture_ms = {}, 0.0
-        preparing.get()("capturing the decode step")
-        for read, run in runs.items():
-            self._start_over()
-            made[read], took = first_call_ms(self.device, captured, run)
-            capture_ms += took
-        return made, None, capture_ms
+            capture_ms = 0.0
+            for read, run in runs.items():
+                self._start_over()
+                runs[read], took = first_call_ms(self.device, captured, run)
+                capture_ms += took
+        return runs, compile_ms, capture_ms
 
     def _reading(self, read: int) -> Tensor:
         self._read = read
@@ -267,11 +265,9 @@ def kept_step(
     ``kept`` holds the `KEPT_STEPS` last used ones: each has a KV cache, and on CUDA a graph's memory.
     """
     key = (strategy, batch, max_cache_len)
-    found = kept.pop(key, None)
-    while len(kept) >= KEPT_STEPS:
-        kept.pop(next(iter(kept)))
-    kept[key] = found or StaticStep(model, batch, max_cache_len, strategy)
-    return kept[key], found is not None
+    reused = key in kept
+    make = partial(StaticStep, model, batch, max_cache_len, strategy)
+    return last_used(kept, key, make, KEPT_STEPS), reused
 
 
 def _cuda_options() -> dict[str, Any]:
@@ -322,14 +318,12 @@ class CapturedPrefill:
             return plain(*args, past_key_values=self._cache, **options)
 
         length, device = tensors[0].shape[1], tensors[0].device
-        if not self.made(length):
-            while len(self._made) >= KEPT_PREFILLS:
-                self._made.pop(next(iter(self._made)))
+
+        def make() -> tuple[Callable[..., Any], float | None]:
             with current_device(device):
                 run(*args, **options)
-                self._made[length] = (
-                    (run, None)
-                    if waits(partial(run, *args, **options))
-                    else first_call_ms(device, captured_call, run, *args, **options)
-                )
-        return self._made[length][0](*args, **options)
+                if waits(partial(run, *args, **options)):
+                    return run, None
+                return first_call_ms(device, captured_call, run, *args, **options)
+
+        return last_used(self._made, length, make, KEPT_PREFILLS)[0](*args, **options)

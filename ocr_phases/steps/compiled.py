@@ -20,6 +20,7 @@ from ocr_phases.steps.execution import (
     captured_call,
     first_call_ms,
     forwards,
+    last_used,
     preparing,
     tensors_in,
 )
@@ -27,6 +28,8 @@ from ocr_phases.text import stage_name
 
 #: What the compiler writes before each trial of a kernel, in bytes, as ``triton.testing.do_bench`` does.
 _FLUSHED = 256 * 2**20
+#: Stages and input shapes whose compiled forwards are kept, on CUDA each with its activations.
+KEPT_SHAPES = 16
 
 
 def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -60,7 +63,7 @@ def tuned_steadily() -> Iterator[None]:
 
 
 class CompiledVision:
-    """Compiled forwards of a model's vision encoders, made at the first call of each shape and kept.
+    """Compiled forwards of a model's vision encoders, made at each shape's first call and kept.
 
     On CUDA each is captured too, and its activations stay in the graph's own memory. ``compile_ms`` has the
     wall time of those first calls, by stage and input shape; ``used`` the stages and shapes called since the
@@ -85,13 +88,16 @@ class CompiledVision:
             tensors = tensors_in(args, options)
             shape = (stage, *tensors[0].shape)
             self.used.add(shape)
-            if shape not in self._made:
+
+            def make() -> Callable[..., Any]:
                 inputs = " × ".join(map(str, shape[1:]))
                 preparing.get()(f"compiling {stage_name(stage)} for {inputs} inputs")
-                self._made[shape], self.compile_ms[shape] = first_call_ms(
+                made, self.compile_ms[shape] = first_call_ms(
                     tensors[0].device, _made, plain, *args, **options
                 )
-            return self._made[shape](*args, **options)
+                return made
+
+            return last_used(self._made, shape, make, KEPT_SHAPES)(*args, **options)
 
         return forward
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 #: One query over a masked cache: a ready kernel keeps ten heads on ten processors (61 to 89 us a layer on an
 #: H200); the plain formula spreads over all of them, and a compiler can fuse it.
 STATIC_BACKENDS = (SDPBackend.MATH,)
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 _EOS_EVERY = 16
 #: Told what is compiled or captured next ("compiling SAM"); it may raise `Stopped`.
@@ -130,7 +133,7 @@ def first_call_ms(
     """
     cuda = torch.device(device).type == "cuda"
     if cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     start = perf_counter()
     try:
         given = function(*args, **kwargs)
@@ -138,8 +141,17 @@ def first_call_ms(
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise OcrPhasesError(f"torch.compile failed here ({first}): use 'eager'.") from error
     if cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     return given, (perf_counter() - start) * 1e3
+
+
+def last_used(made: dict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
+    """``made[key]``, made where it is missing; ``made`` holds the ``most`` last used values."""
+    found = made.pop(key, None)
+    while len(made) >= most:
+        made.pop(next(iter(made)))
+    made[key] = make() if found is None else found
+    return made[key]
 
 
 def decode_backends(device: torch.device | str, strategy: str = "eager") -> tuple[SDPBackend, ...]:

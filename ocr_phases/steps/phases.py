@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,22 +37,7 @@ from ocr_phases.text import bytes_text, count_text
 
 _NOTHING = contextlib.nullcontext()
 _MOST_IDS, _MOST_ROWS = 24, 8  # of a state that a cell shows
-
-
-class StepRunner(Protocol):
-    """Runs the forward of a step in place of the model class: `ocr_phases.steps.captured`."""
-
-    def fresh_cache(self) -> Any:
-        """The runner's own KV cache, emptied for a new prefill."""
-
-    def prefill_execution(self) -> AbstractContextManager[None]:
-        """How the language model of a prefill into that cache runs."""
-
-    def execution(self) -> AbstractContextManager[None]:
-        """The kernels that its steps run with."""
-
-    def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
-        """One step: logits [B, vocab] and, where it chose it, the next token int64 [B]."""
+_MASK_COLUMNS = 256  # that a mask grows by
 
 
 @hinted
@@ -63,12 +48,13 @@ class DecodeState:
     ``window`` is how many decoded tokens a step sees beside the prompt, its own among them; None for all.
     ``entries`` says after the prefill and after every step how many the cache then held.
     ``ids`` are the generated ids on the host, one list a row; ``unread`` those still on the device.
+    ``sequence`` are prompt and generated ids, int64 [B, length + 1], kept for logits processors only.
     """
 
     family: Family
     cache: Any
     logits: Tensor  # [B, vocab], of the last position
-    attention_mask: Tensor  # int64 [B, length]
+    mask: Tensor  # int64 [B, length or more]: 1 where a token may be seen, behind the newest ones too
     prompt_last: Tensor  # int64 [B], the prompt's last ids
     token: Tensor  # int64 [B], the next step's input
     length: int
@@ -77,7 +63,7 @@ class DecodeState:
     sampler: Sampler
     window: int | None = None
     entries: list[int] = field(default_factory=list)
-    sequence: Tensor | None = None  # int64 [B, length + 1], kept for logits processors only
+    sequence: Tensor | None = None
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
     ids: list[list[int]] = field(default_factory=list)
     unread: list[Tensor] = field(default_factory=list)
@@ -101,6 +87,11 @@ class DecodeState:
         for row, tokens in enumerate(zip(*new, strict=True)):
             self.ids[row].extend(tokens)
         return new
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """Which cached tokens may be seen, int64 [B, length]."""
+        return self.mask[:, : self.length]
 
     @property
     def generated(self) -> int:
@@ -134,7 +125,7 @@ def prefill(
     *,
     sampler: Sampler | None = None,
     cache: Any = None,
-    step: StepRunner | None = None,
+    step: Any = None,
     all_logits: bool = False,
 ) -> DecodeState:
     """One forward over the whole prompt: vision, KV cache and the first token.
@@ -167,7 +158,7 @@ def prefill(
                 family=family,
                 cache=out.past_key_values,
                 logits=out.logits[:, -1],
-                attention_mask=inputs.attention_mask,
+                mask=inputs.attention_mask,
                 token=inputs.input_ids[:, -1],
                 length=prompt_len,
                 lengths=[prompt_len],
@@ -192,7 +183,6 @@ def redecode(state: DecodeState) -> None:
     """
     drop_last(state.cache)
     state.length -= 1
-    state.attention_mask = state.attention_mask[:, :-1]
     if state.position_ids is not None:
         state.position_ids = state.position_ids - 1
     if state.sequence is not None:
@@ -211,18 +201,18 @@ def decode_step(
     timeline: Timeline | None = None,
     *,
     read: bool = True,
-    step: StepRunner | None = None,
+    step: Any = None,
 ) -> Tensor:
     """One forward of one token a row from the cache; returns the next token, int64 [B].
 
     The attention mask grows by one column of ones before the step. ``read`` brings the token to the host
     within the step, as a loop that looks for the end token must. ``step`` runs the forward in place of the
-    model class (a captured or compiled one). Raises `OcrPhasesError` where a rule of decode is broken.
+    model class: a `ocr_phases.steps.captured.StaticStep`. Raises `OcrPhasesError` where a rule of decode is
+    broken.
     """
     timeline = timeline or NoTimeline()
     _check_model(model)
     with timeline.in_step(len(state.lengths) - 1), timeline.span("decode_step"):
-        before = state.cache
         logits, token = _model_step(model, state) if step is None else step(state)
         state.length += 1
         state.lengths.append(state.length)
@@ -230,18 +220,19 @@ def decode_step(
             state.choose(logits, token)
             if read:
                 state.read()
-    _check_same_cache(before, state)
     _check_cache(state)
     return state.token
 
 
 def _model_step(model: nn.Module, state: DecodeState) -> tuple[Tensor, None]:
     """The model class's own forward: the last position's logits [B, vocab], from which no token is chosen."""
-    state.attention_mask = nn.functional.pad(state.attention_mask, (0, 1), value=1)
+    if state.mask.shape[1] <= state.length:  # a column in every step would be two launches in each
+        state.mask = nn.functional.pad(state.mask, (0, _MASK_COLUMNS), value=1)
     if state.position_ids is not None:
         state.position_ids = state.position_ids + 1
+    mask = state.mask[:, : state.length + 1]
     arguments = state.family.step_arguments(
-        model, state.token, state.cache, state.attention_mask, state.position_ids, state.lengths[0]
+        model, state.token, state.cache, mask, state.position_ids, state.lengths[0]
     )
     check_step(state.family, arguments)
     try:
@@ -251,7 +242,10 @@ def _model_step(model: nn.Module, state: DecodeState) -> tuple[Tensor, None]:
             raise
         # None was handed over, so a hook or a wrapper added it on the way to the model.
         raise _leak(str(error).strip().splitlines()[0]) from error
-    state.cache = out.past_key_values
+    if out.past_key_values is not state.cache:
+        raise OcrPhasesError(
+            "The model returned a new KV cache in decode: it must carry on the one it was given."
+        )
     return out.logits[:, -1], None
 
 
@@ -267,7 +261,7 @@ def decode(
     pad_id: int = 0,
     eos_check_every: int = 1,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
-    step: StepRunner | None = None,
+    step: Any = None,
     around: AbstractContextManager = _NOTHING,
 ) -> DecodeState:
     """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token included.
@@ -278,13 +272,11 @@ def decode(
     place of the model class, over the cache of the `prefill` that had it. The steps run within ``around``.
     """
     timeline = timeline or NoTimeline()
-    ended = [_has_ended(row, eos_ids) for row in state.ids]
     budget = max_new_tokens - len(state.ids[0])
+    ended = [False] * len(state.ids)
     # Filled without a copy from the host, which would wait for the device.
     done = torch.zeros(len(ended), dtype=torch.bool, device=state.token.device)
-    for row in range(len(ended)):
-        if ended[row]:
-            done[row].fill_(True)
+    _note_ends(state.ids, eos_ids, ended, done)
     with _execution(model, state, timeline, step), timeline.in_phase("decode"), around:
         for number in range(budget):
             if all(ended):
@@ -295,10 +287,7 @@ def decode(
             if not read:
                 continue
             fresh = [row[seen:] for row in state.ids]
-            for row, new in enumerate(fresh):
-                if not ended[row] and _has_ended(new, eos_ids):
-                    ended[row] = True
-                    done[row].fill_(True)
+            _note_ends(fresh, eos_ids, ended, done)
             if on_tokens is not None:
                 on_tokens(fresh)
             if any(ended):
@@ -311,9 +300,7 @@ def decode(
 
 
 @contextlib.contextmanager
-def _execution(
-    model: nn.Module, state: DecodeState, timeline: Timeline, step: StepRunner | None
-) -> Iterator[None]:
+def _execution(model: nn.Module, state: DecodeState, timeline: Timeline, step: Any) -> Iterator[None]:
     """What decode runs in: its kernels and, where the model class is called, the hooks of its stages."""
     if step is not None:
         with step.execution():
@@ -332,7 +319,7 @@ def generate(
     *,
     sampler: Sampler | None = None,
     first_token: str = "prefill",
-    step: StepRunner | None = None,
+    step: Any = None,
     **decode_options: Any,
 ) -> DecodeState:
     """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`."""
@@ -363,8 +350,12 @@ def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
     return ids
 
 
-def _has_ended(ids: list[int], eos_ids: Collection[int]) -> bool:
-    return any(token in eos_ids for token in ids)
+def _note_ends(fresh: list[list[int]], eos_ids: Collection[int], ended: list[bool], done: Tensor) -> None:
+    """Note the rows whose new ids hold an end token: on the host, and in ``done``, bool [B] on the device."""
+    for row, ids in enumerate(fresh):
+        if not ended[row] and not set(eos_ids).isdisjoint(ids):
+            ended[row] = True
+            done[row].fill_(True)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -389,13 +380,6 @@ def check_step(family: Family, arguments: dict[str, Any]) -> None:
 
 def _leak(what: str) -> OcrPhasesError:
     return OcrPhasesError(f"Image arguments reached decode ({what}): pass them to prefill only.")
-
-
-def _check_same_cache(before: Any, state: DecodeState) -> None:
-    if state.cache is not before:
-        raise OcrPhasesError(
-            "The model returned a new KV cache in decode: it must carry on the one it was given."
-        )
 
 
 def _check_window(cache: Any, window: int | None) -> None:

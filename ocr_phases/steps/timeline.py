@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class Timeline:
         self._open: list[Span] = []
         self.phase = ""
         self.step: int | None = None
+        self.vectors = 0  # that the projector made in the prefill
         self._origin = Span("", "", start=self._event(), host_start=perf_counter())
 
     def begin(self, stage: str, view: str = "") -> Span:
@@ -207,6 +209,8 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     def after(stage: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             timeline.end(open_spans.pop(stage))
+            if stage == "projector" and timeline.phase == "prefill":
+                timeline.vectors += prod(output.shape[:-1])
             if stage == "projector" and views and calls[stage] % len(views) == 0:
                 open_spans["vision_fusion"] = timeline.begin("vision_fusion")
 
