@@ -40,7 +40,6 @@ from ocr_phases.batch.store import (
     page_status,
     read_listing,
     unrendered,
-    write_status,
 )
 from ocr_phases.batch.truths import add_truths
 from ocr_phases.cli import main
@@ -49,6 +48,7 @@ from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
 from ocr_phases.show.figures import Picture, figure_png
 from ocr_phases.show.index_page import index_html
 from ocr_phases.show.sweep_result import quality_html
+from ocr_phases.store import file_hash, write_status
 from ocr_phases.sweep_models import make_cells, run_sweep
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
@@ -243,20 +243,12 @@ def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
     for number, job in enumerate(jobs):
         folder = tmp_path / job.folder
         attempt = {"seconds": 1.0, "failure": None}
-        write_status(
-            folder,
-            {
-                **job.as_dict(),
-                "state": "done",
-                "failure": None,
-                "reason": "",
-                "attempts": [attempt],
-                "report": None,
-            },
-        )
         run = ended(make_run(crops=number % 2 == 1, max_tokens=None if number % 2 else 40))
         page = {**run.page, "sha256": job.sha256}
-        dataclasses.replace(run, pages=[page]).save(folder / "run.json")
+        folder.mkdir(parents=True)
+        record = dataclasses.replace(run, pages=[page]).save(folder / "run.json")
+        done = {"state": "done", "failure": None, "reason": "", "attempts": [attempt], "report": None}
+        write_status(folder / "status.json", {**job.as_dict(), **done, "record": file_hash(record)})
     pages = build_index(tmp_path).pages
     assert not out.exists() and pages["page_id"].nunique() == 2
     assert pages["agreement"].tolist()[1::2] == [1.0, 1.0] and (pages["agreement"][::2] < 1.0).all()

@@ -30,6 +30,7 @@ from ocr_phases.show import kernels as kernel_plots
 from ocr_phases.show import sweep as sweep_show
 from ocr_phases.show.floors_html import floors_html
 from ocr_phases.show.roofline import plot_roofline
+from ocr_phases.store import file_hash, write_status
 from ocr_phases.versions import asset
 
 TEXT = "A title <|ref|>text<|/ref|><|det|>[[60, 40, 620, 90]]<|/det|>\nOne line of it."
@@ -234,8 +235,10 @@ def test_a_batch_with_damaged_records_has_its_index(tmp_path):
             folder = tmp_path / job.folder
             attempts = [Outcome(seconds=1.0).as_dict()]
             state = {"state": "done", "failure": None, "reason": "", "attempts": attempts, "report": None}
-            store.write_status(folder, {**job.as_dict(), **state})
+            folder.mkdir(parents=True)
             (folder / "run.json").write_bytes(as_file(damaged))
+            state["record"] = file_hash(folder / "run.json")
+            write_status(folder / "status.json", {**job.as_dict(), **state})
     pages = build_index(tmp_path).pages
     assert len(pages) == 60
     assert {"done", "failed"} == set(pages["status"])
