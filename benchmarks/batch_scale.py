@@ -23,6 +23,7 @@ from ocr_phases.batch.manifest import find_pages
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import attempt_folder
+from ocr_phases.batch.tables import ROWS, write_rows
 from ocr_phases.batch.worker import rss_bytes, serve
 from ocr_phases.cli.batch import write_index
 from ocr_phases.files import RECORD
@@ -37,7 +38,7 @@ def work(done: Path) -> None:
     def copy(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         ready()
         with attempt_folder(Path(request["folder"])) as place:
-            for name in (RECORD, FIGURES):
+            for name in (RECORD, FIGURES, ROWS):
                 shutil.copy(done / name, place)
         return Outcome(place=place.name)
 
@@ -52,6 +53,7 @@ def measure(record: Path, pages: int) -> list[dict[str, Any]]:
             folder.mkdir()
         shutil.copy(record, done / RECORD)
         write_figures(done, PhaseRun.load(record))
+        write_rows(done, PhaseRun.load(record))
         for number in range(pages):
             (scans / f"page-{number:06}.png").write_text(str(number))
         command = [sys.executable, "-m", "benchmarks.batch_scale", "--worker", str(done)]

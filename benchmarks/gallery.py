@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases import OCRSession, PhaseRun
-from ocr_phases.analyse.compare import compare_runs, headline_metrics
-from ocr_phases.analyse.environments import run_labels
-from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.sweep import decode_curves
+from ocr_phases.analyse.comparison import Comparison
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.regions import region_table
+from ocr_phases.analyse.scaling import decode_curves
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
 from ocr_phases.show import compare, kernels, plots, regions, sweep
@@ -163,7 +163,7 @@ def main(records: str | None = None) -> None:
     """Draw everything and write gallery.md; ``records`` is a folder of records to reuse."""
     runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
     gpu, other = recorded(f"{GPU_RECORD}.json"), recorded(f"{OTHER_RECORD}.json")
-    ratios = headline_metrics(compare_runs([other, gpu], run_labels([other, gpu])))
+    ratios = Comparison([other, gpu]).headline
     receipt = runs["receipt"]
     save("receipt", overview(receipt), flat=False)
     here, there = "Built-in model", gpu.device["name"]

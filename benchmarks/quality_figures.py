@@ -12,7 +12,7 @@ import pandas as pd
 from PIL import Image
 
 from benchmarks import uncertain_regions
-from ocr_phases.analyse.cost_quality import cost_quality_sentence, preset_points, preset_table
+from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points, preset_table
 from ocr_phases.files import write_atomic
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
 from ocr_phases.text import ms_text, percent_text

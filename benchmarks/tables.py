@@ -1,21 +1,20 @@
 """A benchmark's raw times as tables: ratios of alternating pairs, stage coverage, time a token, throughput.
 
-Intervals are 95 % bootstrap intervals over the pairs or repeats (`ocr_phases.analyse.bootstrap`).
+Intervals are 95 % t intervals of the logarithms over the pairs or repeats (`ocr_phases.analyse.statistics`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.bootstrap import LEAST_REPEATS, median_interval, paired_ratio
+from ocr_phases.analyse.statistics import LEAST_REPEATS, log_mean
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.text import percent_text
 
 KIND = "ocr_phases bench"
 BENCH_SCHEMA = 2
@@ -98,9 +97,9 @@ def ratio_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     rows = []
     for part, (what, ours, theirs) in _PAIRS.items():
         for preset, found in _results(bench, part):
-            ratio = paired_ratio(found[ours], found[theirs])
+            ratio = _interval(np.asarray(found[ours]) / np.asarray(found[theirs]))
             medians = (float(np.median(found[ours])), float(np.median(found[theirs])))
-            rows.append((preset, what, len(found[ours]), *medians, ratio.value, ratio.low, ratio.high))
+            rows.append((preset, what, len(found[ours]), *medians, *ratio))
     return _table(rows, RATIO_COLUMNS)
 
 
@@ -109,9 +108,8 @@ def mark_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     rows = []
     for _, found in _results(bench, "marks"):
         for name, what in _MARK_NAMES.items():
-            cost = median_interval(found[name])
             label = f"{what} ({found['clock']})" if name == "mark_pair_us" else what
-            rows.append((label, cost.value, cost.low, cost.high))
+            rows.append((label, *_interval(found[name])))
     return _table(rows, MARK_COLUMNS)
 
 
@@ -149,8 +147,7 @@ def prefill_table(bench: Mapping[str, Any]) -> pd.DataFrame:
             medians = (wall, device, times.get("busy_ms") or np.nan, seen)
             ends = (np.nan, np.nan, np.nan)
             if eager is not None and vision != "eager":
-                ratio = paired_ratio(times["host_ms"], eager["host_ms"])
-                ends = (ratio.value, ratio.low, ratio.high)
+                ends = _interval(np.asarray(times["host_ms"]) / np.asarray(eager["host_ms"]))
             rows.append((preset, vision, *medians, *ends))
     return _table(rows, PREFILL_COLUMNS)
 
@@ -259,11 +256,13 @@ def few_pairs(pairs: int) -> str:
         return ""
     if pairs < 2:
         return "A single pair has no interval: nothing here says what is noise. Measure with --pairs 15."
-    spanned = percent_text(1.0 - 2.0 ** (1 - pairs))
-    return (
-        f"What {pairs} pairs span holds their true median only {spanned} of the time, so no interval here "
-        "is a 95 % one. Measure with --pairs 15."
-    )
+    return f"{pairs} pairs leave the intervals so wide that small differences drown. Measure with --pairs 15."
+
+
+def _interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+    """The median of values above 0, float64 [n], and the ends of its 95 % interval, which hold it."""
+    median, ends = float(np.median(values)), log_mean(values).interval()
+    return median, min(ends[0], median), max(ends[1], median)
 
 
 def _results(bench: Mapping[str, Any], part: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -19,23 +19,23 @@ _WHERE = {
     "generate": "ocr_phases.steps.phases",
     "Timeline": "ocr_phases.steps.timeline",
     "PhaseRun": "ocr_phases.record",
-    "compare": "ocr_phases.show.comparison",
+    "compare": "ocr_phases.analyse.comparison",
     "sweep": "ocr_phases.sweep_models",
-    "SweepResult": "ocr_phases.show.sweep_result",
+    "SweepResult": "ocr_phases.analyse.scaling",
     "Settings": "ocr_phases.settings",
     "OcrPhasesError": "ocr_phases.errors",
 }
 __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:  # for type checkers, which cannot read the table
+    from ocr_phases.analyse.comparison import compare as compare
+    from ocr_phases.analyse.scaling import SweepResult as SweepResult
     from ocr_phases.errors import OcrPhasesError as OcrPhasesError
     from ocr_phases.inputs.packing import PageInputs as PageInputs
     from ocr_phases.record import PhaseRun as PhaseRun
     from ocr_phases.session import DeepSeekOCRSession as DeepSeekOCRSession
     from ocr_phases.session import OCRSession as OCRSession
     from ocr_phases.settings import Settings as Settings
-    from ocr_phases.show.comparison import compare as compare
-    from ocr_phases.show.sweep_result import SweepResult as SweepResult
     from ocr_phases.steps.phases import DecodeState as DecodeState
     from ocr_phases.steps.phases import decode as decode
     from ocr_phases.steps.phases import decode_step as decode_step

@@ -58,9 +58,9 @@ _EMBED_SIDE = 2_000
 _ELSEWHERE = {
     "tokens_of": "analyse.stages:tokens_of",
     "stages": "analyse.stages:stage_table",
-    "regions": "analyse.stages:regions_of",
+    "regions": "analyse.regions:regions_of",
     "quality_table": "analyse.quality:quality_table",
-    "load_truth": "analyse.truth_files:load_truth",
+    "load_truth": "analyse.truths:load_truth",
     "floors": "analyse.floors:floor_table",
     "checks": "analyse.checks:checks_table",
     "run_bundle": "show.faces:run_bundle",
@@ -80,7 +80,11 @@ _ELSEWHERE = {
     "timeline_bundle": "show.faces:timeline_bundle",
     "plot_spans": "show.plots:plot_spans",
     "inputs_bundle": "show.faces:inputs_bundle",
-    "SweepResult": "show.sweep_result:SweepResult",
+    "ComparePlots": "show.comparison:ComparePlots",
+    "comparison_bundle": "show.comparison:comparison_bundle",
+    "SweepResult": "analyse.scaling:SweepResult",
+    "SweepPlots": "show.sweep_result:SweepPlots",
+    "sweep_bundle": "show.sweep_result:sweep_bundle",
     "OCRSession": "session:OCRSession",
 }
 
@@ -287,7 +291,7 @@ class PhaseRun:
 
     tokens = token_table
     stages = _Table("Time of each phase and its stages: `ocr_phases.analyse.stages.stage_table`.")
-    regions = _Table("What each region of the first row cost: `ocr_phases.analyse.stages.regions_of`.")
+    regions = _Table("What each region of the first row cost: `ocr_phases.analyse.regions.regions_of`.")
     floors = _Table("Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`.")
     checks = _Table("Every check, live and of the record: `ocr_phases.analyse.checks.checks_table`.")
 
@@ -313,7 +317,7 @@ class PhaseRun:
     def with_truth(self, truth: Truth | str | Path, row: int = 0) -> PhaseRun:
         """The same record with what the page of a row says.
 
-        ``truth`` is that, or a path for `ocr_phases.analyse.truth_files.load_truth`; raises as that does.
+        ``truth`` is that, or a path for `ocr_phases.analyse.truths.load_truth`; raises as that does.
         """
         if _nth(self.results, row, "row")["text"] is None:
             raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")

@@ -3,23 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ocr_phases import record
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.live_checks import host_syncs_check, merged
+from ocr_phases.collectors.live_checks import Verdict, host_syncs_check, merged
 from ocr_phases.collectors.probabilities import Sureness
-from ocr_phases.collectors.run import Run
-from ocr_phases.inputs.packing import valid_image_tokens
+from ocr_phases.inputs.packing import PageInputs, valid_image_tokens
+from ocr_phases.models.caches import cache_bytes_per_token
 from ocr_phases.models.load import Checkpoint, token_texts
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Request
 from ocr_phases.steps import phases
+from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.execution import decode_experts
 from ocr_phases.text import count_text
 
 #: Settings of what is measured after the repeats.
 _AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of a request leaves behind, before it is a record.
+
+    Pages and inputs are those of the first repeat, None in others. The decode state is not kept: it holds a
+    KV cache, which later repeats would count in their peak memory.
+    """
+
+    ids: list[list[int]]  # of each row
+    spans: list[tuple]
+    peaks: dict[str, int | None]  # bytes, by phase
+    verdicts: dict[str, Verdict]  # of the checks that need the live model
+    cache: dict[str, Any]  # as the record has it
+    waits: tuple[int, int] | None  # of the host in decode, and its steps; counted in a warm-up on CUDA only
+    packed: PageInputs | None
+    pages: list[list[tuple]] | None  # (image, bytes, name) of each page, a list a row
+
+
+def cache_of(state: phases.DecodeState | None, window: int | None, step: StaticStep | None) -> dict[str, Any]:
+    """The record's part about the KV cache, after the prefill and each step; ``generate()`` has no state."""
+    lengths, entries, each = [], [], 0
+    if state is not None:
+        lengths, entries, each = state.lengths, state.entries, cache_bytes_per_token(state.cache)
+    room = None if step is None else step.max_cache_len
+    return {
+        "lengths": lengths,
+        # Of the tokens seen a window keeps the prompt's and the last generated ones.
+        **({} if window is None else {"window": window, "entries": entries}),
+        "bytes_per_token": each,
+        "bytes": [held * each for held in entries],
+        # A static cache's size, which is there from the start.
+        "max_cache_len": room,
+        "allocated_bytes": None if room is None else room * each,
+    }
 
 
 def make_record(
@@ -29,22 +67,22 @@ def make_record(
     memory_source: str | None,
     setup: dict[str, Any],
     conditions: dict[str, Any],
-    waits: tuple[int, int] | None,
     after: dict[str, Any],
 ) -> PhaseRun:
     """One record of all measured ``runs`` of a request, which may be fewer than it asks for.
 
-    ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`);
-    ``waits`` are the host's in the steps of a warm-up run, and these steps, where they were counted.
-    ``after`` has what was measured after the runs, as far as it came, by its setting: the ``parity`` check
-    under ``verify``.
+    ``setup`` says what making the strategy ready took, apart from every measured time (`Setup.described`).
+    ``after`` has what was measured beside the runs, as far as it came, by its setting: the ``parity`` check
+    under ``verify``, and under ``waits`` those of a warm-up run.
     """
     first = runs[0]
-    rows = rows_until_end(checkpoint, request, first)
+    rows, packed = rows_until_end(checkpoint, request, first), first.packed
+    assert packed is not None
     sureness: Sequence[Sureness] | None = after.get("token_probabilities")
     checks = [*_checks(runs), after.get("verify"), _interrupted(runs, request, after)]
     if not request.generate:
-        syncs = host_syncs_check(waits, after.get("kernels"), request.eos_check_every, checkpoint.device)
+        waits, kernels = after.get("waits"), after.get("kernels")
+        syncs = host_syncs_check(waits, kernels, request.eos_check_every, checkpoint.device)
         checks.insert(-2, syncs)
     columns = zip(*(span for run in runs for span in run.spans), strict=True)
     phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
@@ -57,12 +95,12 @@ def make_record(
             "ceilings": after.get("ceilings"),
         },
         model={**_describe_model(checkpoint, request), **setup},
-        pages=_describe_pages(request, first),
+        pages=_describe_pages(request, packed, first.pages or []),
         request={
             **request.described(),
             "repeats": len(runs),
-            "prefill_len": first.packed.prefill_len,
-            "batch": first.packed.batch_size,
+            "prefill_len": packed.prefill_len,
+            "batch": packed.batch_size,
         },
         results=[_describe_row(checkpoint, request, ids) for ids in rows],
         spans=record.make_spans(dict(zip(record.SPAN_COLUMNS, map(list, columns), strict=True))),
@@ -71,18 +109,7 @@ def make_record(
             "peak_bytes": {phase: [run.peaks[phase] for run in runs] for phase in phases_with_peak},
             "weights_bytes": sum(p.numel() * p.element_size() for p in checkpoint.model.parameters()),
         },
-        cache={
-            "lengths": first.lengths,
-            # Of the tokens seen a window keeps the prompt's and the last generated ones.
-            **({} if first.window is None else {"window": first.window, "entries": first.entries}),
-            "bytes_per_token": first.bytes_per_token,
-            "bytes": [entries * first.bytes_per_token for entries in first.entries],
-            # A static cache's size, which is there from the start.
-            "max_cache_len": first.max_cache_len,
-            "allocated_bytes": None
-            if first.max_cache_len is None
-            else first.max_cache_len * first.bytes_per_token,
-        },
+        cache=first.cache,
         live_checks=[check for check in checks if check is not None],
         kernels=after.get("kernels"),
         probabilities=None if sureness is None else [row._asdict() for row in sureness],
@@ -111,24 +138,22 @@ def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> d
     }
 
 
-def _describe_pages(request: Request, run: Run) -> list[dict[str, Any]]:
-    described = []
-    views = iter(run.packed.views)
-    for row, pages in enumerate(run.pages):
-        for image, data, name in pages:
-            view = next(views)
-            described.append(
-                {
-                    **record.describe_page(image, data, name, embed=request.embed_page),
-                    "row": row,
-                    "preset": request.preset,
-                    "grid": list(view.grid),
-                    "image_tokens": run.packed.image_tokens[row],
-                    "text_tokens": run.packed.text_tokens[row],
-                    "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
-                }
-            )
-    return described
+def _describe_pages(
+    request: Request, packed: PageInputs, rows: Sequence[Sequence[tuple]]
+) -> list[dict[str, Any]]:
+    pages = [(row, *page) for row, given in enumerate(rows) for page in given]
+    return [
+        {
+            **record.describe_page(image, data, name, embed=request.embed_page),
+            "row": row,
+            "preset": request.preset,
+            "grid": list(view.grid),
+            "image_tokens": packed.image_tokens[row],
+            "text_tokens": packed.text_tokens[row],
+            "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
+        }
+        for (row, image, data, name), view in zip(pages, packed.views, strict=True)
+    ]
 
 
 def _describe_model(checkpoint: Checkpoint, request: Request) -> dict[str, Any]:

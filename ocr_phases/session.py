@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -22,18 +23,16 @@ from ocr_phases.collectors.live_checks import ForwardHooks, input_verdicts, sync
 from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilings
 from ocr_phases.collectors.parity import parity_check, parity_result
 from ocr_phases.collectors.probabilities import sureness_or_none
-from ocr_phases.collectors.run import Run
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
 from ocr_phases.families import GROUNDING_TAG
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack
-from ocr_phases.models.caches import cache_bytes_per_token
 from ocr_phases.models.load import Checkpoint, adopt, load_checkpoint, resolve_device, resolve_dtype
 from ocr_phases.models.references import references
 from ocr_phases.models.vendor import check_attention, choose_attention
 from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.recorder import make_record, rows_until_end
+from ocr_phases.recorder import Run, cache_of, make_record, rows_until_end
 from ocr_phases.request import (
     Page,
     check_length,
@@ -73,6 +72,8 @@ class OCRSession:
         self.family = checkpoint.family
         self.device = checkpoint.device
         self.dtype = checkpoint.dtype
+        #: The ids that end a generation and that fill rows, and text to ids without special tokens around it.
+        self.eos_id, self.pad_id, self.encode = checkpoint.eos_id, checkpoint.pad_id, checkpoint.encode
         self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
         self.prepared = PreparedStrategies(self.model)
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
@@ -235,81 +236,73 @@ class OCRSession:
         """
         self.last_run = None
         asked = RunSettings(prompt=prompt, **settings)
-        request = self._request(page, asked)
-        warmup, repeats = request.warmup, request.repeats
+        request, packed = self._request(page, asked)
+        warmup, total = request.warmup, request.warmup + request.repeats
         runs: list[Run] = []
-        waits: tuple[int, int] | None = None
         after: dict[str, Any] = {}
         interrupt: KeyboardInterrupt | None = None
         explained = memory_errors_explained(self.device, request, self.family.facts)
         with current_device(self.device), explained:
             try:
-                setup = self._set_up(request)
+                setup = self._set_up(request, packed)
                 memory, conditions = PeakMemory(self.device), Conditions(self.device)
-                if progress is not None:
-                    progress(0, warmup + repeats)
-                for number in range(-warmup, repeats):
+                for number in range(-warmup, request.repeats):
+                    if progress is not None:
+                        progress(number + warmup, total)
                     notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
                     with conditions.of(number):
                         run = self._run_once(request, setup, number, memory, notify)
+                    if run.waits is not None:
+                        after["waits"] = run.waits
                     if number >= 0:
                         runs.append(run)
-                    elif run.waits is not None:
-                        waits = run.waits, len(run.lengths) - 1
-                    if progress is not None:
-                        progress(number + warmup + 1, warmup + repeats)
+                if progress is not None:
+                    progress(total, total)
                 self._measure_after(request, setup, runs[0], after)
             except Stopped:
                 if not runs:
                     raise
             except KeyboardInterrupt as signalled:
                 interrupt = signalled
-                if not runs:
-                    raise _interrupted(None, interrupt) from None
         try:
             with stop_signals():
-                record = self.last_run = make_record(
-                    self.checkpoint,
-                    request,
-                    runs,
-                    memory.source,
-                    setup.described(),
-                    conditions.described(),
-                    waits,
-                    after,
-                )
+                if runs:
+                    source, prepared, around = memory.source, setup.described(), conditions.described()
+                    self.last_run = make_record(
+                        self.checkpoint, request, runs, source, prepared, around, after
+                    )
         except KeyboardInterrupt as signalled:
             interrupt = signalled
         if interrupt is not None:
-            raise _interrupted(self.last_run, interrupt) from None
-        return record
+            raise Interrupted(self.last_run, *(interrupt.args or (signal.SIGINT,))) from None
+        assert self.last_run is not None
+        return self.last_run
 
     @checked(RunSettings)
     def check_request(self, page: Page | Sequence[Page], **settings: Any) -> None:
         """Raise the `OcrPhasesError` that `run_inference` would raise before its first run."""
-        request = self._request(page, RunSettings(**settings))
-        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
-        self._check_length(packed, request)
+        request, packed = self._request(page, RunSettings(**settings))
+        self._check_length(packed or self._pack_request(request), request)
 
     def _measure_after(self, request: Request, setup: Setup, run: Run, after: dict[str, Any]) -> None:
         """What runs after everything timed goes into ``after``, by its setting: an interrupt keeps that."""
+        assert run.packed is not None
+        inputs = partial(run.packed.to, self.device, self.dtype)
         if request.verify:
-            after["verify"] = None if request.generate else self._compare_with_generate(request, run.ids)
+            after["verify"] = self._compare_with_generate(request, inputs, run.ids)
         if request.token_probabilities:
             ids = rows_until_end(self.checkpoint, request, run)
             with self._execution(request.autocast):
                 after["token_probabilities"] = sureness_or_none(self.checkpoint, run.packed, ids)
         if request.kernels:
-            once = partial(
-                self._run_once, setup=setup, number=0, memory=PeakMemory(self.device), on_tokens=None
-            )
-            after["kernels"] = kernel_view(once, request, self.device)
+            once = partial(self._run_once, setup=setup, number=0, memory=PeakMemory(self.device))
+            after["kernels"] = kernel_view(lambda short: once(short).spans, request, self.device)
         if request.ceilings:
             after["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
 
     @checked(make_cells, run_sweep)
     def sweep(self, page: str | Path, *, folder: str | Path | None = None, **options: Any) -> Any:
-        """Measure ``page`` at every combination as one `ocr_phases.show.sweep_result.SweepResult`.
+        """Measure ``page`` at every combination as one `ocr_phases.analyse.scaling.SweepResult`.
 
         ``options`` and errors are those of `make_cells` and of `run_sweep`. Records in ``folder`` are not
         measured again, and all of them are part of the result; without it nothing is written.
@@ -320,8 +313,11 @@ class OCRSession:
             run_sweep(self, page, cells, kept, **options)
             return elsewhere("SweepResult").load(kept)
 
-    def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> Request:
-        """What was asked for with every default filled in; `OcrPhasesError` for what cannot run here."""
+    def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> tuple[Request, PageInputs | None]:
+        """What was asked for with every default filled in, and its inputs where that took packing them.
+
+        Raises `OcrPhasesError` for what cannot run here.
+        """
         facts = self.family.facts
         rows, prompts = make_rows(page, asked.prompt, asked.grounding, facts)
         several = any(len(row) > 1 for row in rows)
@@ -329,35 +325,27 @@ class OCRSession:
         every, ignore_eos, grounding = asked.eos_check_every, asked.ignore_eos, asked.grounding
         if grounding is None and facts.leads[1]:
             grounding = any(GROUNDING_TAG in text for text in prompts)
-        preset = self._choose_preset(asked.preset, rows)
-        limit = asked.max_new_tokens
-        if limit is None:
-            limit = NEW_TOKENS
-            if is_published(asked.infer):
-                packed, _ = self._pack(rows, preset["preset"], prompts, NoTimeline())
-                limit = self._published_limit(packed.prefill_len)
         resolved = {
             **vars(asked),
+            **self._choose_preset(asked.preset, rows),
             "prompt": asked.prompt if isinstance(asked.prompt, str) else prompts[0],
             "infer": infer,
             "autocast": autocast,
             "grounding": grounding,
             "ignore_eos": self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
             "eos_check_every": eos_interval(asked.strategy) if every is None else every,
-            **preset,
-            "max_new_tokens": limit,
+            "max_new_tokens": asked.max_new_tokens or NEW_TOKENS,
         }
-        request = Request(pages=rows, prompts=prompts, **resolved)
+        request, packed = Request(pages=rows, prompts=prompts, **resolved), None
+        if asked.max_new_tokens is None and is_published(asked.infer):
+            packed = self._pack_request(request)
+            request = replace(request, max_new_tokens=self._published_limit(packed.prefill_len))
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
         check_strategy(
-            request.strategy,
-            request.vision,
-            family=self.family,
-            device=self.device,
-            autocast=request.autocast,
+            request.strategy, request.vision, family=self.family, device=self.device, autocast=autocast
         )
-        return request
+        return request, packed
 
     def _published_limit(self, prompt_len: int) -> int:
         """New tokens after which the published code ends, as far as the model's positions reach."""
@@ -365,11 +353,11 @@ class OCRSession:
         limit = facts.published_limit - prompt_len * facts.limit_has_prompt
         return max(1, min(limit, self._text_config.max_position_embeddings - prompt_len))
 
-    def _set_up(self, request: Request) -> Setup:
+    def _set_up(self, request: Request, packed: PageInputs | None) -> Setup:
         """What the request's strategies need, made before anything is measured."""
         if request.strategy == request.vision == "eager":
             return Setup()
-        packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
+        packed = packed or self._pack_request(request)
         self._check_length(packed, request)
         with self._execution():
             return self.prepared.set_up(request, packed.to(self.device, self.dtype))
@@ -385,14 +373,15 @@ class OCRSession:
                 self._ceilings[dtype] = measure_ceilings(self.device, dtype)
         return self._ceilings[dtype]
 
-    def _compare_with_generate(self, request: Request, ids: list[list[int]]) -> dict[str, Any]:
+    def _compare_with_generate(
+        self, request: Request, inputs: Callable[[], DeviceInputs], ids: list[list[int]]
+    ) -> dict[str, Any]:
         """The ``parity`` check: the same request through ``model.generate()``, after everything measured."""
         try:
-            packed, _ = self._pack(request.pages, request.preset, request.prompts, NoTimeline())
-            inputs = packed.to(self.device, self.dtype)
+            on_device = inputs()
             with self._execution(request.autocast):
-                theirs = one_shot(self.checkpoint, inputs, request)
-                return parity_check(self.checkpoint, request, inputs, ids, theirs)
+                theirs = one_shot(self.checkpoint, on_device, request)
+                return parity_check(self.checkpoint, request, on_device, ids, theirs)
         # A class without generate(), or out of memory: what was measured stands.
         except (OcrPhasesError, RuntimeError, MemoryError) as error:
             return parity_result("n/a", one_sentence(error))
@@ -403,76 +392,73 @@ class OCRSession:
         setup: Setup,
         number: int,
         memory: PeakMemory,
-        on_tokens: Callable[[list[list[int]]], None] | None,
+        on_tokens: Callable[[list[list[int]]], None] | None = None,
     ) -> Run:
         """Prepare, prefill and decode once (or prepare and ``model.generate()``)."""
-        timeline = Timeline(self.device)
+        timeline, state = Timeline(self.device), None
         with memory.of("prepare"), timeline.in_phase("prepare"):
             packed, pages = self._pack(request.pages, request.preset, request.prompts, timeline)
             with timeline.span("transfer"):
                 inputs = packed.to(self.device, self.dtype)
         self._check_length(packed, request)
-        lengths: list[int] = []
-        entries: list[int] = []
-        bytes_per_token = 0
-        waits: list[str] = []
-        counted = number < 0 and torch.device(self.device).type == "cuda"  # takes time: in no timed run
-        seen: dict[str, Any] = {}
+        # Counting takes time, so it is in no timed run.
+        waits: list[str] | None = [] if number < 0 and torch.device(self.device).type == "cuda" else None
         hooks = ForwardHooks(self.family)
-        step = setup.step
         with self._execution(request.autocast), setup.vision_execution():
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
                     ids = one_shot(self.checkpoint, inputs, request, on_tokens)
             else:
-                sampler = Sampler(request.infer, request.seed, self.device)
-                with memory.of("prefill"), hooks.watching(self.model, "prefill"):
-                    state = phases.prefill(
-                        self.model,
-                        inputs,
-                        timeline,
-                        sampler=sampler,
-                        step=step,
-                    )
-                bytes_per_token = cache_bytes_per_token(state.cache)
-                if request.first_token == "redecode":
-                    phases.redecode(state)
-                elif on_tokens is not None:
-                    on_tokens([list(row) for row in state.ids])
-                # Only an eager step calls the model itself.
-                watched = hooks.watching(self.model, "decode") if step is None else nullcontext()
-                with memory.of("decode"), watched:
-                    phases.decode(
-                        self.model,
-                        state,
-                        request.max_new_tokens,
-                        timeline,
-                        eos_ids=() if request.ignore_eos else (self.eos_id,),
-                        pad_id=self.pad_id,
-                        eos_check_every=request.eos_check_every,
-                        on_tokens=on_tokens,
-                        step=step,
-                        around=syncs_counted(waits) if counted else nullcontext(),
-                    )
-                ids, lengths, entries = state.ids, state.lengths, state.entries
-                seen = hooks.verdicts(packed, state, timeline.vectors)
-        spans = timeline.rows(number)
-        verdicts = input_verdicts(self.checkpoint, packed, autocast=request.autocast) | seen
-        max_cache_len = None if step is None else step.max_cache_len
+                state = self._two_phases(request, setup, inputs, timeline, memory, hooks, waits, on_tokens)
+                ids = state.ids
+        seen = {} if state is None else hooks.verdicts(packed, state, timeline.vectors)
         return Run(
-            packed,
-            pages,
-            ids,
-            spans,
-            memory.taken(),
-            lengths,
-            entries,
-            self.family.window(self.model),
-            bytes_per_token,
-            len(waits) if counted else None,
-            max_cache_len,
-            verdicts,
+            ids=ids,
+            spans=timeline.rows(number),
+            peaks=memory.taken(),
+            verdicts=input_verdicts(self.checkpoint, packed, autocast=request.autocast) | seen,
+            cache=cache_of(state, self.family.window(self.model), setup.step),
+            waits=None if waits is None or state is None else (len(waits), len(state.lengths) - 1),
+            # All runs have the same.
+            packed=packed if number == 0 else None,
+            pages=pages if number == 0 else None,
         )
+
+    def _two_phases(
+        self,
+        request: Request,
+        setup: Setup,
+        inputs: DeviceInputs,
+        timeline: Timeline,
+        memory: PeakMemory,
+        hooks: ForwardHooks,
+        waits: list[str] | None,
+        on_tokens: Callable[[list[list[int]]], None] | None,
+    ) -> phases.DecodeState:
+        """Prefill and decode, watched by ``hooks``; the host's waits in decode go into ``waits``."""
+        step = setup.step
+        sampler = Sampler(request.infer, request.seed, self.device)
+        with memory.of("prefill"), hooks.watching(self.model, "prefill"):
+            state = phases.prefill(self.model, inputs, timeline, sampler=sampler, step=step)
+        if request.first_token == "redecode":
+            phases.redecode(state)
+        elif on_tokens is not None:
+            on_tokens([list(row) for row in state.ids])
+        # Only an eager step calls the model itself.
+        watched = hooks.watching(self.model, "decode") if step is None else nullcontext()
+        with memory.of("decode"), watched:
+            return phases.decode(
+                self.model,
+                state,
+                request.max_new_tokens,
+                timeline,
+                eos_ids=() if request.ignore_eos else (self.eos_id,),
+                pad_id=self.pad_id,
+                eos_check_every=request.eos_check_every,
+                on_tokens=on_tokens,
+                step=step,
+                around=nullcontext() if waits is None else syncs_counted(waits),
+            )
 
     # -- parts ------------------------------------------------------------------------------------
 
@@ -480,6 +466,9 @@ class OCRSession:
         checkpoint, facts = self.checkpoint, self.family.facts
         default = checkpoint.default_preset or facts.default_preset
         return choose_preset(asked, rows, default, facts)
+
+    def _pack_request(self, request: Request) -> PageInputs:
+        return self._pack(request.pages, request.preset, request.prompts, NoTimeline())[0]
 
     def _pack(
         self, rows: list[list[Page]], preset_name: str, prompts: list[str], timeline: Timeline
@@ -500,23 +489,9 @@ class OCRSession:
             )
         return packed, pages
 
-    def encode(self, text: str) -> list[int]:
-        """Text to ids, without special tokens around it."""
-        return self.checkpoint.encode(text)
-
     @property
     def _text_config(self) -> Any:
         return self.model.config.get_text_config()
-
-    @property
-    def eos_id(self) -> int:
-        """The id that ends a generation."""
-        return self.checkpoint.eos_id
-
-    @property
-    def pad_id(self) -> int:
-        """The id that fills rows: the tokenizer's pad token, else the end token."""
-        return self.checkpoint.pad_id
 
     @contextlib.contextmanager
     def _execution(self, autocast: bool = False) -> Iterator[None]:
@@ -536,8 +511,20 @@ class OCRSession:
         check_length(packed.prefill_len, request, self._text_config.max_position_embeddings)
 
 
-def _interrupted(run: PhaseRun | None, interrupt: KeyboardInterrupt) -> Interrupted:
-    return Interrupted(run, *(interrupt.args or (signal.SIGINT,)))
+_kept: dict[ModelSettings, OCRSession] = {}
+
+
+def kept_session(**settings: Any) -> OCRSession:
+    """The session last loaded with these very ``settings`` (`ModelSettings`), else a new one.
+
+    One is kept, so that a device never holds two models. Raises as `OCRSession.load` does.
+    """
+    key = ModelSettings(**settings)
+    if key not in _kept:
+        _kept.clear()
+        gc.collect()  # a model has cycles, and the next one may need its memory
+        _kept[key] = OCRSession.load(**vars(key))
+    return _kept[key]
 
 
 #: The session's first name, of when it knew one family.

@@ -24,6 +24,8 @@ from ocr_phases.files import write_atomic
 
 SCHEMA = 1
 CELL_STATUS = ".status.json"
+#: How the folder of a worker's attempt begins.
+ATTEMPT = ".attempt-"
 AGAIN = "the same command measures it again."
 
 

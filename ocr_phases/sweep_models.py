@@ -136,7 +136,7 @@ def run_sweep(
 
     Each has the end token ignored, unless ``ignore_eos`` is false or ``truth`` says what the page says: then
     the length is a limit, the texts are compared, and each record keeps the truth (a path for
-    `ocr_phases.analyse.truth_files.load_truth`). A record is written as soon as its cell is done,
+    `ocr_phases.analyse.truths.load_truth`). A record is written as soon as its cell is done,
     ``progress`` is told of every cell, and ``on_run(cell, runs done, runs in all)`` of every run within one.
     A cell that failed before is left alone unless ``retry_failed`` or something it depends on has changed.
 

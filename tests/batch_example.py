@@ -26,9 +26,9 @@ from ocr_phases.batch.store import (
     Listing,
     read_listing,
     read_status,
-    write_status,
 )
 from ocr_phases.show.index_page import index_html
+from ocr_phases.store import file_hash, write_status
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
 SETTINGS = {"model": "tiny", "preset": None, "max_new_tokens": 8}
@@ -150,13 +150,15 @@ def make_batch(out: Path) -> None:
                 "reason": "More than 3 s.",
                 "attempts": [attempt] * 2,
             }
-        write_status(folder, status)
-        if name == "damaged.png":
-            (folder / "run.json").write_text("{")
-        elif name != "failed.png":
-            make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number).save(
-                folder / "run.json"
-            )
+        status["record"] = None
+        if name != "failed.png":
+            folder.mkdir(parents=True)
+            run = make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number)
+            record = run.save(folder / "run.json")
+            status["record"] = file_hash(record)
+            if name == "damaged.png":
+                record.write_text("{")
+        write_status(folder / "status.json", status)
 
 
 def html_of(index: BatchIndex) -> str:

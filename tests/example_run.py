@@ -12,7 +12,7 @@ import pandas as pd
 from PIL import Image, ImageDraw
 
 from ocr_phases.analyse.checks import Verdict, run_checks
-from ocr_phases.analyse.sweep import FAILURE_COLUMNS
+from ocr_phases.analyse.scaling import FAILURE_COLUMNS
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
 from ocr_phases.report.render import page_report
 

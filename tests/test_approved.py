@@ -17,8 +17,9 @@ from conftest import GOLDEN, PAGES, RUNS
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch.job import Job
-from ocr_phases.batch.store import Listing, record_hash, write_status
+from ocr_phases.batch.store import Listing
 from ocr_phases.cli import main
+from ocr_phases.store import fail, file_hash, write_status
 
 FAMILIES = RUNS / "families"
 RECORDS = {
@@ -73,7 +74,7 @@ def test_a_record_is_shown_as_approved(name: str, show: Show, monkeypatch: pytes
     record = RECORDS[name]
     run = PhaseRun.load(record)
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
-    monkeypatch.setattr("ocr_phases.kept_session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
     show(f"{name}/profile", "profile", str(PAGES / "slide.png"), "--device", "cpu")
     show(f"{name}/report", "report", "--record", str(record), "--out", "out", page="out/report.html")
     show(f"{name}/verify", "verify", "--record", str(record), "--out", "checks", page="checks/verify.html")
@@ -104,9 +105,10 @@ def test_a_batch_index_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
             status = {**job.as_dict(), "failure": None, "reason": "", "attempts": [ATTEMPT], "report": None}
             folder = out / job.folder
             if name == "failed":
-                write_status(folder, status | {"state": "failed", "failure": "page", "reason": "No image."})
+                fail(folder / "status.json", "No image.", status | {"failure": "page"})
                 continue
             folder.mkdir(parents=True)
-            PhaseRun.load(RECORDS[name]).save(folder / "run.json")
-            write_status(folder, status | {"state": "done", "record": record_hash(folder)})
+            record = PhaseRun.load(RECORDS[name]).save(folder / "run.json")
+            done = {"state": "done", "record": file_hash(record)}
+            write_status(folder / "status.json", status | done)
     show("batch/index", "batch", "--out", "batch", "--render", "only", page="batch/index.html")

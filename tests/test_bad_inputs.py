@@ -30,11 +30,9 @@ from traitlets.config import Config
 
 import ocr_phases
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.analyse.quality import match_boxes
-from ocr_phases.analyse.read_text import one_line, plain_text
-from ocr_phases.analyse.region_pairs import matched_regions
-from ocr_phases.analyse.tables import similarities, tables_of
+from ocr_phases.analyse.grounding import match_boxes, parse_grounding
+from ocr_phases.analyse.regions import matched_regions
+from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_of
 from ocr_phases.batch.job import make_jobs
 from ocr_phases.batch.manifest import find_pages
 from ocr_phases.cli import main
@@ -124,7 +122,7 @@ def test_regions_are_matched_and_drawn_in_time(name: str) -> None:
     text = "".join(_BOX.format(label=label, x=x, end=x + 400) for label, x in REGIONS[name])
     found = parse_grounding(text)
     held, labels = [list(region.boxes) for region in found.regions], [label for label, _ in REGIONS[name]]
-    assert len(read_in_time(lambda held: match_boxes(held, [box for (box,) in held]), held)) == 5_000
+    assert len(read_in_time(lambda held: match_boxes(held, held), held)) == 5_000
     assert len(read_in_time(lambda found: matched_regions(found, found), found)) == 5_001
     assert len(read_in_time(lambda found: region_boxes(found.regions, (1000, 1400)), found)) == 5_000
     assert len(read_in_time(lambda found: boxes(found.regions, (10, 10), labels), found)) == 5_000

@@ -27,8 +27,9 @@ from conftest import PAGES
 
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.store import read_listing, take_attempt
+from ocr_phases.batch.store import read_listing
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.store import take
 
 
 def test_a_worker_ends_with_its_driver_in_the_middle_of_a_page(tmp_path):
@@ -103,12 +104,12 @@ def test_the_files_of_an_attempt_take_the_place_of_older_ones(tmp_path):
         for name in ("run.json", "images/0.jpg"):
             (place / name).write_text(text)
     (tmp_path / "images" / "1.jpg").touch()
-    take_attempt(tmp_path, ".attempt-1")
+    take(tmp_path, ".attempt-1")
     found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
     assert found == ["images", "images/0.jpg", "run.json"]
     assert (tmp_path / "run.json").read_text() == (tmp_path / "images/0.jpg").read_text() == "new"
     with pytest.raises(OcrPhasesError, match="cannot be put in its place .* one file system"):
-        take_attempt(tmp_path, ".attempt-1")
+        take(tmp_path, ".attempt-1")
 
 
 def test_a_child_is_warm_and_replaced_when_it_dies(tmp_path):

@@ -96,7 +96,7 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_s
 
 
 def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
-    from ocr_phases import kept_session as module
+    from ocr_phases import session as module
 
     loaded: list[tuple[str | None, ...]] = []
 

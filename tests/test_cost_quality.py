@@ -21,10 +21,10 @@ from refusals import refused
 from test_quality_shown import TRUTH
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.compare import Compared, against_limit, in_units
-from ocr_phases.analyse.compare_text import SHARE, text_changes
-from ocr_phases.analyse.cost_quality import (
+from ocr_phases.analyse.comparison import SHARE, Comparison, in_units, text_changes
+from ocr_phases.analyse.scaling import (
     POINT_COLUMNS,
+    SweepResult,
     category_table,
     cost_quality_sentence,
     frontier,
@@ -32,7 +32,6 @@ from ocr_phases.analyse.cost_quality import (
     preset_points,
     preset_table,
 )
-from ocr_phases.analyse.sweep import Sweep
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.job import Job
 from ocr_phases.batch.store import (
@@ -41,7 +40,6 @@ from ocr_phases.batch.store import (
     page_status,
     read_listing,
     unrendered,
-    write_status,
 )
 from ocr_phases.batch.truths import add_truths
 from ocr_phases.cli import main
@@ -49,7 +47,8 @@ from ocr_phases.schema import Truth
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
 from ocr_phases.show.figures import Picture, figure_png
 from ocr_phases.show.index_page import index_html
-from ocr_phases.show.sweep_result import SweepResult
+from ocr_phases.show.sweep_result import quality_html
+from ocr_phases.store import file_hash, write_status
 from ocr_phases.sweep_models import make_cells, run_sweep
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
@@ -107,10 +106,10 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
     assert set(points["name"]) == {"base, eager", "gundam, eager", "gundam, cuda_graph"}
     assert points["lost"].between(0, 1).all() and (points["lost"] == 0).sum() == 2
     sentence = cost_quality_sentence(points)
-    assert found.verdict.startswith(sentence)
+    assert sentence in found.verdict
     assert ("not accuracy" in sentence) == (truth is None)
     assert ("loses least (edit distance 0 %)" in sentence) == (truth is not None)
-    shown = Elements(found.quality_html())
+    shown = Elements(quality_html(found))
     assert {"h2", "svg", "table"} <= shown.tags()
     assert len(figure_png(found.plot.cost_quality())) > 10_000
 
@@ -118,14 +117,14 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
 def test_a_sweep_without_texts_to_compare_has_no_such_part() -> None:
     run = dataclasses.replace(make_run(), request={**make_run().request, "ignore_eos": True})
     found = SweepResult({"a": run, "b": run}, pd.DataFrame(columns=["cell", "reason"]))
-    assert found.quality_html() == "" and "loses" not in found.verdict
+    assert quality_html(found) == "" and "loses" not in found.verdict
     assert "fewer than two" in plot_cost_quality(found.cost_quality).alt
 
 
 def test_a_sweep_against_a_record_names_it() -> None:
     reference = Truth(TRUTH.text.replace("light", "heavy"), file="best.json", reference=True)
     found = SweepResult(presets(reference), pd.DataFrame(columns=["cell", "reason"]))
-    assert found.verdict.startswith("Compared with the text of best.json (agreement, not accuracy), gundam")
+    assert "Compared with the text of best.json (agreement, not accuracy), gundam" in found.verdict
 
 
 def test_records_that_ignored_the_end_token_take_no_truth() -> None:
@@ -143,9 +142,9 @@ def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session:
     run_sweep(golden_session, page, cells, tmp_path / "s", ignore_eos=False, **quick)
     (outcome,) = run_sweep(golden_session, page, cells, tmp_path / "s", truth=tmp_path, **quick)
     assert outcome.state == "kept"  # what the page says is no setting of the measurement
-    (run,) = Sweep.load(tmp_path / "s").runs.values()
+    (run,) = SweepResult.load(tmp_path / "s").runs.values()
     assert run.truth_of() == Truth("# A slide", file="slide.md") and run.request["ignore_eos"] is False
-    assert Sweep.load(tmp_path / "s").table["edit_distance"].notna().all()
+    assert SweepResult.load(tmp_path / "s").table["edit_distance"].notna().all()
     (outcome,) = run_sweep(golden_session, page, cells, tmp_path / "s", **quick)
     assert outcome.state == "measured"
     with refused():
@@ -155,20 +154,20 @@ def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session:
 
 def test_compare_tells_what_a_change_does_to_the_text() -> None:
     base, other = make_run().with_truth(TRUTH), make_run(text=TEXT_HEAVY).with_truth(TRUTH)
-    compared = Compared([base, other], ["a", "b"])
+    compared = Comparison([base, other], ["a", "b"])
     rows = compared.headline.set_index("metric")
-    assert rows.loc["agreement", ["base", "verdict"]].tolist() == [1.0, "different"]
-    assert rows.loc["cer", "base"] == 0.0 < rows.loc["cer", "other"] < 0.1
-    assert rows.loc["cer", "verdict"] == "worse" and rows.loc["table_similarity", "verdict"] == "equivalent"
-    assert "Its text agrees with the base's to" in compared.verdict
+    assert rows.loc["agreement", ["baseline", "verdict"]].tolist() == [1.0, "different"]
+    assert rows.loc["cer", "baseline"] == 0.0 < rows.loc["cer", "other"] < 0.1
+    assert rows.loc["cer", "verdict"] == "worse" and rows.loc["table_similarity", "verdict"] == "equal"
+    assert "Its text agrees with the baseline's to" in compared.verdict
     assert "its edit distance to the truth is" in compared.verdict
-    shown = in_units(compared.table).set_index("metric")
-    assert shown.loc["agreement", ["base", "unit"]].tolist() == [100.0, "%"]
-    better = Compared([other, base], ["b", "a"]).headline.set_index("metric")
+    shown = in_units(compared.table, "a").set_index("metric")
+    assert shown.loc["agreement", ["a", "unit"]].tolist() == [100.0, "%"]
+    better = Comparison([other, base], ["b", "a"]).headline.set_index("metric")
     assert better.loc["cer", "verdict"] == "better"
-    same = Compared([base, base], ["a", "b"])
+    same = Comparison([base, base], ["a", "b"])
     assert "agrees" not in same.verdict
-    assert set(same.table.loc[same.table["unit"] == SHARE, "verdict"]) == {"equivalent"}
+    assert set(same.table.loc[same.table["unit"] == SHARE, "verdict"]) == {"equal"}
 
 
 TEXT_HEAVY = make_run().text.replace("light", "heavy")  # type: ignore[union-attr]
@@ -198,9 +197,9 @@ def test_fail_above_judges_a_measure_of_the_text_by_points(
 
 
 def test_a_limit_on_a_measure_that_one_record_lacks_is_refused() -> None:
-    table = Compared([make_run(), make_run(seed=1)], ["a", "b"]).table
+    comparison = Comparison([make_run(), make_run(seed=1)], ["a", "b"])
     with refused():
-        against_limit(table, 1.0, ["cer"])
+        comparison.against_limit(1.0, ["cer"])
 
 
 # -- a batch ------------------------------------------------------------------------------------------
@@ -244,20 +243,12 @@ def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
     for number, job in enumerate(jobs):
         folder = tmp_path / job.folder
         attempt = {"seconds": 1.0, "failure": None}
-        write_status(
-            folder,
-            {
-                **job.as_dict(),
-                "state": "done",
-                "failure": None,
-                "reason": "",
-                "attempts": [attempt],
-                "report": None,
-            },
-        )
         run = ended(make_run(crops=number % 2 == 1, max_tokens=None if number % 2 else 40))
         page = {**run.page, "sha256": job.sha256}
-        dataclasses.replace(run, pages=[page]).save(folder / "run.json")
+        folder.mkdir(parents=True)
+        record = dataclasses.replace(run, pages=[page]).save(folder / "run.json")
+        done = {"state": "done", "failure": None, "reason": "", "attempts": [attempt], "report": None}
+        write_status(folder / "status.json", {**job.as_dict(), **done, "record": file_hash(record)})
     pages = build_index(tmp_path).pages
     assert not out.exists() and pages["page_id"].nunique() == 2
     assert pages["agreement"].tolist()[1::2] == [1.0, 1.0] and (pages["agreement"][::2] < 1.0).all()

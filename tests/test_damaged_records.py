@@ -16,7 +16,7 @@ from kernel_example import example_view
 from mutants import mutants
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse import checks, compare, environments, floors, headline, sweep
+from ocr_phases.analyse import checks, comparison, floors, headline, scaling
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.batch import figures, store
 from ocr_phases.batch.index import build_index
@@ -30,6 +30,7 @@ from ocr_phases.show import kernels as kernel_plots
 from ocr_phases.show import sweep as sweep_show
 from ocr_phases.show.floors_html import floors_html
 from ocr_phases.show.roofline import plot_roofline
+from ocr_phases.store import file_hash, write_status
 from ocr_phases.versions import asset
 
 TEXT = "A title <|ref|>text<|/ref|><|det|>[[60, 40, 620, 90]]<|/det|>\nOne line of it."
@@ -97,16 +98,17 @@ def verified(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def compared(run: PhaseRun, base: PhaseRun) -> None:
-    table = compare.compare_runs([base, run])
-    compare_show.compare_html(compare.headline_metrics(table))
-    assert compare.Compared([base, run]).verdict
+    compared = comparison.Comparison([base, run])
+    compare_show.compare_html(compared.headline)
+    assert compared.verdict
 
 
 def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
-    table = compare.compare_runs([run, base])
-    compare.few_repeats([run, base], ["a", "b"])
-    compare_show.compare_html(table[table["stage"] != ""])
-    compare_show.environment_html(environments.environment_table([run, base]))
+    compared = comparison.Comparison([run, base])
+    assert compared.verdict
+    comparison.few_repeats([run, base], ["a", "b"])
+    compare_show.compare_html(compared.table[compared.table["stage"] != ""])
+    compare_show.environment_html(comparison.environment_table([run, base]))
 
 
 def floor_tables(run: PhaseRun, base: PhaseRun) -> None:
@@ -118,9 +120,10 @@ def kernel_tables(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def swept(run: PhaseRun, base: PhaseRun) -> None:
-    cells = sweep.sweep_table({"base": base, "run": run})
-    sweep.sweep_verdict(cells, pd.DataFrame()), sweep_show.sweep_html(cells)
-    sweep.decode_curves({"base": base, "run": run})
+    cells = scaling.sweep_table({"base": base, "run": run})
+    assert scaling.SweepResult({"base": base, "run": run}, pd.DataFrame()).verdict
+    sweep_show.sweep_html(cells)
+    scaling.decode_curves({"base": base, "run": run})
 
 
 def fragments(run: PhaseRun, base: PhaseRun) -> None:
@@ -140,7 +143,7 @@ READERS = (*QUICK, *SLOW)
 
 
 def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
-    ratios = compare.headline_metrics(compare.compare_runs([base, run]))
+    ratios = comparison.Comparison([base, run]).headline
     floor = floors.decode_floor(run)["floor_ms"]
     figures = [
         *(plot(run) for plot in (plots.plot_vision_stages, plots.plot_phase_timeline, plots.plot_memory)),
@@ -232,8 +235,10 @@ def test_a_batch_with_damaged_records_has_its_index(tmp_path):
             folder = tmp_path / job.folder
             attempts = [Outcome(seconds=1.0).as_dict()]
             state = {"state": "done", "failure": None, "reason": "", "attempts": attempts, "report": None}
-            store.write_status(folder, {**job.as_dict(), **state})
+            folder.mkdir(parents=True)
             (folder / "run.json").write_bytes(as_file(damaged))
+            state["record"] = file_hash(folder / "run.json")
+            write_status(folder / "status.json", {**job.as_dict(), **state})
     pages = build_index(tmp_path).pages
     assert len(pages) == 60
     assert {"done", "failed"} == set(pages["status"])

@@ -37,10 +37,10 @@ from PIL import Image
 from wording import says
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse.bootstrap import LEAST_REPEATS
-from ocr_phases.analyse.grounding import parse_grounding, region_table
-from ocr_phases.analyse.region_pairs import region_pairs
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.regions import region_pairs, region_table
 from ocr_phases.analyse.stages import one_repeat, step_table, typical_repeat
+from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import stop_signals
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import Asked
@@ -695,7 +695,7 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     quick.form.fields["strategy"].value, quick.form.fields["repeats"].value = "compiled", 1
     named, tokens, statuses = threading.Event(), [], []
 
-    def set_up(_):  # nothing is compiled here: the steps run as in eager
+    def set_up(*_):  # nothing is compiled here: the steps run as in eager
         assert named.wait(30)
         if stop:
             quick.stop_button.click()

@@ -16,14 +16,11 @@ from refusals import refused
 
 from ocr_phases.analyse.grounding import (
     PREAMBLE,
-    REGION_COLUMNS,
-    TYPE_COLUMNS,
     Region,
     parse_grounding,
-    region_table,
     token_regions,
-    type_table,
 )
+from ocr_phases.analyse.regions import REGION_COLUMNS, TYPE_COLUMNS, region_table, type_table
 
 
 def boxes_of(listing: str) -> tuple[tuple[tuple[int, ...], ...], bool, int]:

@@ -14,7 +14,7 @@ import pytest
 import ocr_phases
 
 #: Modules at the top that need torch.
-SESSION = {"session", "recorder", "rerun", "setup", "sweep_models", "kept_session"}
+SESSION = {"session", "recorder", "rerun", "setup", "sweep_models"}
 ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phases.batch")
 
 

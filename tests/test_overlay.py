@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageChops
 
-from ocr_phases.analyse.grounding import Grounding, parse_grounding, region_table, token_regions
+from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
+from ocr_phases.analyse.regions import region_table
 from ocr_phases.show.overlay import (
     LABEL_COLOURS,
     draw_boxes,

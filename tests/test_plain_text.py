@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.sweep import sweep_table
+from ocr_phases.analyse.scaling import sweep_table
 from ocr_phases.cli import main
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
@@ -155,7 +155,7 @@ def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     session = SimpleNamespace(
         run_inference=lambda *_, **__: PhaseRun.load(RECORD), check_request=lambda *_, **__: None
     )
-    monkeypatch.setattr("ocr_phases.kept_session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
     monkeypatch.setattr("ocr_phases.report.engine.InProcess.execute_notebook", lambda *_, **__: None)
 
 

@@ -95,7 +95,7 @@ def test_signals_keep_the_finished_repeats(verb, name, times, tiny_session, tmp_
     monkeypatch.setattr(Bar, "update", update)
     monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ocr_phases.kept_session.kept_session", lambda **options: tiny_session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **options: tiny_session)
     options = ["--max-new-tokens", "4", "--warmup", "0", "--repeats", "3", "--no-ceilings"]
     options += [] if verb == "report" else ["--json"]
     assert main([verb, PAGE, *options]) == 128 + number

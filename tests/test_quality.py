@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jiwer
+import numpy as np
 import pytest
 from conftest import PAGES
 from example_run import make_run
@@ -16,15 +17,14 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.grounding import box_array, intersection_over_union, parse_grounding
+from ocr_phases.analyse.grounding import intersection_over_union, match_boxes, parse_grounding
 from ocr_phases.analyse.quality import (
     QUALITY_COLUMNS,
-    match_boxes,
     quality_table,
     text_measures,
 )
-from ocr_phases.analyse.read_text import plain_text
-from ocr_phases.analyse.truth_files import check_for_pages, find_truth, load_truth
+from ocr_phases.analyse.text import plain_text
+from ocr_phases.analyse.truths import check_for_pages, find_truth, load_truth
 from ocr_phases.schema import TrueRegion, Truth
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(" ".join)
@@ -140,14 +140,14 @@ def quality_of(written: str, truth: Truth) -> dict[tuple[str, str], float]:
 
 
 def test_boxes_by_hand() -> None:
-    others = box_array([(5, 0, 15, 10), (20, 20, 30, 30)])
+    others = np.array([(5, 0, 15, 10), (20, 20, 30, 30)])
     assert intersection_over_union((0, 0, 10, 10), others).tolist() == [50 / 150, 0.0]
-    assert intersection_over_union((1, 1, 1, 1), box_array([(1, 1, 1, 1)])).tolist() == [0.0]
+    assert intersection_over_union((1, 1, 1, 1), np.array([(1, 1, 1, 1)])).tolist() == [0.0]
     # The best pair first; a box is in one pair only.
     ours = [[(0, 0, 10, 10)], [(0, 0, 10, 9)], []]
-    assert match_boxes(ours, [(0, 0, 10, 10), (50, 50, 60, 60)]) == [(0, 0, 1.0)]
+    assert match_boxes(ours, [[(0, 0, 10, 10)], [(50, 50, 60, 60)]]) == [(0, 0, 1.0)]
     # Of a loop the first region is the page's.
-    assert match_boxes([ours[0]] * 3, [(0, 0, 10, 10)]) == [(0, 0, 1.0)]
+    assert match_boxes([ours[0]] * 3, [ours[0]]) == [(0, 0, 1.0)]
 
 
 def test_regions_order_and_labels_are_measured(tmp_path: Path) -> None:

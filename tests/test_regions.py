@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from wording import says
 
 from ocr_phases import OCRSession, PhaseRun
-from ocr_phases.analyse.grounding import parse_grounding, region_table, type_table
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.regions import region_table, type_table
 from ocr_phases.show import regions
 from ocr_phases.show.figures import figure_png
 

@@ -18,7 +18,8 @@ from elements import Elements
 from example_run import ATTACK, SHAPES, make_run, page_image, report_of
 
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.regions import region_table
 from ocr_phases.cli import main
 from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
 from ocr_phases.files import MANIFEST_NAME

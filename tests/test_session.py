@@ -259,7 +259,7 @@ def test_generate_tells_of_its_tokens_and_leaves_the_callers_random_numbers(tiny
 @pytest.mark.parametrize("family", ["deepseek-ocr", "unlimited-ocr"])
 def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
     requests = []
-    monkeypatch.setattr(tiny_session, "_set_up", lambda request: requests.append(request) or stop())
+    monkeypatch.setattr(tiny_session, "_set_up", lambda request, _: requests.append(request) or stop())
     monkeypatch.setattr(tiny_session, "family", replace(tiny_session.family, facts=FAMILIES[family]))
     monkeypatch.setattr(tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000)
     limits = {"deepseek-ocr": 8192, "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0])}
@@ -445,7 +445,7 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
             call(*args, **options)
         return seen.pop().described()
 
-    def set_up(request):
+    def set_up(request, _):
         seen.append(request)
         raise Stopped
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
 from ocr_phases import OcrPhasesError, OCRSession, Settings
-from ocr_phases.analyse.bootstrap import LEAST_REPEATS
+from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS, Parser, add_options, settings_of
 from ocr_phases.explorer.form import LEFT_OUT, Form
 from ocr_phases.settings import (

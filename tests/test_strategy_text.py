@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wording import says
 
-from ocr_phases.analyse.compare import Compared
+from ocr_phases.analyse.comparison import Comparison
+from ocr_phases.analyse.scaling import sweep_table
 from ocr_phases.analyse.strategy_text import ways_sentence
-from ocr_phases.analyse.sweep import sweep_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import ms_text
 
@@ -105,13 +105,13 @@ def test_every_figure_is_a_cells(measured: dict[tuple[str, int, int], float]) ->
 def test_a_comparison_of_strategies_says_it_too_and_others_do_not() -> None:
     runs = [PhaseRun.load(RUNS / f"h200-dummy-{name}.json") for name in ("gundam", "gundam-compiled", "base")]
     labels = ["eager", "compiled", "base"]
-    said = Compared(runs, labels).verdict
+    said = Comparison(runs, labels).verdict
     assert says(said, "8.85 ms", "eager", "0.928", "compiled", "memory bandwidth", "0.289", "measured")
     eager = make_run()
     compiled = dataclasses.replace(eager, model={**eager.model, "strategy": "compiled"})
     elsewhere = dataclasses.replace(compiled, device={**eager.device, "name": "another"})
     for other, told in ((compiled, True), (elsewhere, False), (eager, False)):
-        verdict = Compared([eager, other]).verdict
+        verdict = Comparison([eager, other]).verdict
         assert ("a token eager" in verdict) == told
 
 

@@ -9,15 +9,16 @@ text.
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES
 
 PREAMBLE = -1
@@ -26,20 +27,8 @@ PREAMBLE = -1
 GRID = 999
 """Box coordinates run from 0 to this, whatever the page's size."""
 
-REGION_COLUMNS = (
-    "region",
-    "label",
-    "boxes",
-    "repaired",
-    "tokens",
-    "characters",
-    "decode_ms",
-    "ms_per_char",
-    "share",
-    "text",
-)
-
-TYPE_COLUMNS = ("label", "regions", "tokens", "characters", "decode_ms", "ms_per_char", "share")
+MATCHED_IOU = 0.5
+"""Two boxes are of one region from this intersection over union on."""
 
 Box = tuple[int, int, int, int]
 
@@ -49,6 +38,8 @@ _MARKUP = re.compile(rf"<\|ref\|>({_UNTAGGED})<\|/ref\|><\|det\|>({_UNTAGGED})<\
 _SHORT_MARKUP = re.compile(rf"{_MARKUP.pattern}|<\|det\|>({_UNTAGGED})<\|/det\|>")
 _LIST_ITEM = re.compile(r"\s*\[([^\[\]]*)\]\s*(,|\Z)")
 _INTEGER = re.compile(r"-?[0-9]+")
+_CELL = 64  # of the grid by which boxes find each other
+_MOST_NEAR = 32
 
 
 @dataclass(frozen=True)
@@ -147,23 +138,76 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
     return Grounding(tuple(regions), dropped, tuple(pages), mark or "")
 
 
-def intersection_over_union(box: Box, others: np.ndarray, ends: int = 0) -> np.ndarray:
-    """Of a box with each of ``others``, int64 [n, 4]; float64 [n], 0 where neither has an area.
+def match_boxes(
+    ours: Sequence[Sequence[Box]], theirs: Sequence[Sequence[Box]]
+) -> list[tuple[int, int, float]]:
+    """Pairs ``(ours, theirs, IoU)`` of the regions whose boxes overlap most, the best first.
 
-    With ``ends`` 1 both ends count, so a line has an area.
+    Each region has any number of boxes and is in one pair at most, of at least `MATCHED_IOU`. Of equal
+    overlaps the one of the first region is the best. Of a box `_MOST_NEAR` different ones are looked at.
     """
+    mine, others = _by_box(ours), _by_box(theirs)
+    known, boxes = list(others), np.array(list(others), dtype=np.int64).reshape(-1, 4)
+    grid: dict[tuple[int, int], list[int]] = {}
+    for number, box in enumerate(others):
+        grid.setdefault(next(_cells(box)), []).append(number)
+    near = [
+        (-overlap, owners[0], others[known[number]][0], box, known[number])
+        for box, owners in mine.items()
+        for overlap, number in _overlaps(box, boxes, grid)
+    ]
+    pairs, taken = [], (set[int](), set[int]())
+    for overlap, _, _, box, other in sorted(near):
+        queues = mine[box], others[other]
+        while all(queues):
+            heads = [queue[0] for queue in queues]
+            used = [head in side for head, side in zip(heads, taken, strict=True)]
+            for queue, head, side, old in zip(queues, heads, taken, used, strict=True):
+                if old or not any(used):
+                    queue.popleft()
+                    side.add(head)
+            if not any(used):
+                pairs.append((heads[0], heads[1], -overlap))
+    return sorted(pairs, key=lambda pair: (-pair[2], *pair[:2]))
+
+
+def _by_box(regions: Sequence[Sequence[Box]]) -> dict[Box, deque[int]]:
+    """The regions of each box, in their order."""
+    owners: dict[Box, deque[int]] = {}
+    for number, boxes in enumerate(regions):
+        for box in boxes:
+            owners.setdefault(box, deque()).append(number)
+    return owners
+
+
+def _cells(box: Box, reach: float = 0.0) -> Iterator[tuple[int, int]]:
+    """The cells of a grid in which a centre lies that is at most ``reach`` sides from this box's own."""
+    x1, y1, x2, y2 = box
+    ends = [((low + high) / 2, reach * (high - low)) for low, high in ((x1, x2), (y1, y2))]
+    across, down = (range(int((at - far) // _CELL), int((at + far) // _CELL) + 1) for at, far in ends)
+    return itertools.product(across, down)
+
+
+def _overlaps(box: Box, boxes: np.ndarray, grid: Mapping[Any, list[int]]) -> Iterator[tuple[float, int]]:
+    """The boxes, int64 [n, 4], that overlap this one by `MATCHED_IOU` or more, with their numbers."""
+    # Such a box is at most twice as long, and its centre at most a third of the longer side away.
+    numbers = np.array(
+        [number for cell in _cells(box, 2 / 3) for number in grid.get(cell, ())], dtype=np.int64
+    )
+    overlaps = intersection_over_union(box, boxes[numbers])
+    best = np.flatnonzero(overlaps >= MATCHED_IOU)
+    best = best[np.argsort(-overlaps[best], kind="stable")][:_MOST_NEAR]
+    return zip(overlaps[best].tolist(), numbers[best].tolist(), strict=True)
+
+
+def intersection_over_union(box: Box, others: np.ndarray) -> np.ndarray:
+    """Of a box with each of ``others``, int64 [n, 4]; float64 [n], 0 where neither has an area."""
     left, top, right, bottom = others.T
-    across = np.minimum(right, box[2]) - np.maximum(left, box[0]) + ends
-    down = np.minimum(bottom, box[3]) - np.maximum(top, box[1]) + ends
+    across = np.minimum(right, box[2]) - np.maximum(left, box[0])
+    down = np.minimum(bottom, box[3]) - np.maximum(top, box[1])
     inside = np.maximum(across, 0) * np.maximum(down, 0)
-    own = max(box[2] - box[0] + ends, 0) * max(box[3] - box[1] + ends, 0)
-    union = np.maximum(right - left + ends, 0) * np.maximum(bottom - top + ends, 0) + own - inside
+    union = (right - left) * (bottom - top) + (box[2] - box[0]) * (box[3] - box[1]) - inside
     return inside / np.maximum(union, 1)
-
-
-def box_array(boxes: Iterable[Box]) -> np.ndarray:
-    """Boxes as int64 [n, 4]."""
-    return np.array(list(boxes), dtype=np.int64, order="F").reshape(-1, 4)
 
 
 def _short_mark(inside: str) -> tuple[str, str]:
@@ -188,70 +232,6 @@ def token_regions(grounding: Grounding, token_texts: Sequence[str]) -> list[int]
         owners.append(numbers[bisect_right(starts, position)])
         position += len(token_text)
     return owners
-
-
-def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFrame:
-    """What each region cost to write: one row a region, and a first row `preamble` when it holds tokens.
-
-    `token_table` has a row a token with `region` (see `token_regions`), `text` and `device_ms`, NaN for the
-    token that came from the prefill. `decode_ms` is the sum over a region's tokens, markup included, so the
-    column sums to the sum of `device_ms` (to the last bit for the token table of a record, whose times lie on
-    a grid that sums exactly); `share` is the part of that sum (NaN when it is 0). `characters`
-    counts the stripped content, and `ms_per_char` is NaN where there is none. Raises OcrPhasesError when a
-    token names a region that is not there. Where the output marks several pages, a column ``page`` says which
-    one of the prompt a region is on.
-    """
-    regions = token_table["region"]
-    count = len(grounding.regions)
-    if not regions.between(PREAMBLE, count - 1).all():
-        raise OcrPhasesError(
-            f"The token table names a region outside -1..{count - 1}; fill its region column with "
-            "token_regions() from the same text that was parsed."
-        )
-    tokens = regions.value_counts().to_dict()
-    decode_ms = token_table["device_ms"].astype(float).groupby(regions).sum().to_dict()
-    total = float(sum(decode_ms.values()))
-
-    def row(region: int, label: str, boxes: int, repaired: bool, text: str) -> tuple[object, ...]:
-        cost = float(decode_ms.get(region, 0.0))
-        per_character = cost / len(text) if text else float("nan")
-        share = cost / total if total else float("nan")
-        held = int(tokens.get(region, 0))
-        return region, label, boxes, repaired, held, len(text), cost, per_character, share, text
-
-    rows = [
-        row(item.index, item.label, len(item.boxes), item.repaired, item.text) for item in grounding.regions
-    ]
-    if PREAMBLE in tokens:
-        text = "".join(token_table.loc[regions == PREAMBLE, "text"]).strip()
-        rows.insert(0, row(PREAMBLE, "preamble", 0, False, text))
-    # Objects first: what a model wrote need not be text that pyarrow, where pandas has it, would take.
-    table = _typed(pd.DataFrame(rows, columns=list(REGION_COLUMNS), dtype=object))
-    if len(grounding.page_starts) > 1:
-        pages = {item.index: item.page for item in grounding.regions}
-        table.insert(1, "page", table["region"].map(pages).astype("Int64"))
-    return table
-
-
-def type_table(table: pd.DataFrame) -> pd.DataFrame:
-    """`region_table`'s rows added up by type of region (label), the costliest first; columns `TYPE_COLUMNS`.
-
-    `ms_per_char` is over the characters of all regions of the type, markup's time included; NaN where there
-    are none. The preamble, where there is one, is a type of its own.
-    """
-    grouped = table.groupby("label", sort=False)
-    sums = grouped[["tokens", "characters", "decode_ms", "share"]].sum(min_count=1).reset_index()
-    sums.insert(1, "regions", grouped.size().to_numpy())
-    per_character = sums["decode_ms"] / sums["characters"].where(sums["characters"] > 0)
-    sums.insert(5, "ms_per_char", per_character.astype("float64"))
-    return sums.sort_values("decode_ms", ascending=False, kind="stable", ignore_index=True)
-
-
-def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    """Fix the column types, so that a table without rows has them too."""
-    integers = dict.fromkeys(("region", "boxes", "tokens", "characters"), "int64")
-    floats = dict.fromkeys(("decode_ms", "ms_per_char", "share"), "float64")
-    return table.astype({**integers, **floats, "repaired": "bool"})
 
 
 def pixel_box(box: Box, width: int, height: int) -> Box:

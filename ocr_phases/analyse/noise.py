@@ -23,9 +23,10 @@ from ocr_phases.analyse.floors import (
     rate_text,
     times_text,
 )
-from ocr_phases.analyse.stages import cached, step_repeats
+from ocr_phases.analyse.stages import cached, step_ms
+from ocr_phases.analyse.statistics import spread
 from ocr_phases.record import PhaseRun
-from ocr_phases.text import bytes_text, percent_text, stage_name
+from ocr_phases.text import bytes_text, ms_text, percent_text, stage_name
 
 CONDITION_COLUMNS = (
     "repeat",
@@ -39,10 +40,9 @@ CONDITION_COLUMNS = (
     "load_end",
 )
 
-#: Standard deviation over repeats of the logarithm of the prefill, or of the median decode step: about their
-#: relative scatter. The shipped records of quiet machines have 0.002 to 0.04.
-SPREAD_NOTE = 0.05
-SPREAD_NOISY = 0.10
+#: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on a GPU and
+#: 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most changes of interest.
+SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
 
 # Shares: waiting for a core over the CPU time needed; the hypervisor's part of all cores' time.
 _WAITED_NOTE, _WAITED_NOISY = 0.03, 0.20
@@ -83,35 +83,20 @@ class Finding:
 
 
 @cached
-def repeat_scatter(run: PhaseRun) -> dict[str, float]:
-    """The standard deviation over repeats of the log of the prefill and of the median decode step.
-
-    Of a ``generate()`` run that of the whole. Empty for a single repeat, which shows none.
-    """
-    times = {
-        "prefill": run.repeat_ms("prefill", "prefill"),
-        "decode step": step_repeats(run).median().to_numpy(dtype=np.float64),
-        "generate()": run.repeat_ms("generate", "generate"),
-    }
-    return {
-        name: float(np.std(np.log(values), ddof=1))
-        for name, values in times.items()
-        if len(values) > 1 and (values > 0).all()
-    }
-
-
-@cached
 def repeat_spread(run: PhaseRun) -> Finding:
-    """Whether the repeats agree."""
-    scatter = repeat_scatter(run)
-    if not scatter:
-        return Finding("n/a", "one repeat shows no spread")
-    measured = "; ".join(f"{name} {percent_text(share)}" for name, share in scatter.items())
-    name = max(scatter, key=lambda each: scatter[each])
-    worst = scatter[name]
-    verdict = "noisy" if worst > SPREAD_NOISY else "note" if worst > SPREAD_NOTE else "pass"
-    reason = f"the {name} varied by {percent_text(worst)} from repeat to repeat"
-    return Finding(verdict, f"standard deviation: {measured}", reason, _QUIET)
+    """How far prefill, median decode step and generate() scatter over the repeats, as factors."""
+    if len(run.repeats) < 2:
+        return Finding("n/a", "with one repeat the spread is unknown")
+    whole = {phase: run.repeat_ms(phase, phase) for phase in ("prefill", "generate")}
+    times = {"the prefill": whole["prefill"], "a decode step": step_ms(run), "generate()": whole["generate"]}
+    spreads = {name: spread(each) for name, each in times.items() if (each > 0).all()}
+    ranges = {name: f"{ms_text(times[name].min())} to {ms_text(times[name].max())}" for name in spreads}
+    measured = "; ".join(f"{name} {ranges[name]} ({percent_text(share)})" for name, share in spreads.items())
+    worst = max(spreads, key=lambda name: spreads[name], default="")
+    most = spreads.get(worst, 0.0)
+    verdict = "noisy" if most > SPREAD_NOISY else "note" if most > SPREAD_NOTE else "pass"
+    reason = f"{worst} took {ranges[worst]} from repeat to repeat" if worst else ""
+    return Finding(verdict, measured, reason, _QUIET)
 
 
 @cached

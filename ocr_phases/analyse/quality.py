@@ -5,25 +5,16 @@ docs/quality.md defines each measure. Lower is better for distances and error ra
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rapidfuzz.distance import Levenshtein
 
 from ocr_phases.analyse.checks import repetition_loop
-from ocr_phases.analyse.grounding import (
-    Box,
-    Region,
-    box_array,
-    intersection_over_union,
-    parse_grounding,
-)
-from ocr_phases.analyse.read_text import plain_text
+from ocr_phases.analyse.grounding import Region, match_boxes, parse_grounding
 from ocr_phases.analyse.stages import cached
-from ocr_phases.analyse.tables import similarities, tables_of
+from ocr_phases.analyse.text import plain_text, similarities, tables_of, text_measures
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import TrueRegion, Truth
@@ -39,8 +30,6 @@ AGREEMENT = {
 QUALITY_HIGHER = ("table_similarity", "box_recall", "box_iou", *AGREEMENT.values())
 #: Measures by a truth.
 MEASURES = ("edit_distance", "cer", "wer", "table_similarity", "box_recall", "box_iou", "order_distance")
-MATCHED_IOU = 0.5
-"""Two boxes are of one region from this intersection over union on."""
 
 
 def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFrame:
@@ -98,20 +87,6 @@ def _repetition(result: Mapping[str, Any]) -> tuple[float, int]:
     return (covered - period) / max(len(ids), 1), len(ids)
 
 
-def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:
-    """Each measure of a plain text with what it was taken over: characters or words of the truth.
-
-    ``cer`` and ``wer``: Levenshtein distance in characters and words over the truth's length, as jiwer has
-    them; may exceed 1. ``edit_distance``: the same distance over the longer text's length, 0 to 1.
-    """
-    words, edits = true.split(), Levenshtein.distance(written, true)
-    return {
-        "edit_distance": (edits / max(len(written), len(true), 1), len(true)),
-        "cer": (edits / max(len(true), 1), len(true)),
-        "wer": (Levenshtein.distance(written.split(), words) / max(len(words), 1), len(words)),
-    }
-
-
 def _tables(written: str, true: str) -> list[tuple[float, int]]:
     """The mean TEDS over the truth's tables; each is paired with the written one in its place."""
     theirs = tables_of(true)
@@ -123,18 +98,16 @@ def _tables(written: str, true: str) -> list[tuple[float, int]]:
 def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[tuple[str, str, float, int]]:
     """Box recall and mean IoU of the matched, for all and by label, and the order's distance."""
     placed = [(region.label, region.box) for region in theirs if region.box is not None]
-    pairs = match_boxes([[box] for region in ours for box in region.boxes], [box for _, box in placed])
+    pairs = match_boxes([[box] for region in ours for box in region.boxes], [[box] for _, box in placed])
+    overlaps = {place: overlap for _, place, overlap in pairs}
+    groups: dict[str, list[int]] = {"": list(range(len(placed)))}
+    for place, (label, _) in enumerate(placed):
+        if label:
+            groups.setdefault(label, []).append(place)
     lines: list[tuple[str, str, float, int]] = []
-    overlaps: dict[str, list[float]] = {}
-    for _, place, overlap in pairs:
-        overlaps.setdefault(placed[place][0], []).append(overlap)
-    every = ("", len(placed), [overlap for *_, overlap in pairs])
-    counts = Counter(label for label, _ in placed)
-    for label, count, found in [
-        every,
-        *((label, counts[label], overlaps.get(label, [])) for label in counts),
-    ]:
-        lines.append((label, "box_recall", len(found) / count, count))
+    for label, places in groups.items():
+        found = [overlaps[place] for place in places if place in overlaps]
+        lines.append((label, "box_recall", len(found) / len(places), len(places)))
         if found:
             lines.append((label, "box_iou", sum(found) / len(found), len(found)))
     if pairs:
@@ -142,37 +115,3 @@ def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[tuple[s
         distance = Levenshtein.normalized_distance(order, sorted(order))
         lines.append(("", "order_distance", distance, len(order)))
     return lines
-
-
-def match_boxes(ours: Sequence[Sequence[Box]], theirs: Sequence[Box]) -> list[tuple[int, int, float]]:
-    """Pairs ``(ours, theirs, IoU)`` of at least `MATCHED_IOU`, best first, each region in one at most.
-
-    Of equal overlaps the one of the first region is the best.
-    """
-    # From a region to the one that it overlaps most, and on from there: where two are each other's best,
-    # they are a pair. So no list of all overlaps is needed, which could be of millions.
-    sides = ours, [[box] for box in theirs]
-    boxes = [box_array(box for held in side for box in held) for side in sides]
-    owners = [np.repeat(np.arange(len(side)), [len(held) for held in side]) for side in sides]
-    free = [np.ones(len(held), dtype=bool) for held in boxes]
-    pairs: dict[int, tuple[int, int, float]] = {}
-    for first in range(len(ours) if len(theirs) else 0):
-        chain = [] if first in pairs else [(0, first)]
-        while chain:
-            side, number = chain[-1]
-            other = 1 - side
-            overlaps = np.zeros(len(boxes[other]))
-            for box in sides[side][number]:
-                overlaps = np.maximum(overlaps, intersection_over_union(box, boxes[other]))
-            best = int((overlaps * free[other]).argmax())
-            partner = other, int(owners[other][best])
-            if overlaps[best] < MATCHED_IOU or not free[other][best]:  # true of the first of a chain only
-                break
-            if chain[-2:-1] != [partner]:
-                chain.append(partner)
-                continue
-            for at, taken in (chain.pop(), chain.pop()):
-                free[at][owners[at] == taken] = False
-            mine, place = (number, partner[1]) if side == 0 else (partner[1], number)
-            pairs[mine] = mine, place, float(overlaps[best])
-    return sorted(pairs.values(), key=lambda pair: (-pair[2], pair[0]))

@@ -18,7 +18,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.grounding import parse_grounding, region_table, token_regions
+from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.record import PHASES, PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 STAGE_KEYS = ("phase", "stage", "view")
@@ -95,7 +95,7 @@ def cached(
     return made
 
 
-def spread(each: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+def spread_ends(each: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """The ends of each row's spread: p10 and p90 of ten values or more, else the least and the greatest."""
     many = each.count(axis="columns") >= QUANTILES_FROM
     low, high = (each.quantile(share, axis="columns") for share in (0.1, 0.9))
@@ -137,12 +137,12 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
     Times are ms of all ``calls`` in a repeat, medians over repeats; ``device_ms_p10`` and ``_p90`` are the
-    ends of the `spread`. ``share`` is what ``device_ms`` is of its phase's. In decode ``language_model``,
-    ``lm_head`` and ``sampling`` lie inside ``decode_step``.
+    ends of the spread (`spread_ends`). ``share`` is what ``device_ms`` is of its phase's. In decode
+    ``language_model``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     sums, host = stage_repeats(run), stage_repeats(run, "host_ms")
     grouped = run.spans.groupby([*STAGE_KEYS], sort=False)
-    low, high = spread(sums)
+    low, high = spread_ends(sums)
     table = pd.DataFrame(
         {
             "calls": grouped.size() // len(run.repeats),
@@ -222,9 +222,14 @@ def step_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
     return spans.groupby(["step", "repeat"])[clock].sum().unstack("repeat").astype("float64")
 
 
+def step_ms(run: PhaseRun, quantile: float = 0.5) -> np.ndarray:
+    """Each repeat's quantile of its decode steps, ms, float64 [repeats]; NaN for a repeat without steps."""
+    return step_repeats(run).reindex(columns=run.repeats).quantile(quantile).to_numpy(dtype=np.float64)
+
+
 @cached
 def step_table(run: PhaseRun) -> pd.DataFrame:
-    """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats, the `spread` beside them.
+    """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their `spread_ends`.
 
     ``index`` and ``text`` are of the first row's token that the step made (missing for steps past its end),
     ``cache_len`` is the length the step leaves. ``outlier`` marks steps above both `OUTLIER_FACTOR` times
@@ -232,7 +237,7 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     `SPIKE_FACTOR` times the median step in any repeat.
     """
     each = step_repeats(run)
-    low, high = spread(each)
+    low, high = spread_ends(each)
     host = step_repeats(run, "host_ms").median(axis="columns")
     times = {
         "device_ms": each.median(axis="columns"),
@@ -326,7 +331,7 @@ def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
     table["cache_len"] = _cache_lengths(run, table["step"].fillna(-1) + 1)
     table["region"] = token_regions(parse_grounding("".join(texts), run.model.get("family")), texts)
     each = step_repeats(run)
-    low, high = spread(each)
+    low, high = spread_ends(each)
     host = step_repeats(run, "host_ms").median(axis="columns")
     times = {
         "device_ms": each.median(axis="columns"),
@@ -351,22 +356,6 @@ def token_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
         np.asarray(known.get(name, unknown), dtype=np.float64) for name in ("logprobs", "margins")
     )
     return pd.DataFrame(dict(zip(PROBABILITY_COLUMNS, (np.exp(logprobs), margins), strict=True)))
-
-
-@cached
-def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
-    """`region_table` of batch row ``row``: a region's time is the sum of its tokens' medians.
-
-    Before ``text`` are ``probability`` (0 to 1) and ``uncertain`` of `region_probabilities`; NaN and false
-    where the record has none. Without a text all tokens belong to the first row, ``preamble``.
-    """
-    grounding = parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
-    table = region_table(grounding, run.tokens_of(row))
-    known = region_probabilities(run, row).set_index("region")
-    text = table.pop("text")
-    table["probability"] = table["region"].map(known["probability"]).astype("float64")
-    table["uncertain"] = table["region"].isin(known.index[known["uncertain"]])
-    return table.assign(text=text)
 
 
 def text_tokens(run: PhaseRun, row: int = 0) -> dict[int, np.ndarray]:

@@ -8,9 +8,8 @@ million of them are never in memory at once, neither here nor in a scheduler.
 from __future__ import annotations
 
 import collections
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -21,18 +20,18 @@ from ocr_phases.batch.job import Job
 from ocr_phases.batch.outcome import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome
 from ocr_phases.batch.pool import Pool
 from ocr_phases.batch.store import (
+    RECORD,
+    STATUS,
     Listing,
-    Status,
+    PageStatus,
     clear_left_behind,
     finished,
     read_listing,
-    record_hash,
-    take_attempt,
     truth_hash,
     unrendered,
-    write_status,
 )
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.store import fail, file_hash, take, write_status
 
 #: So many pages failing alike before any page went well, or one after another in one worker's place, is no
 #: matter of the pages.
@@ -64,11 +63,78 @@ class Counts:
 
 @dataclass
 class _Task:
-    """One page that is handed out, with what became of its attempts so far."""
+    """A page that is handed out: what is asked of a worker, and what became of its attempts so far."""
 
-    job: Job
+    folder: Path
     request: dict[str, Any]
-    attempts: list[dict[str, Any]] = field(default_factory=list)
+    job_id: str
+    attempts: list[Outcome] = field(default_factory=list)
+
+
+class _Work:
+    """Hands tasks to a pool as there is room, tries failed ones again, and puts what was written in place.
+
+    ``ended(task, outcome)`` is told of each task's end, ``judge(task, outcome)`` of every attempt's.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        retries: int,
+        timeout: float | None,
+        ended: Callable[[_Task, Outcome], None],
+        judge: Callable[[_Task, Outcome], None] = lambda task, outcome: None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pool, self.retries, self.timeout = pool, retries, timeout
+        self.ended, self.judge, self.progress = ended, judge, progress
+        self.tasks: dict[Future[Outcome], _Task] = {}
+
+    def __enter__(self) -> _Work:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Where this stops early, end the workers and clear what they were writing."""
+        if kind is not None:
+            self.pool.close()
+            for task in self.tasks.values():
+                clear_left_behind(task.folder)
+
+    def has(self, folder: Path) -> bool:
+        """Whether the page of this folder is being done."""
+        return any(task.folder == folder for task in self.tasks.values())
+
+    def add(self, task: _Task) -> None:
+        """Hand out a task once there is room."""
+        while len(self.tasks) >= self.pool.room():
+            self.collect()
+        self._submit(task)
+
+    def finish(self) -> None:
+        """Wait for all of them."""
+        while self.tasks:
+            self.collect()
+
+    def collect(self) -> None:
+        """Take the answers that have come, in the order in which the tasks were handed out."""
+        ready, _ = wait(self.tasks, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+        for future in [future for future in self.tasks if future in ready]:
+            task = self.tasks.pop(future)
+            outcome = _result(future)
+            task.attempts.append(outcome)
+            self.judge(task, outcome)
+            again = outcome.failure not in _SOUND and len(task.attempts) <= self.retries
+            if outcome.place and not again:
+                take(task.folder, outcome.place)
+            clear_left_behind(task.folder)  # also what a lost worker left, whose task dask began again
+            if again:
+                self._submit(task)
+            else:
+                self.ended(task, outcome)
+        self.progress()
+
+    def _submit(self, task: _Task) -> None:
+        self.tasks[self.pool.submit(task.request, self.timeout)] = task
 
 
 def measure_pages(
@@ -91,47 +157,30 @@ def measure_pages(
     is finished then stays so.
     """
     counts = Counts()
-    handed_out: dict[Future[Outcome], _Task] = {}
     reasons: collections.Counter[str] = collections.Counter()
     failed_by_slot: dict[str, set[str]] = collections.defaultdict(set)
 
-    def hand_out(task: _Task) -> None:
-        handed_out[pool.submit(task.request, timeout)] = task
+    def judge(task: _Task, outcome: Outcome) -> None:
+        _stop_if_no_page_can_succeed(outcome, counts)
+        _stop_if_worker_is_broken(outcome, task.job_id, failed_by_slot)
 
-    def collect() -> None:
-        ready, _ = wait(handed_out, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
-        for future in [future for future in handed_out if future in ready]:  # what came first is kept first
-            task = handed_out.pop(future)
-            outcome = _result(future)
-            task.attempts.append(_attempt(outcome))
-            _stop_if_no_page_can_succeed(outcome, counts)
-            _stop_if_worker_is_broken(outcome, task.job, failed_by_slot)
-            folder = out / task.job.folder
-            if outcome.failure is None:
-                take_attempt(folder, outcome.place)
-            clear_left_behind(folder)  # also what a lost worker left, whose task dask began again
-            if outcome.failure not in _SOUND and len(task.attempts) <= retries:
-                hand_out(task)
-                continue
-            write_status(folder, _status(task, outcome, mode, folder))
-            if outcome.failure is None:
-                counts.done += 1
-            else:
-                counts.failed += 1
-                reasons[outcome.reason] += 1
-                _stop_if_all_fail_the_same(outcome, counts, reasons)
-        progress(counts)
+    def ended(task: _Task, outcome: Outcome) -> None:
+        write_page(task.folder, task.request["job"], task.attempts, mode)
+        if outcome.failure is None:
+            counts.done += 1
+        else:
+            counts.failed += 1
+            reasons[outcome.reason] += 1
+            _stop_if_all_fail_the_same(outcome, counts, reasons)
 
-    def folders() -> list[Path]:
-        return [out / task.job.folder for task in handed_out.values()]
-
-    with _nothing_left(pool, folders), Listing(out) as listing:
+    work = _Work(pool, retries, timeout, ended, judge, lambda: progress(counts))
+    with work, Listing(out) as listing:
         for job in jobs:
             listing.add(job)
-            if any(task.job.id == job.id for task in handed_out.values()):
+            folder = out / job.folder
+            if work.has(folder):
                 counts.again += 1
                 continue
-            folder = out / job.folder
             clear_left_behind(folder)
             if finished(folder, job.id) is not None:
                 counts.kept += 1
@@ -139,16 +188,13 @@ def measure_pages(
                     progress(counts)
                 continue
             if job.problem:
-                outcome = Outcome("page", job.problem, started=time.time())
-                write_status(folder, _status(_Task(job, {}, [_attempt(outcome)]), outcome, mode, folder))
+                refused = Outcome("page", job.problem, started=time.time())
+                write_page(folder, job.as_dict(), [refused], mode)
                 counts.failed += 1
                 continue
-            while len(handed_out) >= pool.room():
-                collect()
             request = {"mode": mode, "job": job.as_dict(), "folder": str(folder.resolve())}
-            hand_out(_Task(job, request))
-        while handed_out:
-            collect()
+            work.add(_Task(folder, request, job.id))
+        work.finish()
     progress(counts)
     return counts
 
@@ -191,54 +237,27 @@ def render_pages(
     ``progress(rendered, not rendered)`` is called after every page. Raises `OcrPhasesError` where a status
     cannot be written.
     """
-    handed_out: dict[Future[Outcome], tuple[Path, Status, int]] = {}
+    statuses: dict[Path, PageStatus] = {}
     numbers = collections.Counter[bool]()
 
-    def hand_out(folder: Path, status: Status, tries: int) -> None:
-        request = {"mode": "render", "folder": str(folder.resolve())}
-        handed_out[pool.submit(request, timeout)] = (folder, status, tries)
+    def ended(task: _Task, outcome: Outcome) -> None:
+        status = {**statuses.pop(task.folder), "report": _report(outcome, truth_hash(task.folder))}
+        write_status(task.folder / STATUS, status)
+        numbers[outcome.failure is None] += 1
 
-    def collect() -> None:
-        ready, _ = wait(handed_out, return_when=FIRST_COMPLETED)
-        for future in ready:
-            folder, status, tries = handed_out.pop(future)
-            outcome = _result(future)
-            if outcome.failure is not None and tries < retries:
-                hand_out(folder, status, tries + 1)
-                continue
-            if outcome.place:
-                take_attempt(folder, outcome.place)
-            write_status(folder, {**status, "report": _report(outcome, truth_hash(folder))})
-            numbers[outcome.failure is None] += 1
-        progress(numbers[True], numbers[False])
-
-    with _nothing_left(pool, lambda: [folder for folder, _, _ in handed_out.values()]):
+    with _Work(
+        pool, retries, timeout, ended, progress=lambda: progress(numbers[True], numbers[False])
+    ) as work:
         for entry in read_listing(out):
             folder = out / entry["folder"]
-            if any(folder == other for other, _, _ in handed_out.values()):
-                continue
-            status = unrendered(folder, entry["id"])
-            if status is None:
-                continue
-            clear_left_behind(folder)
-            while len(handed_out) >= pool.room():
-                collect()
-            hand_out(folder, status, 0)
-        while handed_out:
-            collect()
+            status = None if work.has(folder) else unrendered(folder, entry["id"])
+            if status is not None:
+                clear_left_behind(folder)
+                statuses[folder] = status
+                request = {"mode": "render", "folder": str(folder.resolve())}
+                work.add(_Task(folder, request, entry["id"]))
+        work.finish()
     return numbers[False]
-
-
-@contextlib.contextmanager
-def _nothing_left(pool: Pool, folders: Callable[[], list[Path]]) -> Iterator[None]:
-    """Where this stops early, end the workers and clear what they were writing into ``folders()``."""
-    try:
-        yield
-    except BaseException:
-        pool.close()
-        for folder in folders():
-            clear_left_behind(folder)
-        raise
 
 
 def _result(future: Future[Outcome]) -> Outcome:
@@ -259,13 +278,13 @@ def _stop_if_no_page_can_succeed(outcome: Outcome, counts: Counts) -> None:
         raise OcrPhasesError(outcome.reason)
 
 
-def _stop_if_worker_is_broken(outcome: Outcome, job: Job, failed_by_slot: dict[str, set[str]]) -> None:
+def _stop_if_worker_is_broken(outcome: Outcome, job_id: str, failed_by_slot: dict[str, set[str]]) -> None:
     """A broken device fails its pages faster than sound ones do theirs, and would soon have failed all."""
     if outcome.failure in _SOUND:
         failed_by_slot.pop(outcome.slot, None)
     elif outcome.failure in _BROKEN and outcome.slot:
         failed = failed_by_slot[outcome.slot]
-        failed.add(job.id)
+        failed.add(job_id)
         if len(failed) >= GIVE_UP_AFTER:
             where = outcome.slot.partition(":")[0]
             longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
@@ -290,19 +309,22 @@ def _attempt(outcome: Outcome) -> dict[str, Any]:
     return {name: getattr(outcome, name) for name in names}
 
 
-def _status(task: _Task, outcome: Outcome, mode: str, folder: Path) -> dict[str, Any]:
-    job = task.job
-    failed = outcome.failure is not None
-    return {
-        **job.as_dict(),
-        "state": "failed" if failed else "done",
-        "failure": FAILURES[outcome.failure] if outcome.failure else None,
-        "reason": outcome.reason,
-        "attempts": task.attempts,
+def write_page(folder: Path, job: Mapping[str, Any], attempts: Sequence[Outcome], mode: str) -> None:
+    """Write the status of a page whose last attempt was its end."""
+    outcome = attempts[-1]
+    status: dict[str, Any] = {
+        **job,
+        "failure": None,
+        "attempts": [_attempt(each) for each in attempts],
         "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        "record": None if failed else record_hash(folder),
-        "report": _report(outcome) if mode == "notebook" and not failed else None,
+        "report": None,
     }
+    if outcome.failure is not None:
+        fail(folder / STATUS, outcome.reason, {**status, "failure": FAILURES[outcome.failure]})
+        return
+    status["report"] = _report(outcome) if mode == "notebook" else None
+    done = {"state": "done", "reason": outcome.reason, "record": file_hash(folder / RECORD)}
+    write_status(folder / STATUS, {**status, **done})
 
 
 def _report(outcome: Outcome, truth: str | None = None) -> dict[str, Any]:

@@ -11,12 +11,14 @@ import msgspec
 import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
-from ocr_phases.analyse.cost_quality import ended_text, richness
-from ocr_phases.analyse.grounding import parse_grounding, region_table
+from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of
-from ocr_phases.batch.store import page_run, record_hash, truth_hash
+from ocr_phases.analyse.regions import region_table
+from ocr_phases.analyse.scaling import ended_text, richness
+from ocr_phases.batch.store import RECORD, page_run, truth_hash
 from ocr_phases.files import split_page, write_atomic
 from ocr_phases.record import PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
+from ocr_phases.store import file_hash
 
 FIGURES = "figures.json"
 
@@ -54,9 +56,9 @@ _NOTES_SHOWN = ("repetition_loop",)
 class Figures(TypedDict):
     """``figures.json``, of the record with the SHA-256 ``record`` and the ``truth.json`` with ``truth``.
 
-    ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first, ``tokens`` the columns
-    `TOKENS` of the token table. ``text`` is the plain text where other runs of the page are to be compared
-    with it, and ``richness`` by what one of them becomes the reference.
+    ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first. ``text`` is the plain
+    text where other runs of the page are to be compared with it, and ``richness`` by what one of them becomes
+    the reference.
     """
 
     schema: Literal[1]
@@ -64,21 +66,18 @@ class Figures(TypedDict):
     truth: str | None
     row: dict[str, Any]
     regions: list[dict[str, Any]]
-    tokens: dict[str, list[Any]]
     text: str
     richness: list[float]
 
 
 def page_figures(run: PhaseRun, record: str, truth: str | None = None) -> Figures:
     """The figures of a record and a truth with these SHA-256s."""
-    tokens = run.token_table[list(TOKENS)]
     return {
         "schema": 1,
         "record": record,
         "truth": truth,
         "row": _row(run),
         "regions": _regions(run),
-        "tokens": {str(name): tokens[name].astype(object).tolist() for name in tokens},
         "text": ended_text(run) if run.truths is None else "",
         "richness": [float(part) for part in richness(run)],
     }
@@ -86,7 +85,9 @@ def page_figures(run: PhaseRun, record: str, truth: str | None = None) -> Figure
 
 def write_figures(folder: Path, run: PhaseRun) -> Figures:
     """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
-    data = msgspec.json.encode(page_figures(run, record_hash(folder), truth_hash(folder)), enc_hook=_plain)
+    data = msgspec.json.encode(
+        page_figures(run, file_hash(folder / RECORD), truth_hash(folder)), enc_hook=_plain
+    )
     write_atomic(folder / FIGURES, data)
     return msgspec.json.decode(data, type=Figures)
 

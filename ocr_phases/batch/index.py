@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.cost_quality import agreements
+from ocr_phases.analyse.scaling import agreements
 from ocr_phases.batch.figures import QUALITY_COLUMNS, Figures, read_figures
-from ocr_phases.batch.store import Entry, check_record_hash, page_status, read_listing
+from ocr_phases.batch.store import RECORD, Entry, page_status, read_listing
 from ocr_phases.batch.tables import Measured
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
+from ocr_phases.store import check_record
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
 #: ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the page's own time in its
@@ -45,7 +46,7 @@ PAGE_COLUMNS = (
     "id",
     "folder",
 )
-#: The costliest regions of all pages, the costliest first; columns as in `grounding.region_table`.
+#: The costliest regions of all pages, the costliest first; columns as in `regions.region_table`.
 REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_char", "text", "folder")
 
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
@@ -159,7 +160,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
         }
         if status["failure"]:
             return {**base, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
-        figures = read_figures(folder, check_record_hash(folder, status))
+        figures = read_figures(folder, check_record(folder / RECORD, status))
     except OcrPhasesError as error:
         return {**base, "status": FAILED, "reason": str(error)}, None
     row, report = {**base, **figures["row"]}, status["report"]

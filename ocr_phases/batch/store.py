@@ -14,31 +14,28 @@ named. So a worker that nobody waits for any more, because its driver was killed
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from ocr_phases import store
 from ocr_phases.batch.job import PAGES, Job
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import RECORD, output_folder, write_atomic
+from ocr_phases.files import RECORD, output_folder
 from ocr_phases.record import PhaseRun
+from ocr_phases.store import ATTEMPT, Status
 
 LISTING = "jobs.jsonl"
 STATUS = "status.json"
 TRUTH = "truth.json"
-SCHEMA = 1
 
-_AGAIN = "the batch's command measures the page again."
-_ATTEMPT = ".attempt-"
 _LISTING_PART = f".{LISTING}.part"
 _open_attempts: set[Path] = set()
 
@@ -73,11 +70,9 @@ class Report(TypedDict):
     truth: NotRequired[str | None]
 
 
-class Status(TypedDict):
-    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record (none in older ones)."""
+class PageStatus(Status):
+    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record."""
 
-    schema: Literal[1]
-    id: str
     name: str
     source: str
     sha256: str | None
@@ -85,17 +80,10 @@ class Status(TypedDict):
     versions: dict[str, Any]
     model_hash: str | None
     problem: NotRequired[str]
-    state: Literal["done", "failed"]
     failure: str | None
-    reason: str
     attempts: Annotated[list[Attempt], msgspec.Meta(min_length=1)]
     finished: NotRequired[str]
-    record: NotRequired[str | None]
     report: Report | None
-
-
-class _Version(msgspec.Struct):
-    schema: Any
 
 
 class Listing:
@@ -162,46 +150,20 @@ def is_batch(out: Path) -> bool:
     return os.path.lexists(out / _LISTING_PART)
 
 
-def read_status(folder: Path) -> Status | None:
-    """The status of a page; None if missing or written by another version.
-
-    Raises `OcrPhasesError` for a status that is damaged.
-    """
-    path = folder / STATUS
-    try:
-        data = path.read_bytes()
-        if msgspec.json.decode(data, type=_Version).schema == SCHEMA:
-            return msgspec.json.decode(data, type=Status)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise OcrPhasesError(f"{STATUS} is damaged ({error}): {_AGAIN}") from error
-    return None
+def read_status(folder: Path) -> PageStatus | None:
+    """The status of a page, as `store.read_status` reads it."""
+    return store.read_status(folder / STATUS, PageStatus)
 
 
-def write_status(folder: Path, status: dict[str, Any]) -> None:
-    """Write a page's status; `OcrPhasesError` if that fails."""
-    text = json.dumps(
-        {"schema": SCHEMA, **status}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-    )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OcrPhasesError(f"{folder} cannot be written ({error.strerror or error}).") from error
-    write_atomic(folder / STATUS, text.encode("utf-8", "replace") + b"\n")
-
-
-def finished(folder: Path, job_id: str) -> Status | None:
+def finished(folder: Path, job_id: str) -> PageStatus | None:
     """The status of a page that is measured and whose record is whole; None for any other."""
     with contextlib.suppress(OcrPhasesError):
         status = read_status(folder)
-        if status is not None and status["id"] == job_id and status["state"] == "done":
-            check_record_hash(folder, status)
-            return status
+        return status if store.finished(status, folder / RECORD, job_id) else None
     return None
 
 
-def unrendered(folder: Path, job_id: str) -> Status | None:
+def unrendered(folder: Path, job_id: str) -> PageStatus | None:
     """The status of a `finished` page that has no report, or one of another truth; None for any other."""
     status = finished(folder, job_id)
     report = status and status["report"]
@@ -209,7 +171,7 @@ def unrendered(folder: Path, job_id: str) -> Status | None:
     return None if shown else status
 
 
-def page_status(out: Path, entry: Entry) -> Status | None:
+def page_status(out: Path, entry: Entry) -> PageStatus | None:
     """The status of a listed page, None if unfinished; `OcrPhasesError` for damage."""
     if not entry["id"]:
         raise OcrPhasesError(f"This line of {LISTING} is damaged: the batch's command writes it again.")
@@ -217,28 +179,10 @@ def page_status(out: Path, entry: Entry) -> Status | None:
     return status if status is not None and status["id"] == entry["id"] else None
 
 
-def check_record_hash(folder: Path, status: Status) -> str:
-    """The SHA-256 of a measured page's record; `OcrPhasesError` if it is missing or changed."""
-    path = folder / RECORD
-    if not path.is_file():
-        raise OcrPhasesError(f"{RECORD} is missing: {_AGAIN}")
-    found = _hash(path)
-    if "record" not in status:  # of an older version, which kept no hash
-        PhaseRun.load(path)
-    elif found != status["record"]:
-        raise OcrPhasesError(f"{RECORD} is damaged, it is not as it was measured: {_AGAIN}")
-    return found
-
-
-def record_hash(folder: Path) -> str:
-    """SHA-256 of a page's record; `OcrPhasesError` where it cannot be read."""
-    return _hash(folder / RECORD)
-
-
 def truth_hash(folder: Path) -> str | None:
     """SHA-256 of what a page says; None where that is not known."""
     path = folder / TRUTH
-    return _hash(path) if path.exists() else None
+    return store.file_hash(path) if path.exists() else None
 
 
 def page_run(folder: Path) -> PhaseRun:
@@ -247,27 +191,13 @@ def page_run(folder: Path) -> PhaseRun:
     return run.with_truth(folder / TRUTH) if (folder / TRUTH).exists() else run
 
 
-def _hash(path: Path) -> str:
-    """Computed once while neither size nor time change: a command looks at every page several times."""
-    try:
-        state = path.stat()
-        return _file_hash(str(path), state.st_mtime_ns, state.st_size)
-    except OSError as error:
-        raise OcrPhasesError(f"{path} cannot be read ({error.strerror or error}).") from error
-
-
-@lru_cache(maxsize=200_000)  # 0.3 kB each
-def _file_hash(path: str, changed: int, size: int) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
 @contextlib.contextmanager
 def attempt_folder(folder: Path) -> Iterator[Path]:
     """A hidden folder for the files of one attempt; removed if the attempt fails.
 
     Raises `OcrPhasesError` where it cannot be written.
     """
-    place = output_folder(folder / f"{_ATTEMPT}{uuid.uuid4().hex}")
+    place = output_folder(folder / f"{ATTEMPT}{uuid.uuid4().hex}")
     _open_attempts.add(place)
     try:
         yield place
@@ -284,25 +214,6 @@ def drop_open_attempts() -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def take_attempt(folder: Path, name: str) -> None:
-    """Move the files of the attempt in ``folder / name`` into place; `OcrPhasesError` if that fails."""
-    place = folder / name
-    try:
-        # A network file system may still remember that the folder was missing: this makes it look again.
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(place.iterdir()):
-            target = folder / path.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.replace(path, target)  # noqa: PTH105
-        place.rmdir()
-    except OSError as error:
-        raise OcrPhasesError(
-            f"What a worker wrote into {place} cannot be put in its place ({error.strerror or error}): "
-            "driver and workers need one file system, under the same path."
-        ) from error
-
-
 def clear_left_behind(folder: Path) -> None:
     """Remove the hidden files that a kill in the middle of writing leaves, and attempts that failed."""
     try:
@@ -310,7 +221,7 @@ def clear_left_behind(folder: Path) -> None:
     except FileNotFoundError:
         return
     for name in hidden:
-        if name.startswith(_ATTEMPT):
+        if name.startswith(ATTEMPT):
             shutil.rmtree(folder / name, ignore_errors=True)  # a worker may be at it still, and then fails
         elif name.endswith((".part", ".ipynb")):
             (folder / name).unlink(missing_ok=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
-from ocr_phases.batch.figures import TOKENS, read_figures
+from ocr_phases.batch.figures import TOKENS
 from ocr_phases.batch.store import Entry, read_listing
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import RECORD, write_atomic
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun
+from ocr_phases.store import file_hash
 
 #: What identifies the page in front of every row: its job and its name in the batch.
 KEY_COLUMNS = ("id", "page")
@@ -25,7 +27,10 @@ COLUMNS = {
     "tokens": tuple("token_id" if name == "id" else name for name in TOKENS),
 }
 
+ROWS = "rows.json"
+
 _HELD = "tables.sha256"
+_KEY = "\0"  # no text of a CSV file has it
 
 
 class Measured:
@@ -56,30 +61,58 @@ class Measured:
         for entry in read_listing(self.out):
             digest = self.digests.pop(entry["id"], None)
             if digest is not None:
-                folder = self.out / entry["folder"]
-                tokens = read_figures(folder, digest)["tokens"]
-                for writer, columns in zip(writers, (record_spans(folder / RECORD), tokens), strict=True):
-                    writer.add(entry, list(columns.values()))
+                rows = read_rows(self.out / entry["folder"], digest)
+                for name, writer in zip(COLUMNS, writers, strict=True):
+                    writer.add(entry, rows["tables"][name])
         for writer in writers:
             writer.close()
         write_atomic(mark, held.encode())
         return paths
 
 
-class _Spans(msgspec.Struct):
-    schema: int
-    spans: dict[str, list[Any]]
+class Rows(TypedDict):
+    """``rows.json``: a page's rows of each table as CSV, of the record with this SHA-256.
+
+    A row begins with `_KEY` where the page's key columns go. So the worker turns numbers into text, which
+    takes longer than all else that the driver does for a page.
+    """
+
+    record: str
+    tables: dict[str, str]
 
 
-def record_spans(path: Path) -> dict[str, list[Any]]:
-    """The columns of a record's spans, in the order of `SPAN_COLUMNS`; `OcrPhasesError` for another file."""
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=_Spans)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return _from_table(PhaseRun.load(path))  # says what is wrong
-    if record.schema != 2:
-        return _from_table(PhaseRun.load(path))
-    return {name: record.spans[name] for name in SPAN_COLUMNS}
+def write_rows(folder: Path, run: PhaseRun) -> Rows:
+    """Write the rows of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
+    tokens = run.token_table[list(TOKENS)]
+    tokens = tokens.astype(object).where(tokens.notna(), None)
+    columns = {
+        "spans": [run.to_dict()["spans"][name] for name in SPAN_COLUMNS],
+        "tokens": [tokens[name].tolist() for name in tokens],
+    }
+    tables = {}
+    for name, values in columns.items():
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        for row in zip(*values, strict=True):
+            writer.writerow([_KEY, *(_plain(value) for value in row)])
+        tables[name] = text.getvalue()
+    rows: Rows = {"record": file_hash(folder / RECORD), "tables": tables}
+    write_atomic(folder / ROWS, msgspec.json.encode(rows))
+    return rows
+
+
+def read_rows(folder: Path, digest: str) -> Rows:
+    """The rows of the record in ``folder`` with this SHA-256, made anew where they are missing or damaged."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        rows = msgspec.json.decode((folder / ROWS).read_bytes(), type=Rows)
+        if rows["record"] == digest and rows["tables"].keys() == COLUMNS.keys():
+            return rows
+    return write_rows(folder, PhaseRun.load(folder / RECORD))
+
+
+def _plain(value: Any) -> Any:
+    """A text without `_KEY`, and of valid Unicode; any other value as it is."""
+    return value.replace(_KEY, "").encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 class TableWriter:
@@ -93,22 +126,18 @@ class TableWriter:
         self.rows = csv.writer(self.file, lineterminator="\n")
         self.rows.writerow((*KEY_COLUMNS, *columns))
 
-    def add(self, entry: Entry, columns: Sequence[list[Any]]) -> None:
-        """The rows of a page, one list a column."""
+    def add(self, entry: Entry, rows: str) -> None:
+        """The `Rows` of a page."""
+        key = io.StringIO()
+        csv.writer(key, lineterminator="").writerow((entry["id"], entry["page"]))
         with _explained(self.path):
-            keys = (entry["id"], entry["page"])
-            self.rows.writerows((*keys, *row) for row in zip(*columns, strict=True))
+            self.file.write(rows.replace(_KEY, key.getvalue()))
 
     def close(self) -> None:
         """Put the file in its place."""
         with _explained(self.path):
             self.file.close()
             self.scratch.replace(self.path)
-
-
-def _from_table(run: PhaseRun) -> dict[str, list[Any]]:
-    spans: Mapping[str, list[Any]] = run.to_dict()["spans"]
-    return {name: spans[name] for name in SPAN_COLUMNS}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from ocr_phases.analyse.truth_files import page_truth
+from ocr_phases.analyse.truths import page_truth
 from ocr_phases.batch.store import TRUTH, finished, read_listing
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic

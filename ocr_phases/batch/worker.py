@@ -25,6 +25,7 @@ from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.job import Job, code_versions
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import TRUTH, attempt_folder, drop_open_attempts
+from ocr_phases.batch.tables import write_rows
 from ocr_phases.errors import CannotWrite, OcrPhasesError, OutOfMemory
 from ocr_phases.files import RECORD, each_page, write_into
 from ocr_phases.record import PhaseRun
@@ -81,7 +82,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     job, folder = _job_and_folder(request)
     settings = _settings(job)
     with _failing_as("model"):
-        from ocr_phases.kept_session import kept_session
+        from ocr_phases.session import kept_session
 
         session = kept_session(**settings.of_model())
     ready()
@@ -94,6 +95,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     with _failing_as("output"), attempt_folder(folder) as place:
         write_into(place, {RECORD: run.to_json()})
         write_figures(place, run)
+        write_rows(place, run)
         if request["mode"] == "notebook":
             unrendered = _report(run, place, {**job.settings, "page": job.source})
     return Outcome(place=place.name, report=unrendered)

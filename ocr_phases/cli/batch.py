@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     The same command resumes a stopped batch.
     """
-    from ocr_phases.analyse.truth_files import check_for_pages
+    from ocr_phases.analyse.truths import check_for_pages
     from ocr_phases.batch.index import FAILED
     from ocr_phases.batch.manifest import Walk
     from ocr_phases.files import only_writer, output_folder

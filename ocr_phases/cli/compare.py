@@ -1,4 +1,4 @@
-"""``ocr-phases compare``: records against a base, on the terminal and as one HTML file."""
+"""``ocr-phases compare``: records against a baseline, on the terminal and as one HTML file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ocr_phases.versions import seldom_collected
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ocr_phases.analyse.compare import Compared
+    from ocr_phases.analyse.comparison import Comparison
 
 FOLDER = "ocr_phases_compare"
 
@@ -21,8 +21,7 @@ FOLDER = "ocr_phases_compare"
 @seldom_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
-    from ocr_phases.analyse.compare import Compared, against_limit, in_units
-    from ocr_phases.analyse.environments import run_labels
+    from ocr_phases.analyse.comparison import Comparison, run_labels
     from ocr_phases.files import folder_for
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import write_report
@@ -30,9 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     limit, overwrite = arguments.fail_above, arguments.overwrite
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
-    compared = Compared(runs, run_labels(runs, paths), margin=arguments.margin)
+    compared = Comparison(runs, run_labels(runs, paths), margin=arguments.margin)
     table, labels = compared.table, compared.labels
-    judged = None if limit is None else against_limit(table, limit, arguments.metric)
+    judged = None if limit is None else compared.against_limit(limit, arguments.metric)
     options = {"overwrite": overwrite, "arguments": paths}
     folder = folder_for(arguments.out, FOLDER, r"compare\.(ipynb|html)", **options)
     print_compared(compared, table)
@@ -42,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     print()
     arguments.result = {
         "headline": compared.verdict,
-        "rows": rows(table.assign(metric=in_units(table)["metric"])),
+        "rows": rows(table),
         "judged": None if judged is None else rows(judged[["run", "metric", "outcome"]]),
         "differs": rows(compared.differs),
         "report": wrote(written),
@@ -50,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     return Exit.DONE if judged is None else _judged(judged, limit)
 
 
-def print_compared(compared: Compared, table: pd.DataFrame) -> None:
+def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
     """Print figures of a comparison, its verdict, and what else differs."""
-    from ocr_phases.analyse.compare import in_units
+    from ocr_phases.analyse.comparison import in_units
 
-    show(in_units(table))
+    show(in_units(table, compared.labels[0]))
     print(f"\n{compared.verdict}")
     for _, row in compared.differs.iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
@@ -62,14 +61,16 @@ def print_compared(compared: Compared, table: pd.DataFrame) -> None:
 
 def _judged(judged: pd.DataFrame, percent: float) -> int:
     """Print the figures beyond the limit and the undecided ones; returns the exit code."""
-    from ocr_phases.analyse.compare_text import SHARE
+    from ocr_phases.analyse.comparison import NOISY, SHARE
 
     for _, row in judged[judged["outcome"] != "within"].iterrows():
         span = f"ratio {row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
         said = f"worse by more than {percent:g} %: {span}"
         if row["unit"] == SHARE:
-            then, now = (percent_text(row[side]) for side in ("base", "other"))
+            then, now = (percent_text(row[side]) for side in ("baseline", "other"))
             said = f"worse by more than {percent:g} points: {then} -> {now}"
+        elif row["verdict"] == NOISY:
+            said = f"undecided: noise leaves {span} unproven; measure again on a quiet machine"
         elif row["outcome"] == "undecided":
             said = f"undecided: the interval of {span} contains the limit of {percent:g} %"
             said += "; measure more repeats on a quiet machine"

@@ -82,7 +82,7 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
     if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
         refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
-        from ocr_phases.kept_session import kept_session
+        from ocr_phases.session import kept_session
 
     return kept_session(**settings.of_model())
 

@@ -22,7 +22,7 @@ _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings")
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
-    from ocr_phases.analyse.compare import Compared, same_tokens
+    from ocr_phases.analyse.comparison import Comparison, same_tokens
     from ocr_phases.analyse.kernels import has_kernels, host_syncs, stage_verdict
     from ocr_phases.analyse.sentences import key_metrics_text, subject, verdict
     from ocr_phases.analyse.stages import stage_table
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
         record = measured(arguments, kernels=kernels, kernel_trace=file)
     target = measuring.save(arguments, record)
     if then is not None:
-        compared = Compared([then, record], ["then", "now"])
+        compared = Comparison([then, record], ["then", "now"])
         print_compared(compared, compared.headline)
         print(f"\nTokens: {'equal' if same_tokens(then, record) else 'different'}\n")
     show(stage_table(record), _DIGITS)

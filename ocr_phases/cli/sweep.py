@@ -11,7 +11,7 @@ from ocr_phases.cli.options import SHARED, settings_of, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
 
 if TYPE_CHECKING:
-    from ocr_phases.show.sweep_result import SweepResult
+    from ocr_phases.analyse.scaling import SweepResult
 
 FOLDER = "ocr_phases_sweep"
 #: What the cells differ in.
@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     saved = shows_saved(arguments, "records", arguments.page)
     from ocr_phases.analyse.checks import run_checks, worst_verdict
+    from ocr_phases.analyse.scaling import SweepResult
     from ocr_phases.report.render import write_report
-    from ocr_phases.show.sweep_result import SweepResult
 
     if saved:
         sweep, folder = SweepResult.load(arguments.records), _folder(arguments)
@@ -68,7 +68,7 @@ def _folder(arguments: argparse.Namespace) -> Path:
 def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     from tqdm import tqdm
 
-    from ocr_phases.analyse.truth_files import load_truth
+    from ocr_phases.analyse.truths import load_truth
     from ocr_phases.inputs.images import load_page, unnamed_pages
 
     # A wrong page, setting or list is refused before anything slow starts.

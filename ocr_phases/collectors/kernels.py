@@ -19,7 +19,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import Cache
 
-from ocr_phases.collectors.run import Run
 from ocr_phases.collectors.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
@@ -39,8 +38,8 @@ def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> N
         output_file(trace)
 
 
-def kernel_view(run_once: Callable[[Request], Run], request: Request, device: str) -> dict[str, Any]:
-    """Run ``request`` once more under the profiler: the record's ``kernels``.
+def kernel_view(spans_of: Callable[[Request], list[tuple]], request: Request, device: str) -> dict[str, Any]:
+    """Run ``request`` once more under the profiler, which ``spans_of`` does: the record's ``kernels``.
 
     The tables of `reduce_trace` and the profiler's name. At most ``kernel_steps`` decode steps run, which is
     enough for shares; ``kernel_trace`` is the file for the Chrome trace (``.json.gz``, for
@@ -49,7 +48,7 @@ def kernel_view(run_once: Callable[[Request], Run], request: Request, device: st
     """
     tool = {"tool": f"torch.profiler {torch.__version__}"}
     try:
-        profiler, spans = profiled_run(run_once, request, device)
+        profiler, spans = profiled_run(spans_of, request, device)
         chrome = chrome_trace(profiler)
         tables = reduce_trace(chrome, spans)
         if device.startswith("cuda") and not any(tables["stages"]["kernels"]):
@@ -67,7 +66,7 @@ def kernel_view(run_once: Callable[[Request], Run], request: Request, device: st
 
 
 def profiled_run(
-    run_once: Callable[[Request], Run], request: Request, device: str
+    spans_of: Callable[[Request], list[tuple]], request: Request, device: str
 ) -> tuple[profile, list[Identity]]:
     """One run of at most ``kernel_steps`` decode steps: the profiler and the run's spans by start.
 
@@ -79,10 +78,10 @@ def profiled_run(
     activities = [ProfilerActivity.CPU]
     if device.startswith("cuda"):
         activities.append(ProfilerActivity.CUDA)
-    run_once(short)
+    spans_of(short)
     with cache_updates_marked(), profile(activities=activities) as profiler:
-        run = run_once(short)
-    return profiler, [(phase, stage, view, step) for _, phase, stage, view, step, *_ in run.spans]
+        spans = spans_of(short)
+    return profiler, [(phase, stage, view, step) for _, phase, stage, view, step, *_ in spans]
 
 
 def chrome_trace(profiler: profile) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from ocr_phases.analyse.compare import Compared, same_tokens
-from ocr_phases.analyse.environments import run_labels
+from ocr_phases.analyse.comparison import Comparison, run_labels, same_tokens
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.analyse.region_pairs import region_pairs
+from ocr_phases.analyse.regions import region_pairs
 from ocr_phases.explorer.panes import Pane
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare
@@ -25,14 +24,14 @@ _MOST_ROWS = 6  # of the list of records
 
 
 class ComparePane(Pane):
-    """Compares records of this session with one of them, the base; drawn when the tab is open."""
+    """Compares records of this session with one of them, the baseline; drawn when the tab is open."""
 
     def __init__(self) -> None:
         super().__init__("compare")
         self._runs: Sequence[PhaseRun] = ()
         self._compared: tuple[int, ...] = ()
         self._seen = False
-        self.base = widgets.Dropdown(description="Base")
+        self.base = widgets.Dropdown(description="Baseline")
         self.others = widgets.SelectMultiple(description="Compared with it (Ctrl or Shift: several)")
         self.base.add_class("opx-base")
         self.others.add_class("opx-others")
@@ -47,7 +46,7 @@ class ComparePane(Pane):
         """Nothing to do: `offer` sets the records."""
 
     def offer(self, runs: Sequence[PhaseRun], names: Sequence[str], shown: int) -> None:
-        """Offer all records; the one shown is compared with the base, by default the one before it."""
+        """Offer all records; the one shown is compared with the baseline, by default the one before it."""
         self._runs = runs
         options = list(zip(names, range(len(runs)), strict=True))
         kept = self.base.value
@@ -71,7 +70,7 @@ class ComparePane(Pane):
             return
         places = (self.base.value, *(place for place in self.others.value if place != self.base.value))
         if len(places) < 2:
-            self._fill([note_html("Choose another record than the base.")])
+            self._fill([note_html("Choose another record than the baseline.")])
         elif places != self._compared:
             self._fill(records_html([self._runs[place] for place in places]))
         self._compared = places
@@ -90,7 +89,7 @@ class ComparePane(Pane):
 def records_html(runs: Sequence[PhaseRun]) -> Iterator[str]:
     """Verdict, curves, stages on common axes, pages and regions side by side, figures with intervals."""
     labels = run_labels(runs)
-    compared = Compared(runs, labels)
+    compared = Comparison(runs, labels)
     same = " All wrote the same tokens." if all(same_tokens(runs[0], run) for run in runs[1:]) else ""
     yield element("p", compared.verdict, same, class_="op")
     yield Picture(compare.plot_decode(runs, labels), "Time of each decode step, a line a record").html()
@@ -101,7 +100,7 @@ def records_html(runs: Sequence[PhaseRun]) -> Iterator[str]:
     yield fragment(
         _regions(runs, labels),
         fold("How the text differs", preformatted(difference)) if difference else "",
-        compare.compare_html(compared.headline),
+        compare.compare_html(compared.headline, labels[0]),
         compare.environment_html(compared.differs),
     )
 
@@ -127,5 +126,5 @@ def _regions(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Html:
     for name in ("label", "text"):
         pairs[name] = [printable(str(text), 40) for text in pairs[name]]
     headings = {label: (printable(label, 40), "ms") for label in labels}
-    table = table_html(pairs, caption="Decode time of each region of the base", headings=headings)
+    table = table_html(pairs, caption="Decode time of each region of the baseline", headings=headings)
     return element("div", table, class_="op-words")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from ocr_phases.analyse.bootstrap import LEAST_REPEATS
+from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.places import found
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPTS

@@ -14,7 +14,7 @@ from typing import Any
 import mistune
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding
-from ocr_phases.analyse.read_text import few_blanks
+from ocr_phases.analyse.text import few_blanks
 
 Node = str | list[Any]
 

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding
+from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT, typical_sentence
-from ocr_phases.analyse.stages import one_repeat, regions_of, typical_repeat
+from ocr_phases.analyse.stages import one_repeat, typical_repeat
 from ocr_phases.explorer.rendered import rendered
 from ocr_phases.record import PHASES, PhaseRun
 from ocr_phases.show.blocks import jpeg_file

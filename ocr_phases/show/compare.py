@@ -1,4 +1,4 @@
-"""Tables and pictures of two or more records side by side; the first is the base."""
+"""Tables and pictures of two or more records side by side; the first is the baseline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ocr_phases.analyse.compare import EQUIVALENT, INCONCLUSIVE, in_units
+from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, INCONCLUSIVE, NOISY, in_units
 from ocr_phases.analyse.stages import step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element
@@ -41,6 +41,7 @@ VERDICT_COLOURS = {
     "more": VERMILLION,
     EQUIVALENT: GREEN,
     INCONCLUSIVE: MUTED,
+    NOISY: MUTED,
 }
 
 _NAMES = {
@@ -50,22 +51,22 @@ _NAMES = {
     "inter_token_ms_p99": "decode step, p99",
     "tokens_per_s": "tokens/s",
     "kv_cache_bytes": "KV cache",
-    "agreement": "agreement with the base's text",
+    "agreement": "agreement with the baseline's text",
     "cer": "character error rate",
     "wer": "word error rate",
 }
 _LOG_FROM = 4.0  # ratio of the largest to the smallest
-_UNJUDGED = (INCONCLUSIVE, "n/a")
+_UNJUDGED = (INCONCLUSIVE, NOISY, "n/a", "")
 _WORDS = {
     "faster": "faster or less",
     "slower": "slower or more",
     EQUIVALENT: "equivalent: the interval is inside the margin",
 }
-_UNJUDGED_WORDS = "inconclusive"
+_UNJUDGED_WORDS = "no verdict, or inconclusive"
 
 
 def metric_name(metric: str) -> str:
-    """What a metric of `compare_runs` is called in a picture or a table."""
+    """What a metric of a comparison is called in a picture or a table."""
     if metric in _NAMES:
         return _NAMES[metric]
     if "/" in metric:
@@ -76,17 +77,20 @@ def metric_name(metric: str) -> str:
     )
 
 
-def compare_html(table: pd.DataFrame) -> Html:
-    """`compare_runs`, or some of its rows, as a sortable table; a change that is sure stands out."""
+def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
+    """`Comparison.table`, or some of its rows, as a sortable table; a change that is sure stands out.
+
+    ``baseline`` is the label of that record.
+    """
     if table.empty:
         return note_html("The records have nothing in common that could be compared.")
-    shown = in_units(table)
+    shown = in_units(table, printable(baseline, LONGEST_LABEL))
     shown["metric"] = shown["metric"].map(metric_name)
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
-    shown.insert(len(shown.columns) - 1, "interval", [_interval(low, high) for low, high in ends])
-    strong = (~table["verdict"].isin((EQUIVALENT, *_UNJUDGED))).tolist()
+    shown.insert(list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends])
+    strong = (~table["verdict"].isin((EQUAL, EQUIVALENT, *_UNJUDGED))).tolist()
     headings = {"interval": ("95 % interval", ""), "detectable": ("smallest resolved change", "%")}
-    return table_html(shown, caption="Against the base", strong=strong, headings=headings)
+    return table_html(shown, caption="Against the baseline", strong=strong, headings=headings)
 
 
 def environment_html(table: pd.DataFrame) -> Html:
@@ -100,7 +104,7 @@ def environment_html(table: pd.DataFrame) -> Html:
 
 @takes_axes
 def plot_ratios(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None = None) -> Figure:
-    """Ratio to the base with its interval, a row a metric, as `compare_runs` gives it; 1 is no difference.
+    """Ratio to the baseline with its interval, a row a metric of `Comparison.table`; 1 is no difference.
 
     ``width`` is in inches; below `WIDTH` names stand above their rows and leave them the whole width.
     ``ax`` are axes to draw on.
@@ -155,7 +159,7 @@ def plot_ratios(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None = 
         room = 0.06 * max(high - low, 0.02)
         axes.set_xlim(low - room, high + room)
     between = "\n" if narrow else " "
-    axes.set_xlabel(f"ratio to the base (1: no difference),{between}line: 95 % interval over repeats")
+    axes.set_xlabel(f"ratio to the baseline (1: no difference),{between}line: 95 % interval over repeats")
     title_axes(axes, "What changed")
     keys = [
         Line2D([], [], color=VERDICT_COLOURS[verdict], marker="o", linewidth=2.2, label=words)

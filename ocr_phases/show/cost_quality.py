@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ocr_phases.analyse.cost_quality import cost_quality_sentence, frontier
+from ocr_phases.analyse.scaling import cost_quality_sentence, frontier
 from ocr_phases.show.blocks import Html, fragment, section_heading
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.html import note_html, table_html
@@ -41,7 +41,7 @@ _NAME_WIDTH, _NAME_HEIGHT = 0.2, 0.07  # of an axis
 def plot_cost_quality(points: pd.DataFrame) -> Figure:
     """What each way loses, in per cent, over what it costs: ms a page, prompt tokens, bytes of memory.
 
-    ``points`` have the columns `ocr_phases.analyse.cost_quality.POINT_COLUMNS`. A line joins the ways that no
+    ``points`` have the columns `ocr_phases.analyse.scaling.POINT_COLUMNS`. A line joins the ways that no
     other beats in both, the Pareto frontier of that cost; the others are hollow.
     """
     if len(points) < 2:
@@ -82,7 +82,9 @@ def cost_quality_html(points: pd.DataFrame) -> Html:
 
 
 def _frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
-    on = frontier(points[cost], points["lost"])
+    # A time that noise spoiled is on no frontier.
+    costs = points[cost].mask(points["noisy"]) if cost == "page_ms" else points[cost]
+    on = frontier(costs, points["lost"])
     best = points[on].sort_values(cost)
     lost = 100.0 * points["lost"]
     axes.plot(

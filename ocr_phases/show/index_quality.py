@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ocr_phases.analyse.cost_quality import (
+from ocr_phases.analyse.scaling import (
     category_table,
     cost_quality_sentence,
     measure_of,

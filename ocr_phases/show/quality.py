@@ -5,17 +5,17 @@ from __future__ import annotations
 import pandas as pd
 from PIL.Image import Image
 
-from ocr_phases.analyse.differences import (
+from ocr_phases.analyse.grounding import pixel_box
+from ocr_phases.analyse.quality import quality_table
+from ocr_phases.analyse.text import (
     DIFFERENT,
     EQUAL,
     EXTRA,
     MISSING,
+    plain_text,
     region_differences,
     word_edits,
 )
-from ocr_phases.analyse.grounding import pixel_box
-from ocr_phases.analyse.quality import quality_table
-from ocr_phases.analyse.read_text import plain_text
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
 from ocr_phases.show.blocks import Html, element, fragment, section_heading

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL.Image import Image
 
-from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding, type_table
-from ocr_phases.analyse.stages import regions_of
+from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding
+from ocr_phases.analyse.regions import regions_of, type_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element, fragment

@@ -42,7 +42,7 @@ _WAYS = ["model", "preset", "strategy", "vision"]
 
 
 def sweep_html(table: pd.DataFrame) -> Html:
-    """The columns of `ocr_phases.analyse.sweep.sweep_table` that fit a page, as a sortable table."""
+    """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
     if table.empty:
         return note_html("No cell of this sweep could be measured.")
     columns = [*_WAYS, "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]

@@ -1,15 +1,12 @@
-"""A sweep as a result that shows itself: what `OCRSession.sweep` gives."""
+"""A sweep as it shows itself: its HTML and text, and its plots."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.sweep import Sweep, decode_curves
+from ocr_phases.analyse.scaling import SweepResult, decode_curves
 from ocr_phases.errors import public
-from ocr_phases.record import PhaseRun
 from ocr_phases.show import html
 from ocr_phases.show import sweep as drawing
 from ocr_phases.show.faces import Bundle, bundle
@@ -17,49 +14,39 @@ from ocr_phases.show.faces import Bundle, bundle
 _TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
 
 
-@public
-class SweepResult(Sweep):
-    """The records of a sweep by cell in ``runs``, with ``table``, ``failures``, ``verdict`` and ``plot``."""
+def head_html(sweep: SweepResult) -> str:
+    """The page, and the verdict as its lead."""
+    if not sweep.runs:
+        return html.note_html(sweep.verdict)
+    what = [", ".join(dict.fromkeys(sweep.table[name])) for name in ("model", "device", "dtype")]
+    title = f"Sweep over {sweep.first.page['file']}"
+    return html.header_html(sweep.first, title, lead=sweep.verdict, about=" · ".join(what))
 
-    @property
-    def plot(self) -> SweepPlots:
-        """The plots of this sweep."""
-        return SweepPlots(self)
 
-    @property
-    def first(self) -> PhaseRun:
-        """The first record of the smallest batch: one of a single row holds the page."""
-        return min(self.runs.values(), key=lambda run: len(run.results))
+def quality_html(sweep: SweepResult) -> str:
+    """Cost against quality under a heading; empty for a sweep whose texts cannot be compared."""
+    if sweep.cost_quality.empty:
+        return ""
+    from ocr_phases.show.cost_quality import cost_quality_html
 
-    def head_html(self) -> str:
-        """The page, and the verdict as its lead."""
-        if not self.runs:
-            return html.note_html(self.verdict)
-        what = [", ".join(dict.fromkeys(self.table[name])) for name in ("model", "device", "dtype")]
-        title = f"Sweep over {self.first.page['file']}"
-        return html.header_html(self.first, title, lead=self.verdict, about=" · ".join(what))
+    return cost_quality_html(sweep.cost_quality)
 
-    def quality_html(self) -> str:
-        """Cost against quality under a heading; empty for a sweep whose texts cannot be compared."""
-        points = self.cost_quality
-        if points.empty:
-            return ""
-        from ocr_phases.show.cost_quality import cost_quality_html
 
-        return cost_quality_html(points)
-
-    def _repr_mimebundle_(self, **_: Any) -> Bundle:
-        shown = self.head_html() + drawing.sweep_html(self.table) + drawing.failures_html(self.failures)
-        columns = self.table[_TERMINAL_COLUMNS]
-        table = columns.to_string(index=False, float_format="{:,.3f}".format, na_rep="")
-        return bundle(shown, f"{self.verdict}\n{table}" if self.runs else self.verdict)
+def sweep_bundle(sweep: SweepResult) -> Bundle:
+    """What a notebook shows of a sweep."""
+    if not sweep.runs:
+        return bundle(head_html(sweep) + drawing.failures_html(sweep.failures), sweep.verdict)
+    shown = head_html(sweep) + drawing.sweep_html(sweep.table) + drawing.failures_html(sweep.failures)
+    columns = sweep.table[_TERMINAL_COLUMNS]
+    table = columns.to_string(index=False, float_format="{:,.3f}".format, na_rep="")
+    return bundle(shown, f"{sweep.verdict}\n{table}")
 
 
 @public
 class SweepPlots:
     """The plots of a sweep: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: SweepResult) -> None:
         self._sweep = sweep
 
     def prefill(self, *, ax: Axes | None = None) -> Figure:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from ocr_phases.analyse.grounding import GRID, Box, parse_grounding
-from ocr_phases.analyse.read_text import plain_text
+from ocr_phases.analyse.text import plain_text
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page
 from ocr_phases.record import PhaseRun
@@ -29,6 +31,55 @@ _LABELS = {
 }
 #: Blocks that hold no text of their own, or that are no part of a page's text by OmniDocBench's rules.
 _NO_TEXT = ("abandon", "mask", "need_mask", "page_number", "header", "footer", "page_footnote")
+
+_Edge = Annotated[float, Meta(ge=-1e9, le=1e9)]
+_Size = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+class _Region(Struct):
+    label: str | None
+    box: tuple[_Edge, _Edge, _Edge, _Edge]  # on the grid
+    text: str | None
+
+
+class _Page(Struct):
+    """A page's JSON of this project."""
+
+    regions: list[_Region]
+    kind: str | None = None
+
+
+class _Attribute(Struct):
+    data_source: str | None = None
+
+
+class _Info(Struct):
+    image_path: str
+    width: _Size
+    height: _Size
+    page_attribute: _Attribute | None = None
+
+
+class _Named(Struct):
+    """What tells a page of OmniDocBench's annotations from the others."""
+
+    page_info: _Info
+
+
+class _Block(Struct):
+    category_type: str
+    poly: Annotated[list[_Edge], Meta(min_length=4)]  # x and y in turns, pixels
+    ignore: bool | None = False
+    order: float | None = None
+    html: str | None = None
+    latex: str | None = None
+    text: str | None = None
+
+
+class _Annotated(_Named):
+    """A page of OmniDocBench's annotations."""
+
+    layout_dets: list[_Block]
 
 
 def find_truth(page: str | Path, folder: str | Path) -> Path | None:
@@ -50,7 +101,7 @@ def check_for_pages(path: str | Path, pages: int) -> None:
     """Raise `OcrPhasesError` where ``path`` is the truth of one page and there are several."""
     if pages > 1 and not Path(path).is_dir():
         file = Path(path)
-        if file.suffix.lower() != ".json" or not isinstance(_json(file, _state(file)), list):
+        if file.suffix.lower() != ".json" or not isinstance(_json(file), list):
             raise OcrPhasesError(f"The truth {path} is of one page: give a folder with one for each page.")
 
 
@@ -103,22 +154,22 @@ def _read(path: Path, page: str) -> Truth | None:
         return reference_of(PhaseRun.load(path), name=name)
     if not name.lower().endswith(".json"):
         return Truth(_text(path), file=name)
-    state = _state(path)
-    content = _json(path, state)
+    content = _json(path)
     if isinstance(content, dict) and "schema" in content:
         return reference_of(PhaseRun.load(path), name=name)
     try:
         if isinstance(content, list):
             return _annotated(content, page, name)
-        if "ignored" in content:  # as a record and a batch keep it
+        if isinstance(content, dict) and "ignored" in content:  # as a record and a batch keep it
             conform(content, KeptTruth)
             return conform(content, Truth)
-        regions = tuple(_region(region) for region in content["regions"])
-        return Truth(_joined(regions), regions, name, category=_words(content.get("kind")))
-    except (OcrPhasesError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        own: _Page = conform(content, _Page)
+    except OcrPhasesError as error:
         raise OcrPhasesError(
-            f"The truth {path} has another shape than a page's, OmniDocBench's or a record's ({error!r})."
+            f"The truth {path} has another shape than a page's, OmniDocBench's or a record's ({error})."
         ) from error
+    regions = tuple(TrueRegion(item.label or "", _box(*item.box), item.text or "") for item in own.regions)
+    return Truth(_joined(regions), regions, name, category=own.kind or "")
 
 
 def _text(path: Path) -> str:
@@ -130,16 +181,16 @@ def _text(path: Path) -> str:
         raise OcrPhasesError(f"The truth {path} is not UTF-8: save it as UTF-8 text.") from error
 
 
-def _state(path: Path) -> tuple[int, int]:
+def _json(path: Path) -> Any:
     try:
         state = path.stat()
+        return _parsed(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise OcrPhasesError(f"The truth {path} cannot be read ({error.strerror}).") from error
-    return state.st_mtime_ns, state.st_size
 
 
 @lru_cache(maxsize=1)  # a benchmark's file holds the pages that are asked for one after another
-def _json(path: Path, state: tuple[int, int]) -> Any:
+def _parsed(path: Path, *_state: int) -> Any:
     try:
         return parse_json(_text(path).encode())
     except OcrPhasesError as error:
@@ -150,39 +201,31 @@ def _joined(regions: Sequence[TrueRegion]) -> str:
     return "\n\n".join(region.text for region in regions if region.text)
 
 
-def _region(region: Mapping[str, Any]) -> TrueRegion:
-    """A region of this project's page JSON: label, box on the grid and text."""
-    return TrueRegion(_words(region["label"]), _box(*map(float, region["box"])), _words(region["text"]))
-
-
-def _words(value: Any) -> str:
-    """A text of an annotation, empty for null; `ValueError` for anything else."""
-    if not isinstance(value, str | None):
-        raise ValueError(f"{value!r} is no text")
-    return value or ""
-
-
-def _annotated(pages: Sequence[Mapping[str, Any]], page: str, file: str) -> Truth | None:
+def _annotated(pages: Sequence[Any], page: str, file: str) -> Truth | None:
     """One page of OmniDocBench's annotations; of a single one that, whatever it is called."""
+    named: list[_Named] = conform(pages, list[_Named])
     name = _file_name(page)
-    found = [entry for entry in pages if _file_name(entry["page_info"]["image_path"]) == name]
-    if not found and len(pages) == 1 and not page:
-        found = list(pages)
-    if not found:
+    places = [place for place, each in enumerate(named) if _file_name(each.page_info.image_path) == name]
+    if not places and len(pages) == 1 and not page:
+        places = [0]
+    if not places:
         return None
-    info = found[0]["page_info"]
-    blocks = [block for block in found[0]["layout_dets"] if not block.get("ignore")]
-    blocks = [block for block in blocks if block["category_type"] not in _NO_TEXT]
-    blocks.sort(key=lambda block: (block.get("order") is None, block.get("order") or 0))
+    found: _Annotated = conform(pages[places[0]], _Annotated)
+    blocks = [
+        block for block in found.layout_dets if not block.ignore and block.category_type not in _NO_TEXT
+    ]
+    blocks.sort(key=lambda block: (block.order is None, block.order or 0))
+    info = found.page_info
+    across, down = GRID / info.width, GRID / info.height
     regions = tuple(
         TrueRegion(
-            _LABELS.get(block["category_type"], str(block["category_type"])),
-            _on_grid(block["poly"][::2], block["poly"][1::2], info["width"], info["height"]),
-            _words(block.get("html") or block.get("latex") or block.get("text")),
+            _LABELS.get(block.category_type, block.category_type),
+            _around([at * across for at in block.poly[::2]], [at * down for at in block.poly[1::2]]),
+            block.html or block.latex or block.text or "",
         )
         for block in blocks
     )
-    category = _words((info.get("page_attribute") or {}).get("data_source"))
+    category = (info.page_attribute and info.page_attribute.data_source) or ""
     return Truth(_joined(regions), regions, file, category=category, ignored=_NO_TEXT)
 
 
@@ -191,18 +234,13 @@ def _file_name(path: str) -> str:
     return unicodedata.normalize("NFC", path.replace("\\", "/").rpartition("/")[2][:1_000])
 
 
-def _on_grid(across: Sequence[float], down: Sequence[float], width: float, height: float) -> Box:
-    """The box around these corners, from pixels to the grid."""
-    corners = ((of(across), of(down)) for of in (min, max))
-    edges = (
-        GRID * float(at) / float(size)
-        for at_corner in corners
-        for at, size in zip(at_corner, (width, height), strict=True)
-    )
-    return _box(*edges)
-
-
 def _box(x1: float, y1: float, x2: float, y2: float) -> Box:
-    """A box within the grid, its corners in order."""
-    left, top, right, bottom = (min(max(round(edge), 0), GRID) for edge in (x1, y1, x2, y2))
-    return min(left, right), min(top, bottom), max(left, right), max(top, bottom)
+    return _around((x1, x2), (y1, y2))
+
+
+def _around(across: Sequence[float], down: Sequence[float]) -> Box:
+    """The box around these corners, within the grid."""
+    left, right, top, bottom = (
+        min(max(round(edge), 0), GRID) for edge in (min(across), max(across), min(down), max(down))
+    )
+    return left, top, right, bottom

@@ -1,0 +1,139 @@
+"""What each region of a record's output cost to write, and the regions of several records side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, match_boxes, parse_grounding
+from ocr_phases.analyse.stages import region_probabilities
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record import PhaseRun
+
+TYPE_COLUMNS = ("label", "regions", "tokens", "characters", "decode_ms", "ms_per_char", "share")
+_TYPES = {
+    "region": "int64",
+    "label": "object",
+    "boxes": "int64",
+    "repaired": "bool",
+    "tokens": "int64",
+    "characters": "int64",
+    "decode_ms": "float64",
+    "ms_per_char": "float64",
+    "share": "float64",
+    "text": "object",
+}
+REGION_COLUMNS = tuple(_TYPES)
+
+_PAGE_STEP = 10_000
+_NONE = PREAMBLE - 1
+
+
+def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFrame:
+    """What each region cost to write: one row a region, and a first row `preamble` when it holds tokens.
+
+    `token_table` has a row a token with `region` (see `token_regions`), `text` and `device_ms`, NaN for the
+    token that came from the prefill. `decode_ms` is the sum over a region's tokens, markup included, so the
+    column sums to the sum of `device_ms` (to the last bit for the token table of a record, whose times lie on
+    a grid that sums exactly); `share` is the part of that sum (NaN when it is 0). `characters`
+    counts the stripped content, and `ms_per_char` is NaN where there is none. Raises OcrPhasesError when a
+    token names a region that is not there. Where the output marks several pages, a column ``page`` says which
+    one of the prompt a region is on.
+    """
+    regions, count = token_table["region"], len(grounding.regions)
+    if not regions.between(PREAMBLE, count - 1).all():
+        raise OcrPhasesError(
+            f"The token table names a region outside -1..{count - 1}; fill its region column with "
+            "token_regions() from the same text that was parsed."
+        )
+    rows = [(item.index, item.label, len(item.boxes), item.repaired, item.text) for item in grounding.regions]
+    before = token_table.loc[regions == PREAMBLE, "text"]
+    if len(before):
+        rows.insert(0, (PREAMBLE, "preamble", 0, False, "".join(before).strip()))
+    # Objects: what a model wrote need not be text that pyarrow, where pandas has it, would take.
+    table = pd.DataFrame(rows, columns=["region", "label", "boxes", "repaired", "text"], dtype=object)
+    numbers = table["region"].astype("int64")
+    cost = token_table["device_ms"].astype("float64").groupby(regions).sum()
+    table["tokens"] = numbers.map(regions.value_counts()).fillna(0)
+    table["characters"] = [len(text) for text in table["text"]]
+    table["decode_ms"] = numbers.map(cost).astype("float64").fillna(0.0)
+    table["ms_per_char"] = table["decode_ms"] / table["characters"].replace(0, np.nan)
+    table["share"] = table["decode_ms"] / (float(cost.sum()) or np.nan)
+    table = table[list(REGION_COLUMNS)].astype(_TYPES)
+    if len(grounding.page_starts) > 1:
+        pages = {item.index: item.page for item in grounding.regions}
+        table.insert(1, "page", table["region"].map(pages).astype("Int64"))
+    return table
+
+
+def type_table(table: pd.DataFrame) -> pd.DataFrame:
+    """`region_table`'s rows added up by type of region (label), the costliest first; columns `TYPE_COLUMNS`.
+
+    `ms_per_char` is over the characters of all regions of the type, markup's time included; NaN where there
+    are none. The preamble, where there is one, is a type of its own.
+    """
+    grouped = table.groupby("label", sort=False)
+    sums = grouped[["tokens", "characters", "decode_ms", "share"]].sum(min_count=1).reset_index()
+    sums["regions"] = grouped.size().to_numpy()
+    sums["ms_per_char"] = sums["decode_ms"] / sums["characters"].where(sums["characters"] > 0)
+    sums = sums[list(TYPE_COLUMNS)].astype({"ms_per_char": "float64"})
+    return sums.sort_values("decode_ms", ascending=False, kind="stable", ignore_index=True)
+
+
+def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
+    """`region_table` of batch row ``row``: a region's time is the sum of its tokens' medians over repeats.
+
+    Before ``text`` are ``probability`` (0 to 1) and ``uncertain`` of `region_probabilities`; NaN and false
+    where the record has none. Without a text all tokens belong to the first row, ``preamble``.
+    """
+    table = region_table(_grounding(run, row), run.tokens_of(row))
+    known = region_probabilities(run, row).set_index("region")
+    text = table.pop("text")
+    table["probability"] = table["region"].map(known["probability"]).astype("float64")
+    table["uncertain"] = table["region"].isin(known.index[known["uncertain"]])
+    return table.assign(text=text)
+
+
+def region_pairs(runs: Sequence[PhaseRun], labels: Sequence[str]) -> pd.DataFrame:
+    """The first record's regions of all pages, one row each, with what each record spent on them.
+
+    Columns ``region``, ``label``, ``text``, then a column a record with its decode time in ms, under its
+    label from ``labels`` (all different). NaN where a record has no such region on the page. Of a batch a
+    column ``row``, from 1, comes first.
+    """
+    baseline, *others = runs
+    pieces = []
+    for row in range(len(baseline.results)):
+        ours = regions_of(baseline, row).set_index("region")
+        pairs = ours[["label", "text"]].assign(**{labels[0]: ours["decode_ms"]})
+        for run, label in zip(others, labels[1:], strict=True):
+            pairs[label] = np.nan
+            if row < len(run.results):
+                theirs = regions_of(run, row).set_index("region")["decode_ms"]
+                mine = matched_regions(_grounding(baseline, row), _grounding(run, row))
+                pairs[label] = theirs.reindex([mine.get(region, _NONE) for region in pairs.index]).to_numpy()
+        pieces.append(pairs.reset_index())
+        pieces[-1].insert(0, "row", row + 1)
+    table = pd.concat(pieces, ignore_index=True)
+    return table if len(pieces) > 1 else table.drop(columns="row")
+
+
+def matched_regions(baseline: Grounding, other: Grounding) -> dict[int, int]:
+    """Each region of ``baseline`` with the one of ``other`` that lies in its place on its page.
+
+    Regions without a partner are left out. The preambles belong together.
+    """
+    pairs = match_boxes(*([_apart(region) for region in side.regions] for side in (baseline, other)))
+    return {PREAMBLE: PREAMBLE} | {mine: theirs for mine, theirs, _ in pairs}
+
+
+def _apart(region: Region) -> list[Box]:
+    """A region's boxes, with those of another page so far away that they never overlap."""
+    shift = region.page * _PAGE_STEP
+    return [(x1 + shift, y1, x2 + shift, y2) for x1, y1, x2, y2 in region.boxes]
+
+
+def _grounding(run: PhaseRun, row: int) -> Grounding:
+    return parse_grounding(run.results[row]["text"] or "", run.model.get("family"))

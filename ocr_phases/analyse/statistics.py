@@ -1,0 +1,124 @@
+"""Whether times differ: Welch's t on the logarithms of each repeat's value, corrected by Holm.
+
+Times scatter by factors, so their logarithms are compared: a difference of two is the logarithm of a ratio.
+A repeat is one value, because what is measured within it shares what that repeat met.
+``python -m benchmarks.verdicts`` shows how often equal runs are called different.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+
+ALPHA = 0.05
+"""The share of equal pairs that may be called different; an interval is of 1 less this."""
+LEAST_REPEATS = 5
+"""Fewer leave an interval so wide that only large changes are told from none."""
+
+_MOST_FREEDOM = 200  # from here on Student's t is as good as normal
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class LogMean:
+    """A mean of logarithms, its standard error and its degrees of freedom; NaN where they are unknown."""
+
+    mean: float
+    error: float
+    freedom: float
+
+    @property
+    def p(self) -> float:
+        """The two-sided probability of so large a mean where the true one is 0; NaN without an error."""
+        if self.error == 0.0:
+            return float(self.mean == 0.0)
+        return _outside(abs(self.mean) / self.error, self._whole) if self.error > 0.0 else math.nan
+
+    def interval(self, alpha: float = ALPHA) -> tuple[float, float]:
+        """The ends between which the geometric mean lies with probability 1 - ``alpha``."""
+        reach = _quantile(alpha, self._whole) * self.error if self.error > 0.0 else self.error
+        return math.exp(self.mean - reach), math.exp(self.mean + reach)
+
+    @property
+    def _whole(self) -> int:
+        return min(max(int(self.freedom), 1), _MOST_FREEDOM)
+
+
+def log_mean(values: Sequence[float] | np.ndarray) -> LogMean:
+    """Of the logarithms of ``values``, float64 [repeats]; an error needs two repeats, all above 0."""
+    samples = np.asarray(values, dtype=np.float64)
+    if not (samples > 0).all():
+        return LogMean(math.nan, math.nan, math.nan)
+    logs, count = np.log(samples), len(samples)
+    if count < 2:
+        return LogMean(float(logs.mean()), math.nan, math.nan)
+    # The logarithms of equal values differ by rounding.
+    deviation = float(logs.std(ddof=1)) if np.ptp(samples) else 0.0
+    return LogMean(float(logs.mean()), deviation / count**0.5, count - 1)
+
+
+def log_ratio(baseline: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> LogMean:
+    """Welch's of ``other`` over ``baseline``, both float64 [repeats]."""
+    ours, theirs = log_mean(baseline), log_mean(other)
+    error = math.hypot(ours.error, theirs.error)
+    if not error > 0.0:
+        return LogMean(theirs.mean - ours.mean, error, math.nan)
+    freedom = error**4 / sum(side.error**4 / side.freedom for side in (ours, theirs))
+    return LogMean(theirs.mean - ours.mean, error, freedom)
+
+
+def holm(tests: Mapping[_Name, LogMean]) -> dict[_Name, float]:
+    """The alpha at which each test stands in Holm's step-down; all of them together err at `ALPHA`.
+
+    A test is proven where its interval at that alpha leaves 1 out.
+    """
+    known = sorted((test.p, place, name) for place, (name, test) in enumerate(tests.items()) if test.p >= 0)
+    alphas, stopped = dict.fromkeys(tests, ALPHA), math.inf
+    for place, (p, _, name) in enumerate(known):
+        alphas[name] = min(ALPHA / (len(known) - place), stopped)
+        if p > alphas[name]:
+            stopped = alphas[name]
+    return alphas
+
+
+def leaders(values: Mapping[_Name, np.ndarray]) -> list[_Name]:
+    """The name of the least value and of those that Welch does not tell from it; empty where none is known.
+
+    ``values`` are float64 [repeats] by name. A name of a single repeat has no spread, so it leads nothing.
+    """
+    means = {name: mean for name, each in values.items() if (mean := log_mean(each)).error >= 0}
+    ranked = sorted(means, key=lambda name: means[name].mean)
+    alpha = ALPHA / max(len(ranked) - 1, 1)
+    return [name for name in ranked if not log_ratio(values[ranked[0]], values[name]).p <= alpha]
+
+
+def spread(values: Sequence[float] | np.ndarray) -> float:
+    """The standard deviation of the logarithms of ``values``, float64 [repeats]; NaN for a single one."""
+    return log_mean(values).error * len(values) ** 0.5
+
+
+def _outside(t: float, freedom: int) -> float:
+    """How probable a Student's t beyond ±``t`` is (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / freedom**0.5)
+    odd = freedom % 2
+    term, total = math.cos(angle) if odd else 1.0, 0.0
+    for number in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= (number - 1) / number * math.cos(angle) ** 2
+    inside = math.sin(angle) * total
+    return max(1.0 - (2.0 / math.pi * (angle + inside) if odd else inside), 0.0)
+
+
+@lru_cache(maxsize=1_000)
+def _quantile(alpha: float, freedom: int) -> float:
+    """The t beyond which ±t lies with probability ``alpha``."""
+    low, high = 0.0, 1e6
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _outside(middle, freedom) > alpha else (low, middle)
+    return high
