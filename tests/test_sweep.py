@@ -402,9 +402,10 @@ def test_noisy_cells_come_first_and_are_never_the_best() -> None:
     loud = at_pace(run, 0.1, 0.2, 0.1, strategy="compiled")
     found = SweepResult({"quiet": quiet, "quick": quick, "loud": loud}, failed_cells())
     first, _, rest = found.verdict.partition(". ")
-    assert says(first, "repeat spread", "loud") and "compiled" not in rest
+    assert says(first, "repeat spread", "loud")
     assert found.recommended()[0] == "quick" and says(rest, "Take cuda_graph decode", "pages per minute")
-    assert says(rest, "fastest decode step", "cuda_graph")
+    best = rest[rest.index("The fastest decode step") :]
+    assert best.count("cuda_graph") == 2 and "compiled" not in best
     # What the repeats do not tell apart has no fastest, and a single repeat tells nothing apart.
     alike = SweepResult(
         {"a": quiet, "b": at_pace(run, 1.01, 0.99, 1.0, strategy="cuda_graph")}, failed_cells()
