@@ -408,10 +408,10 @@ def _verdict_sentences(sweep: SweepResult) -> Iterator[str]:
     if found := sweep.recommended():
         yield _TAKE.format(cell=_names([found[0]], table), reason=found[1])
     yield cost_quality_sentence(sweep.cost_quality)
-    by_model = models_sentence(quiet)
+    by_model = models_sentence(table)
     yield by_model
-    yield ways_sentence(quiet, "strategy")
-    prefills = quiet.dropna(subset=["prefill_ms"])
+    yield ways_sentence(table, "strategy")
+    prefills = table.dropna(subset=["prefill_ms"])
     if len(prefills) and not by_model:
         rows = _one_way(prefills).sort_values("prefill_ms").to_dict("records")
         ends = [
@@ -419,7 +419,7 @@ def _verdict_sentences(sweep: SweepResult) -> Iterator[str]:
             for row in (rows[0], rows[-1])
         ]
         yield f"The prefill takes {' to '.join(dict.fromkeys(ends))}."
-    yield ways_sentence(quiet, "vision")
+    yield ways_sentence(table, "vision")
     yield from _fastest(sweep, quiet)
     if len(sweep.failures):
         yield f"{count_text(len(sweep.failures), 'cell')} could not be measured."
