@@ -30,7 +30,7 @@ from refusals import refused
 from safetensors.torch import load_file, save_file
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare, decode_step, prefill
-from ocr_phases.analyse.checks import failed, run_checks
+from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES, VISION_STAGES, crop_grid, facts_of
@@ -433,7 +433,7 @@ def test_its_output_files_are_deepseek_ocrs():
 
 def test_a_run_passes_every_check(run: PhaseRun) -> None:
     checks = {check.name: check.verdict for check in run_checks(run)}
-    assert not failed(run_checks(run))
+    assert not with_verdict(run_checks(run), "fail")
     assert checks["parity"] == checks["image_features"] == checks["cache_growth"] == "pass"
     assert run.model["family"] == "deepseek-ocr-2"
     assert run.request["preset"] == run.page["preset"] == "small768"
@@ -476,7 +476,7 @@ def test_rows_with_and_without_crops_go_through_together(ocr2_session: OCRSessio
     run = ocr2_session.run_inference(pages, ["markdown", "free"], **{**QUICK, "max_new_tokens": 2})
     assert [page["image_tokens"] for page in run.pages] == [257 + 2 * 144, 257]
     assert set(run.spans.query("stage == 'encoder'")["view"]) == {"global", "local"}
-    assert not failed(run_checks(run))
+    assert not with_verdict(run_checks(run), "fail")
 
 
 def test_a_static_step_makes_the_same_tokens(ocr2_session: OCRSession, run: PhaseRun) -> None:
@@ -530,5 +530,5 @@ def test_a_small_dummy_runs(tmp_path: Path) -> None:
     assert family_of(session.model).name == "deepseek-ocr-2"
     run = session.run_inference(RECEIPT, preset="small", **{**QUICK, "max_new_tokens": 3})
     assert run.model["name"] == SMALL_DUMMY_2
-    assert not failed(run_checks(run))
+    assert not with_verdict(run_checks(run), "fail")
     assert session.prepare(RECEIPT).views[0].preset.name == "crop"

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, INCONCLUSIVE, NOISY, in_units
-from ocr_phases.analyse.summary import step_table
+from ocr_phases.analyse.stages import step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element
 from ocr_phases.show.html import note_html, table_html

@@ -25,10 +25,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.floors import decode_floor
-from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_share
-from ocr_phases.analyse.typical import typical_repeat
+from ocr_phases.analyse.stages import stage_table, step_table, typical_repeat
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.record import PHASES, PREFILL_STAGES, PhaseRun
 from ocr_phases.show.bars import draw_bars
 from ocr_phases.show.figures import LiteralFigure, Margins
 from ocr_phases.show.overlay import printable
@@ -153,7 +152,7 @@ def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
 def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     """The prefill's stages as bars in ms with their share of it; vision by view, the rest in grey below.
 
-    Bars are the typical repeat's and add up to its prefill; the lines are p10 to p90 over all repeats.
+    Bars are medians over repeats, the lines their spread.
     ``ax`` are axes to draw on.
     """
     table = stage_table(run)
@@ -189,7 +188,7 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     axes.set_xlim(0, 1.18 * longest)
     axes.grid(visible=False, axis="y")
     time_axis(axes.xaxis, "time", ", line: p10 to p90 over repeats" if len(run.repeats) > 1 else "")
-    title_axes(axes, f"Vision is {percent_text(vision_share(run))} of a prefill of {ms_text(whole)}")
+    title_axes(axes, f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}")
     views = [view for view in ("global", "local") if (stages["view"] == view).any()]
     keys = [Patch(color=_VIEW_COLOURS[view], label=f"{view} view") for view in views]
     keys += [Patch(color=PURPLE, label="fusion with the text"), Patch(color="#b5b5b5", label="no vision")]
@@ -200,8 +199,7 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
 def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     """One repeat from its start, in ms: prepare and prefill by stage, and below it the whole with every step.
 
-    ``repeat`` defaults to the typical one (`ocr_phases.analyse.typical`). Device times, where the
-    device has a clock.
+    ``repeat`` defaults to the typical one (`typical_repeat`). Device times, where the device has a clock.
     """
     if repeat is None:
         repeat = typical_repeat(run)

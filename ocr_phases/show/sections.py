@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ocr_phases.analyse.checks import checks_verdict, run_checks
+from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.floors import why_no_floor
 from ocr_phases.analyse.kernels import has_kernels
-from ocr_phases.analyse.summary import step_table
+from ocr_phases.analyse.sentences import checks_verdict
+from ocr_phases.analyse.stages import step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, kernels_html, plots, regions
 from ocr_phases.show import kernels as kernel_plots
