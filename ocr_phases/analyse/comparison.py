@@ -29,13 +29,8 @@ from ocr_phases.analyse.text import plain_text
 from ocr_phases.analyse.truths import reference_of
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
 from ocr_phases.families import VISION_STAGES
-<<<<<<< HEAD
-from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.text import count_text, percent_text, stage_name
-=======
 from ocr_phases.record import PHASES, PhaseRun, elsewhere
-from ocr_phases.text import count_text, nearest, percent_text, stage_name
->>>>>>> main
+from ocr_phases.text import count_text, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     *("run", "metric", "verdict", "unit", "baseline", "other", "difference"),
