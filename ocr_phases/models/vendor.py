@@ -24,14 +24,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.files import write_atomic
 from ocr_phases.models.folders import (
     check_loaded,
     progress_bar_in_terminals,
     transformers_version,
 )
-from ocr_phases.text import nearest
 
 PINNED = "transformers==4.46.3 tokenizers==0.20.3"
 CONSTRAINED = "pip install -c constraints-4.46.txt"
@@ -51,9 +50,8 @@ def check_request(name: str, trust_remote_code: bool) -> None:
 
 def check_attention(attention: str | None) -> None:
     """Raise `OcrPhasesError` for a name that is none of `ATTENTIONS`."""
-    if attention not in (None, *ATTENTIONS):
-        hint = nearest(attention, ATTENTIONS)
-        raise OcrPhasesError(f"Unknown attention {attention!r}: use {' or '.join(ATTENTIONS)}.{hint}")
+    if attention is not None:
+        check_known("attention", attention, ATTENTIONS)
 
 
 def load_vendor(
