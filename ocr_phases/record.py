@@ -41,6 +41,7 @@ _OF_TOKEN = ("index", "id", "text", "source", "step", "cache_len", "region")
 _OF_STEP = ("device_ms", "device_ms_p10", "device_ms_p90", "host_ms")
 TOKEN_COLUMNS = (*_OF_TOKEN, *_OF_STEP, *PROBABILITY_COLUMNS)
 #: What stage coverage adds up and divides by the whole prefill.
+PHASES = ("prepare", "prefill", "decode", "generate")
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 _SPAN_TYPES = dict.fromkeys(SPAN_COLUMNS, "float64") | {
@@ -55,8 +56,8 @@ _EMBED_SIDE = 2_000
 
 #: What results show and do not hold, by the later room that has it: the package's only way up.
 _ELSEWHERE = {
-    "tokens_of": "analyse.tokens:tokens_of",
-    "stages": "analyse.summary:stage_table",
+    "tokens_of": "analyse.stages:tokens_of",
+    "stages": "analyse.stages:stage_table",
     "regions": "analyse.regions:regions_of",
     "quality_table": "analyse.quality:quality_table",
     "load_truth": "analyse.truths:load_truth",
@@ -177,7 +178,9 @@ class PhaseRun:
     def summary(self) -> dict[str, Any]:
         """Headline figures; times are milliseconds on the device clock, medians over repeats.
 
-        ``ttft_ms`` (time to first token) is prepare plus prefill in each repeat. Inter-token latency pools
+        ``page_ms`` is from the page's file to the last token, ``ttft_ms`` (time to first token) prepare plus
+        prefill in each repeat; medians need not add up. ``vision_share`` is of the prefill. Inter-token
+        latency pools
         the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
         ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase.
         ``stage_coverage`` is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is
@@ -203,7 +206,9 @@ class PhaseRun:
             "decode_ms": self._median("decode"),
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
+            "page_ms": _median(sum(self.repeat_ms(phase, phase) for phase in PHASES)),
             "vision_ms": _median(vision) if prefill.all() else None,
+            "vision_share": _median(vision / prefill) if prefill.all() else None,
             **{f"{stage}_ms": self._median("prefill", stage) for stage in VISION_STAGES},
             "text": self.text,
             "prepare_ms": self._median("prepare"),
@@ -219,6 +224,7 @@ class PhaseRun:
             "generate_ms": self._median("generate"),
             "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
             "decode_peak_bytes": max(peaks.get("decode", []), default=None),
+            "peak_bytes": max((max(values) for values in peaks.values() if values), default=None),
             "kv_cache_bytes": max(self.cache.get("bytes", []), default=None),
             "text_tokens": self.result.get("text_tokens"),
             "valid_image_tokens": valid,
@@ -278,13 +284,13 @@ class PhaseRun:
         clocks resolve), so that sums over tokens are exact in any order. ``region`` is the index of the
         grounding region the token belongs to, -1 before the first. In a batch a step's time is the whole
         batch's. ``probability`` (0 to 1) and ``margin`` (of logits) are those of
-        `ocr_phases.analyse.probabilities.token_probabilities`.
+        `ocr_phases.analyse.stages.token_probabilities`.
         """
         _nth(self.results, row, "row")
         return elsewhere("tokens_of")(self, row)
 
     tokens = token_table
-    stages = _Table("Time of each phase and its stages: `ocr_phases.analyse.summary.stage_table`.")
+    stages = _Table("Time of each phase and its stages: `ocr_phases.analyse.stages.stage_table`.")
     regions = _Table("What each region of the first row cost: `ocr_phases.analyse.regions.regions_of`.")
     floors = _Table("Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`.")
     checks = _Table("Every check, live and of the record: `ocr_phases.analyse.checks.checks_table`.")

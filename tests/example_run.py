@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
-from ocr_phases.analyse.checks import Check, run_checks
+from ocr_phases.analyse.checks import Verdict, run_checks
 from ocr_phases.analyse.scaling import FAILURE_COLUMNS
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
 from ocr_phases.report.render import page_report
@@ -209,7 +209,7 @@ def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
     return dataclasses.replace(run, spans=spans)
 
 
-def check_of(run: PhaseRun, name: str) -> Check:
+def check_of(run: PhaseRun, name: str) -> Verdict:
     (check,) = (check for check in run_checks(run) if check.name == name)
     return check
 

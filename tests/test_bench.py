@@ -345,7 +345,7 @@ def test_every_part_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "told"), [(15, ""), (5, ""), (3, "only 75 % of the time"), (1, "no interval")]
+    ("pairs", "told"), [(15, ""), (5, ""), (3, "3 pairs leave the intervals so wide"), (1, "no interval")]
 )
 def test_few_pairs_are_told(pairs: int, told: str) -> None:
     assert told in few_pairs(pairs)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch._inductor.runtime.benchmarking import InductorBenchmarker, benchmarker
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
-from ocr_phases.analyse.checks import failed, run_checks
-from ocr_phases.analyse.headline import verdict
+from ocr_phases.analyse.checks import run_checks, with_verdict
+from ocr_phases.analyse.sentences import verdict
 from ocr_phases.show.html import cards_html
 from ocr_phases.steps import execution as strategies
 from ocr_phases.steps.compiled import FusedForms, compiled_apart, first_largest, tuned_steadily
@@ -49,7 +49,7 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
 
     loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
     checks = {check.name: check for check in run_checks(loaded)}
-    assert not failed(checks.values())
+    assert not with_verdict(checks.values(), "fail")
     for name in ("parity", "cache_growth", "cache_linear", "attention_mask"):
         assert checks[name].verdict == "pass"
     assert checks["mask_handed_over"].measured.startswith("compiled steps do not call the model")

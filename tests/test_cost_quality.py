@@ -22,6 +22,7 @@ from test_quality_shown import TRUTH
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.comparison import SHARE, Comparison, in_units, text_changes
+from ocr_phases.analyse.regions import region_pairs
 from ocr_phases.analyse.scaling import (
     POINT_COLUMNS,
     SweepResult,
@@ -171,6 +172,18 @@ def test_compare_tells_what_a_change_does_to_the_text() -> None:
 
 
 TEXT_HEAVY = make_run().text.replace("light", "heavy")  # type: ignore[union-attr]
+
+
+def test_the_text_of_every_row_is_compared() -> None:
+    base = make_run(rows=2)
+    second = {**base.results[1], "text": TEXT_HEAVY}
+    other = dataclasses.replace(base, results=[base.results[0], second])
+    (agreement,) = text_changes(base, other)["other"]
+    (alone,) = text_changes(make_run(), make_run(text=TEXT_HEAVY))["other"]
+    assert agreement == pytest.approx((1.0 + alone) / 2)
+    assert "row 2" in Comparison([base, other], ["a", "b"]).text_diff
+    pairs = region_pairs([base, other], ["a", "b"])
+    assert set(pairs["row"]) == {1, 2} and pairs["b"].notna().all()
 
 
 def test_only_texts_of_one_page_and_one_truth_are_compared() -> None:

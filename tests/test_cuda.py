@@ -11,7 +11,7 @@ from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from golden_cases import golden_inputs
 
 from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode_step
-from ocr_phases.analyse.checks import failed, run_checks
+from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.steps.captured import max_cache_len_for
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.phases import generate
@@ -114,7 +114,7 @@ def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
     eager = cuda_session.run_inference(PAGES / "receipt.png", **options)
     run = cuda_session.run_inference(PAGES / "receipt.png", strategy=strategy, verify=True, **options)
     assert run.results == eager.results
-    assert not failed(run_checks(run))
+    assert not with_verdict(run_checks(run), "fail")
     setup = run.model["strategy_setup"]
     assert setup["capture_ms"] > 0
     assert setup["prefill_capture_ms"] is None  # experts in float32 wait for the device
@@ -150,7 +150,7 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
     options = {"preset": preset, "max_new_tokens": 40, "strategy": "cuda_graph", "repeats": 2, "warmup": 0}
     run = session.run_inference(PAGE, **options)
     assert run.model["strategy_setup"]["prefill_capture_ms"] > 0
-    assert not failed(run_checks(run))
+    assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(PAGE, preset=preset)
     step, _ = session.prepared.step("cuda_graph", 1, inputs.input_ids.shape[1], 40)
     plain = session.run_prefill(inputs, cache=step.fresh_cache())

@@ -39,9 +39,8 @@ from wording import says
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_pairs, region_table
+from ocr_phases.analyse.stages import one_repeat, step_table, typical_repeat
 from ocr_phases.analyse.statistics import LEAST_REPEATS
-from ocr_phases.analyse.summary import PHASES, step_table
-from ocr_phases.analyse.typical import typical_run
 from ocr_phases.errors import stop_signals
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import Asked
@@ -57,6 +56,7 @@ from ocr_phases.explorer.view import LiveView, View
 from ocr_phases.explorer.view_data import row_data, timeline_data
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
+from ocr_phases.record import PHASES
 from ocr_phases.settings import Settings
 from ocr_phases.setup import Setup
 from ocr_phases.show.sections import Section
@@ -304,7 +304,7 @@ def test_all_pages_of_a_prompt_are_there():
 
 
 def test_the_timeline_has_every_span_of_the_typical_repeat(run: PhaseRun):
-    data, spans = timeline_data(run, 0), typical_run(run).spans
+    data, spans = timeline_data(run, 0), one_repeat(run, typical_repeat(run)).spans
     lanes = {lane["name"]: lane for lane in data["lanes"]}
     assert [name for name in lanes if name in PHASES] == ["prepare", "prefill", "decode"]
     assert {"SAM global", "SAM local", "decode step"} < set(lanes)

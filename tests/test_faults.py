@@ -33,9 +33,10 @@ from wording import says
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases import session as session_module
-from ocr_phases.analyse.checks import checks_verdict, run_checks
+from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
+from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
 from ocr_phases.collectors.parity import bfloat16_step

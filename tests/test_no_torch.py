@@ -73,7 +73,7 @@ sys.modules["torch"] = None  # an import of it would now fail
 sys.path.insert(0, sys.argv[2])
 from example_run import make_run
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.headline import verdict
+from ocr_phases.analyse.sentences import verdict
 from ocr_phases.show import figures, html, plots
 run = PhaseRun.load(make_run().save(sys.argv[1]))
 assert verdict(run) and html.header_html(run) and figures.figure_png(plots.plot_phase_timeline(run))

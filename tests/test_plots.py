@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from wording import says
 
-from ocr_phases.analyse.summary import vision_share
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.bars import draw_bars
 from ocr_phases.show.figures import figure_png
@@ -127,7 +126,7 @@ def test_tokens_are_drawn_as_they_are_and_not_as_mathematics() -> None:
 
 def test_vision_names_views_shares_and_the_rest() -> None:
     said = words(plot_vision_stages(make_run()))
-    share = percent_text(vision_share(make_run()))
+    share = percent_text(make_run()["vision_share"])
     assert {"SAM local", "SAM global", "CLIP local", "language model", "between stages"} <= set(said)
     assert any(text.startswith(f"Vision is {share} of a prefill") for text in said)
     assert not any("local" in text for text in words(plot_vision_stages(make_run(crops=False))))

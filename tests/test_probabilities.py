@@ -24,8 +24,8 @@ from benchmarks import uncertain_regions
 from benchmarks.quality_figures import DOCUMENT
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.analyse.headline import account
-from ocr_phases.analyse.probabilities import UNCERTAIN_BELOW, uncertain_sentence
+from ocr_phases.analyse.sentences import account, uncertain_sentence
+from ocr_phases.analyse.stages import UNCERTAIN_BELOW
 from ocr_phases.collectors import probabilities
 from ocr_phases.collectors.probabilities import Sureness, token_probabilities, windowed_mask
 from ocr_phases.explorer.view_data import row_data

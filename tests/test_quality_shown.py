@@ -20,8 +20,8 @@ from refusals import refused
 from benchmarks import quality_figures
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import pixel_box
-from ocr_phases.analyse.headline import key_metrics
 from ocr_phases.analyse.quality import quality_of, quality_table
+from ocr_phases.analyse.sentences import key_metrics
 from ocr_phases.analyse.text import DIFFERENCE_COLUMNS, plain_text, region_differences, word_edits
 from ocr_phases.analyse.truths import load_truth, page_truth, reference_of
 from ocr_phases.cli import main

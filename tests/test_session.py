@@ -370,7 +370,7 @@ def test_dummy_runs_the_asked_number_of_tokens():
         ({"first_token": "none"}, "Unknown first_token 'none'"),
         ({"strategy": "magic"}, "Unknown strategy 'magic'"),
         ({"generate": True, "first_token": "redecode"}, "drop one of the two"),
-        ({"infer": {"heat": 1}}, "does not know heat"),
+        ({"infer": {"heat": 1}}, "Unknown entry 'heat' of infer"),
         ({"infer": {"temperature": -1}}, "temperature is -1"),
         ({"infer": {"top_p": 0}}, "top_p is 0"),
         ({"infer": {"temperature": math.inf}}, "temperature is inf: give a number <= 1e"),

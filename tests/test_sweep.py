@@ -299,7 +299,7 @@ def test_models_stand_side_by_side(swept: Path) -> None:
         "unlimited-ocr/small-eager-b1-n3",
     ]
     assert sorted(found.failures["cell"]) == [f"{model}/large-eager-b1-n3" for model in models[1:]]
-    assert all("There is no preset" in reason for reason in found.failures["reason"])
+    assert all("Unknown preset" in reason for reason in found.failures["reason"])
     # The job that all of them have is compared, not the longest prompt of each.
     compared = models_sentence(found.table)
     assert compared in found.verdict
@@ -387,6 +387,33 @@ def test_the_prefills_sentence_is_of_two_cells_that_compare() -> None:
         assert [ms_text(ms) for ms in mine["prefill_ms"]] == [took]
         ends.append((strategy, vision, tokens))
     assert ends[0] == ends[1]
+
+
+def at_pace(run: PhaseRun, *factors: float, strategy: str = "eager") -> PhaseRun:
+    """The record as another strategy's, each repeat so many times as long."""
+    pace = run.spans["repeat"].map(dict(enumerate(factors)))
+    spans = run.spans.assign(device_ms=run.spans["device_ms"] * pace)
+    return dataclasses.replace(run, spans=spans, model={**run.model, "strategy": strategy})
+
+
+def test_noisy_cells_come_first_and_are_never_the_best() -> None:
+    run = make_run()
+    quiet, quick = at_pace(run, 1.0, 1.0, 1.0), at_pace(run, 0.5, 0.5, 0.5, strategy="cuda_graph")
+    loud = at_pace(run, 0.1, 0.2, 0.1, strategy="compiled")
+    found = SweepResult({"quiet": quiet, "quick": quick, "loud": loud}, failed_cells())
+    first, _, rest = found.verdict.partition(". ")
+    assert says(first, "repeat spread", "loud")
+    assert found.recommended()[0] == "quick" and says(rest, "Take cuda_graph decode", "pages per minute")
+    best = rest[rest.index("The fastest decode step") :]
+    assert best.count("cuda_graph") == 2 and "compiled" not in best
+    # What the repeats do not tell apart has no fastest, and a single repeat tells nothing apart.
+    alike = SweepResult(
+        {"a": quiet, "b": at_pace(run, 1.01, 0.99, 1.0, strategy="cuda_graph")}, failed_cells()
+    )
+    assert "fastest" not in alike.verdict and says(alike.verdict, "repeats do not tell")
+    once = make_run(repeats=1)
+    single = SweepResult({"a": once, "b": at_pace(once, 0.5, strategy="cuda_graph")}, failed_cells())
+    assert single.recommended() is None and says(single.verdict, "single repeat", "nothing is called fastest")
 
 
 def test_curves_are_the_longest_outputs_in_few_points() -> None:

@@ -8,24 +8,27 @@ for its figures to be trusted; ``note`` that something is worth knowing; ``n/a``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import tomllib
 
-from ocr_phases.analyse.check_texts import EXPECTATIONS, NOT_IN_RECORD, RULES, STOPPED, CheckText
-from ocr_phases.analyse.kept import kept
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
-from ocr_phases.analyse.noise import FINDINGS, is_noisy
-from ocr_phases.analyse.steps import (
+from ocr_phases.analyse.noise import NOISE, is_noisy
+from ocr_phases.analyse.stages import (
+    OUTLIER_FACTOR,
+    SPIKE_FACTOR,
     Trend,
-    cache_read_slope,
+    attended,
+    cached,
     decode_trend,
-    outlier_causes,
-    repetition_loop,
+    stage_repeats,
+    step_repeats,
+    step_table,
 )
-from ocr_phases.analyse.summary import vision_share
-from ocr_phases.analyse.typical import one_repeat, typical_run
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
@@ -33,7 +36,17 @@ from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
 
+_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+RULES: dict[str, dict[str, Any]] = _TEXTS["rules"]
+EXPECTATIONS: dict[str, dict[str, Any]] = _TEXTS["expectations"]
+_RULE_OF_THUMB = "A rule of thumb for the full model on any GPU."
+_UNKNOWN = {"fix": "Measure again with this version of ocr_phases."}
+
 STAGE_COVERAGE = 0.97
+#: A loop: a period of at most so many tokens, at least so often and over at least so many tokens at the end.
+LOOP_PERIOD = 64
+LOOP_TIMES = 4
+LOOP_TOKENS = 48
 # Clocks read a little apart may add up to a little more than the whole.
 _OVERLAP = 1.01
 # Up to here two peaks of memory count as the same: they differ by an allocation or two.
@@ -43,33 +56,82 @@ _SAME_MEMORY = 1.01
 _DRIFT = 0.10
 _RUNAWAY = 0.50
 _SLOW_READS = 4.0
+_CACHE_BLOCK = 256
 _NAMED_STEPS = 3
 _PUBLISHED_PARAMETERS = 3_000_000_000  # the three families have 3.3 to 3.4 billion
 
 
 @dataclass(frozen=True)
-class Check:
-    """One item of the checklist with its verdict, one of `VERDICTS`."""
+class Verdict:
+    """One check: its ``verdict``, one of `VERDICTS`, with what was measured beside what is expected.
 
-    name: str
+    ``why`` says why it matters and ``fix`` what to do. Of noise, ``reason`` names what was found in a clause
+    and ``remedy`` what to do about it.
+    """
+
     verdict: str
-    expected: str
     measured: str
+    name: str = ""
+    expected: str = ""
     why: str = ""
     fix: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name in words."""
+        return self.name.replace("_", " ")
 
 
-Found = tuple[str, str]  # verdict and what was measured
-
-
-@kept
-def run_checks(run: PhaseRun) -> list[Check]:
+@cached
+def run_checks(run: PhaseRun) -> list[Verdict]:
     """Run every check on a record of any kind and age: the rules, then the published expectations.
 
     The expectations are for a model of the published size on a GPU: other records have none.
     """
-    expected = EXPECTATIONS.items() if _of_published_size(run) else ()
-    return run_rules(run) + [_check(name, text, _EXPECTED[name](run)) for name, text in expected]
+    return run_rules(run) + (_expectations(run) if _of_published_size(run) else [])
+
+
+def run_rules(run: PhaseRun) -> list[Verdict]:
+    """The checks that say whether a record may be believed, without the expectations."""
+    live = {str(check.get("name")): check for check in run.live_checks}
+    checks = []
+    for name, texts in RULES.items():
+        if name in _FROM_RECORD:
+            check = _FROM_RECORD[name](run)
+        elif name in live:
+            check = _live(live[name], _expected_of(run, name))
+        else:
+            check = Verdict("n/a", _why_missing(run, name))
+        checks.append(_worded(name, texts, check))
+    for name in live:
+        if name not in RULES:
+            checks.append(_worded(name, _TEXTS["stopped"].get(name, _UNKNOWN), _live(live[name])))
+    return checks
+
+
+def noisy_checks(run: PhaseRun) -> list[Verdict]:
+    """The checks that found the machine too busy to trust the figures."""
+    checks = [_worded(name, RULES[name], _FROM_RECORD[name](run)) for name in NOISE]
+    return with_verdict(checks, "noisy")
+
+
+def checks_table(run: PhaseRun) -> pd.DataFrame:
+    """`run_checks` as a table, columns `CHECK_COLUMNS`."""
+    rows = [[getattr(check, column) for column in CHECK_COLUMNS] for check in run_checks(run)]
+    return pd.DataFrame(rows, columns=list(CHECK_COLUMNS))
+
+
+def with_verdict(checks: Iterable[Verdict], verdict: str) -> list[Verdict]:
+    """The checks of one verdict: ``fail`` for what broke the measurement."""
+    return [check for check in checks if check.verdict == verdict]
+
+
+def worst_verdict(checks: Sequence[Verdict]) -> str:
+    """The overall verdict: fail, noisy or pass."""
+    verdicts = {check.verdict for check in checks}
+    return next((verdict for verdict in ("fail", "noisy") if verdict in verdicts), "pass")
 
 
 def _of_published_size(run: PhaseRun) -> bool:
@@ -77,73 +139,15 @@ def _of_published_size(run: PhaseRun) -> bool:
     return run.device.get("kind") == "cuda" and parameters.get("total", 0) >= _PUBLISHED_PARAMETERS
 
 
-def run_rules(run: PhaseRun) -> list[Check]:
-    """The checks that say whether a record may be believed, without the expectations."""
-    stored = {str(check.get("name")): check for check in run.live_checks}
-    checks = []
-    for name, text in RULES.items():
-        compute = _FROM_RECORD.get(name)
-        if compute is not None:
-            checks.append(_check(name, text, compute(run)))
-        elif name in stored:
-            kept = stored[name]
-            found = (str(kept.get("verdict", "n/a")), str(kept.get("measured", "")))
-            checks.append(_check(name, text, found, kept.get("expected") or _expected_of(run, name)))
-        else:
-            checks.append(_check(name, text, ("n/a", _why_missing(run, name))))
-    for name, kept in stored.items():
-        if name not in RULES:
-            found = (str(kept.get("verdict", "n/a")), str(kept.get("measured", "")))
-            checks.append(
-                _check(name, STOPPED.get(name, NOT_IN_RECORD), found, str(kept.get("expected", "")))
-            )
-    return checks
+def _live(check: dict[str, Any], expected: str = "") -> Verdict:
+    verdict, measured = str(check.get("verdict", "n/a")), str(check.get("measured", ""))
+    return Verdict(verdict, measured, expected=str(check.get("expected", "")) or expected)
 
 
-def checks_table(run: PhaseRun) -> pd.DataFrame:
-    """`run_checks` as a table, columns `CHECK_COLUMNS`."""
-    return pd.DataFrame([asdict(check) for check in run_checks(run)], columns=list(CHECK_COLUMNS))
-
-
-def failed(checks: Iterable[Check]) -> list[Check]:
-    """The checks that found the measurement broken."""
-    return [check for check in checks if check.verdict == "fail"]
-
-
-def noisy(checks: Iterable[Check]) -> list[Check]:
-    """The checks that found the machine too busy to trust the figures."""
-    return [check for check in checks if check.verdict == "noisy"]
-
-
-def worst_verdict(checks: Sequence[Check]) -> str:
-    """The overall verdict: fail, noisy or pass."""
-    return "fail" if failed(checks) else "noisy" if noisy(checks) else "pass"
-
-
-def checks_verdict(checks: Sequence[Check]) -> str:
-    """The result of all checks, in one or two sentences of plain text."""
-    broken = failed(checks)
-    rules = [check for check in checks if check.name not in EXPECTATIONS]
-    passed = sum(check.verdict == "pass" for check in rules)
-    notes = [check.name.replace("_", " ") for check in rules if check.verdict == "note"]
-    if broken:
-        names = ", ".join(check.name.replace("_", " ") for check in broken)
-        return f"Do not trust these times: {len(broken)} of {len(rules)} checks failed ({names})."
-    silent = sum(check.verdict == "n/a" for check in rules)
-    sentence = f"No check failed: {passed} of {len(rules)} passed"
-    busy = [check.name.replace("_", " ") for check in noisy(checks)]
-    if busy:
-        sentence = (
-            f"The machine was too busy ({', '.join(busy)}), so do not trust these figures. The measurement "
-            f"itself is sound: {passed} of {len(rules)} checks passed"
-        )
-    sentence += f", {silent} had no data." if silent else "."
-    return f"{sentence} Worth a look: {', '.join(notes)}." if notes else sentence
-
-
-def _check(name: str, text: CheckText, found: Found, expected: str = "") -> Check:
-    verdict, measured = found
-    return Check(name, verdict, expected or text.expected, measured, text.why, text.fix)
+def _worded(name: str, texts: dict[str, Any], check: Verdict) -> Verdict:
+    expected = check.expected or texts.get("expected", "")
+    why = texts.get("why", _RULE_OF_THUMB if name in EXPECTATIONS else "")
+    return replace(check, name=name, expected=expected, why=why, fix=texts["fix"])
 
 
 def _expected_of(run: PhaseRun, name: str) -> str:
@@ -154,7 +158,7 @@ def _expected_of(run: PhaseRun, name: str) -> str:
         )
     if name == "parity":
         low = run.request.get("autocast") or run.model["dtype"] != "float32"
-        return RULES[name].expected + (", or a tie where they first differ" if low else ", all of them")
+        return RULES[name]["expected"] + (", or a tie where they first differ" if low else ", all of them")
     return ""
 
 
@@ -174,13 +178,13 @@ def _has_steps(run: PhaseRun) -> bool:
     return bool((run.spans["stage"] == "decode_step").any())
 
 
-_NO_STEPS: Found = ("n/a", "there was no decode step")
+_NO_STEPS = Verdict("n/a", "there was no decode step")
 
 
 # -- rules that follow from a saved record ------------------------------------------------------------
 
 
-def _vision_in_prefill_only(run: PhaseRun) -> Found:
+def _vision_in_prefill_only(run: PhaseRun) -> Verdict:
     spans = run.spans
     if not _has_steps(run):
         return _NO_STEPS
@@ -188,121 +192,167 @@ def _vision_in_prefill_only(run: PhaseRun) -> Found:
     if len(vision):
         steps = vision["step"].nunique()
         names = ", ".join(sorted(vision["stage"].unique()))
-        return "fail", f"{names} ran in {steps} steps and took {ms_text(float(vision['device_ms'].sum()))}"
+        took = ms_text(float(vision["device_ms"].sum()))
+        return Verdict("fail", f"{names} ran in {steps} steps and took {took}")
     ran, profiled = vision_in_decode(run) if has_kernels(run) else (None, "")
     if ran:
-        return "fail", profiled
+        return Verdict("fail", profiled)
     if run.model["strategy"] != "eager":
-        return ("n/a", f"{run.model['strategy']} steps show no stages") if ran is None else ("pass", profiled)
+        unseen = Verdict("n/a", f"{run.model['strategy']} steps show no stages")
+        return unseen if ran is None else Verdict("pass", profiled)
     spans_seen = f"no vision span among {int((spans['phase'] == 'decode').sum()):,} of decode"
-    return "pass", f"{spans_seen}; {profiled}" if profiled else spans_seen
+    return Verdict("pass", f"{spans_seen}; {profiled}" if profiled else spans_seen)
 
 
-def _cache_linear(run: PhaseRun) -> Found:
+def _cache_linear(run: PhaseRun) -> Verdict:
     lengths, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
     each = run.cache.get("bytes_per_token")
     if len(sizes) < 2 or not each:
-        return "n/a", "the cache did not grow"
+        return Verdict("n/a", "the cache did not grow")
     good = [size == length * each for length, size in zip(lengths, sizes, strict=False)]
     text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
     off = good.count(False) + abs(len(lengths) - len(sizes))
-    return ("fail", f"{text}; {off} of {len(sizes)} off the line") if off else ("pass", text)
+    return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line") if off else Verdict("pass", text)
 
 
-def _decode_memory(run: PhaseRun) -> Found:
+def _decode_memory(run: PhaseRun) -> Verdict:
     """Above the prefill's peak by more than the cache's own growth, something is kept that should not be."""
-    metrics = run.summary()
-    prefill, decode = metrics["prefill_peak_bytes"], metrics["decode_peak_bytes"]
+    prefill, decode = run["prefill_peak_bytes"], run["decode_peak_bytes"]
     if prefill is None or decode is None:
-        return "n/a", "memory was not counted"
+        return Verdict("n/a", "memory was not counted")
     text = f"{bytes_text(decode)} in decode, {bytes_text(prefill)} in the prefill"
     of_model = run.memory.get("source") == "cuda_peak_allocated"
     sizes = run.cache.get("bytes") or [0]
     # While a cache is copied to a larger one, the old one is still there.
     explained = not of_model or decode <= prefill + 2 * (sizes[-1] - sizes[0])
     if decode <= prefill * (_SAME_MEMORY if explained else 1):
-        return "pass", text
+        return Verdict("pass", text)
     if not explained:
-        return "fail", f"{text}; the cache grew by {bytes_text(sizes[-1] - sizes[0])} only"
+        return Verdict("fail", f"{text}; the cache grew by {bytes_text(sizes[-1] - sizes[0])} only")
     why = "the growing cache explains it" if of_model else "the whole process is counted, not the model alone"
-    return "note", f"{text}; {why}"
+    return Verdict("note", f"{text}; {why}")
 
 
-def _stage_coverage(run: PhaseRun) -> Found:
-    metrics = typical_run(run).summary()  # beside the stages of that repeat
-    coverage = metrics["stage_coverage"]
-    if coverage is None or metrics["prefill_ms"] is None:
-        return "n/a", "there is no prefill"
+def _stage_coverage(run: PhaseRun) -> Verdict:
+    coverage = run["stage_coverage"]
+    if coverage is None:
+        return Verdict("n/a", "there is no prefill")
+    text = f"{coverage * 100:.1f} %"
     if coverage > _OVERLAP:
-        return "fail", f"{coverage * 100:.1f} %: stages overlap, so one is counted twice"
-    return ("pass" if coverage >= STAGE_COVERAGE else "note"), f"{coverage * 100:.1f} %"
+        return Verdict("fail", f"{text}: stages overlap, so one is counted twice")
+    return Verdict("pass" if coverage >= STAGE_COVERAGE else "note", text)
 
 
-def _decode_trend(run: PhaseRun) -> Found:
+def _decode_trend(run: PhaseRun) -> Verdict:
     trend = decode_trend(run)
     if trend is None:
-        return "n/a", "too few steps for a trend"
-    text = f"{trend.slope * 1e3:+.3f} µs a cached token, {trend.text}"
+        return Verdict("n/a", "too few steps for a trend")
+    text = f"{trend.slope * 1e3:+.3f} µs a cached token, {trend_text(trend)}"
     if is_noisy(run):
-        return "n/a", f"{text}; the machine was too busy to judge it"
-    due = cache_read_slope(run)
-    if due is None:
-        clear = "beyond" if abs(trend.share) > _DRIFT else "within"
-        return "note", f"{text}, {clear} the usual drift of a machine; no measured bandwidth to compare with"
+        return Verdict("n/a", f"{text}; the machine was too busy to judge it")
+    bandwidth = (run.device.get("ceilings") or {}).get("bandwidth_bytes_per_s")
+    per_token = run.cache.get("bytes_per_token")
+    if not bandwidth or not per_token:
+        place = "beyond" if abs(trend.shares[0]) > _DRIFT else "within"
+        drift = f"{place} the usual drift of a machine; no measured bandwidth to compare with"
+        return Verdict("note", f"{text}, {drift}")
+    due = per_token / bandwidth * 1e3
     text += f"; its bytes alone cost {due * 1e3:.3f} µs"
-    excess = _excess(trend, due)
-    if excess <= _RUNAWAY:
-        return ("pass" if excess <= _DRIFT else "note"), text
-    # The model's own growth is in every repeat; one repeat alone cannot be told from a neighbour's start.
-    each = [decode_trend(one_repeat(run, number)) for number in run.repeats]
-    held = [trend is not None and _excess(trend, due) > _RUNAWAY for trend in each]
-    if len(held) > 1 and all(held):
-        return "fail", text
-    return "note", f"{text}; in {sum(held)} of {len(held)} repeat{'s' if len(held) > 1 else ''}"
+    # The growth beyond what slow reads of the cache explain, as a part of the median step. One repeat alone
+    # cannot be told from a neighbour's start; repeats that differ are noisy.
+    excess = (trend.slope - _SLOW_READS * due) * trend.span / trend.step_ms
+    runaway = excess > _RUNAWAY and len(run.repeats) > 1
+    return Verdict("fail" if runaway else "pass" if excess <= _DRIFT else "note", text)
 
 
-def _excess(trend: Trend, due: float) -> float:
-    """The growth over the run beyond what slow reads of the cache explain, as a part of the median step."""
-    return (trend.growth - _SLOW_READS * due * trend.span) / trend.step_ms
+def trend_text(trend: Trend) -> str:
+    """``"12 % of a step over the run (95 % interval 10 % to 14 %)"``."""
+    share, low, high = map(percent_text, trend.shares)
+    return f"{share} of a step over the run (95 % interval {low} to {high})"
 
 
-def _outlier_steps(run: PhaseRun) -> Found:
+def _outlier_steps(run: PhaseRun) -> Verdict:
     if not _has_steps(run):
         return _NO_STEPS
     causes = outlier_causes(run)
     if not causes:
-        return "pass", "none"
+        return Verdict("pass", "none")
     named = "; ".join(f"step {step}: {cause}" for step, cause in causes[:_NAMED_STEPS])
     more = f"; and {len(causes) - _NAMED_STEPS} more" if len(causes) > _NAMED_STEPS else ""
-    return "note", named + more
+    return Verdict("note", named + more)
 
 
-def _repetition_loop(run: PhaseRun) -> Found:
-    found = []
+def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
+    """The outlier steps, each with its likely cause."""
+    table, each, host = step_table(run), step_repeats(run), step_repeats(run, "host_ms")
+    median = float(table["device_ms"].median()) if len(table) else 0.0
+    late = OUTLIER_FACTOR * float(host.median(axis=1).median()) if len(host) else 0.0
+    slow = table[table["outlier"]]
+    return [
+        (int(step), _cause(run, int(step), cache_len, each.loc[step] / median, host.loc[step] > late))
+        for step, cache_len in zip(slow["step"], slow["cache_len"], strict=True)
+    ]
+
+
+def _cause(run: PhaseRun, step: int, cache_len: Any, times: pd.Series, late: pd.Series) -> str:
+    """``times`` are the step's over the median step, ``late`` says a slow host; a value a repeat."""
+    every = run.request.get("eos_check_every") or 1
+    slow = times > OUTLIER_FACTOR
+    if step == 0:
+        return "the first step, which sets up what the others reuse"
+    if not slow.all() and (slow.mean() <= 0.5 or times.max() > SPIKE_FACTOR):
+        return f"in {slow.sum()} of {count_text(len(times), 'repeat')}: something else ran on this machine"
+    if every > 1 and (step + 1) % every == 0:
+        return "the end token is read here, which waits for the device"
+    # The step that made cache_len entries is the first to hold one more than a full block.
+    grew = isinstance(cache_len, int | np.integer) and attended(run, np.array(cache_len)) == cache_len
+    if grew and int(cache_len) % _CACHE_BLOCK <= 1:
+        return f"the cache reached {int(cache_len)} entries: it moves to larger memory or another kernel"
+    if run.device.get("kind") != "cuda":
+        return "the host was held up"
+    return "the host was late, so the device waited" if late.all() else "the device itself took longer"
+
+
+def _repetition_loop(run: PhaseRun) -> Verdict:
+    loops = []
     for row, result in enumerate(run.results):
         ids = result["ids"][:-1] if result.get("finish_reason") == "eos" else result["ids"]
         loop = repetition_loop(ids)
         if loop is not None:
             period, covered = loop
-            where = f"row {row}: " if len(run.results) > 1 else ""
+            where = f"row {row + 1}: " if len(run.results) > 1 else ""
             what = count_text(period, "token")
-            found.append(f"{where}{what} repeated over the last {covered} of {len(ids)} tokens")
-    if not found:
-        return "pass", "none"
+            loops.append(f"{where}{what} repeated over the last {covered} of {len(ids)} tokens")
+    if not loops:
+        return Verdict("pass", "none")
     ignored = "; the end token was ignored, which makes this likely" if run.request.get("ignore_eos") else ""
-    return "note", f"{'; '.join(found)}{ignored}"
+    return Verdict("note", f"{'; '.join(loops)}{ignored}")
 
 
-def _noise(name: str) -> Callable[[PhaseRun], Found]:
-    def found(run: PhaseRun) -> Found:
-        finding = FINDINGS[name](run)
-        return finding.verdict, finding.measured
+def repetition_loop(ids: Sequence[int]) -> tuple[int, int] | None:
+    """The loop that ``ids`` end in, as (period, tokens it covers); None for none.
 
-    return found
+    The shortest period counts; what the loop covers may end within a period, as a token limit cuts it.
+    """
+    for period in range(1, min(LOOP_PERIOD, len(ids) // LOOP_TIMES) + 1):
+        covered = period
+        while covered < len(ids) and ids[-1 - covered] == ids[-1 - covered + period]:
+            covered += 1
+        if covered >= max(LOOP_TIMES * period, LOOP_TOKENS):
+            return period, covered
+    return None
 
 
-_FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
-    **{name: _noise(name) for name in FINDINGS},
+def _noise(name: str) -> Callable[[PhaseRun], Verdict]:
+    def judge(run: PhaseRun) -> Verdict:
+        finding = NOISE[name](run)
+        return Verdict(finding.verdict, finding.measured, reason=finding.reason, remedy=finding.remedy)
+
+    return judge
+
+
+_FROM_RECORD: dict[str, Callable[[PhaseRun], Verdict]] = {
+    **{name: _noise(name) for name in NOISE},
     "vision_in_prefill_only": _vision_in_prefill_only,
     "cache_linear": _cache_linear,
     "decode_memory": _decode_memory,
@@ -316,99 +366,61 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Found]] = {
 # -- the published expectations: notes, never more ---------------------------------------------------
 
 
-def _in_range(value: float | None, low: float, high: float, text: str) -> Found:
-    if value is None or not np.isfinite(value):
-        return "n/a", "not in this record"
-    return "note", f"{'in range' if low <= value <= high else 'out of range'}: {text}"
+def _expectations(run: PhaseRun) -> list[Verdict]:
+    checks = []
+    for name, texts in EXPECTATIONS.items():
+        value, text = _expected_values(run)[name]
+        low, high = texts["range"]
+        if value is None or not np.isfinite(value):
+            check = Verdict("n/a", text or "not in this record")
+        else:
+            check = Verdict("note", f"{'in range' if low <= value <= high else 'out of range'}: {text}")
+        checks.append(_worded(name, texts, check))
+    return checks
 
 
-def _expected_prefill(run: PhaseRun) -> Found:
-    total = typical_run(run)["prefill_ms"]
-    return _in_range(total, 50.0, 200.0, ms_text(total))
+@cached
+def _expected_values(run: PhaseRun) -> dict[str, tuple[float | None, str]]:
+    """The value of each expectation and its text; None where there is none, with the reason if known."""
+    prefill, step, language = run["prefill_ms"], run["inter_token_ms"], run["prefill_language_model_ms"]
+    peaks, trend = (run["decode_peak_bytes"], run["prefill_peak_bytes"]), decode_trend(run)
+    decode = stage_repeats(run).median(axis=1)
+    forward = sum(decode.get(("decode", stage, ""), np.nan) for stage in ("language_model", "lm_head"))
+    shares = {
+        "expected_vision_share": run["vision_share"],
+        "expected_language_share": _ratio(language, prefill),
+        "expected_forward_share": _ratio(forward, decode.get(("decode", "decode", ""))),
+    }
+    ratio, memory = _ratio(prefill, step), _ratio(*peaks)
+    return {
+        "expected_prefill": (prefill, ms_text(prefill) if prefill else ""),
+        "expected_decode_step": (step, ms_text(step) if step else ""),
+        "expected_ratio": (ratio, f"{ratio:.1f} steps" if ratio else ""),
+        **{name: (share, percent_text(share) if share else "") for name, share in shares.items()},
+        "expected_constant_decode": (trend.shares[0], trend_text(trend))
+        if trend
+        else (None, "too few steps for a trend"),
+        "expected_memory": (memory, f"{percent_text(memory)} of the prefill's peak" if memory else ""),
+        "expected_cache_write": _cache_share(run, "prefill", ("kv_update",)),
+        "expected_cache_update": _cache_share(run, "decode", ("kv_update", "attention")),
+    }
 
 
-def _expected_decode_step(run: PhaseRun) -> Found:
-    step = typical_run(run)["inter_token_ms"]
-    return _in_range(step, 5.0, 20.0, ms_text(step))
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if whole and part is not None else None
 
 
-def _expected_ratio(run: PhaseRun) -> Found:
-    metrics = typical_run(run).summary()
-    prefill, step = metrics["prefill_ms"], metrics["inter_token_ms"]
-    ratio = prefill / step if prefill and step else None
-    return _in_range(ratio, 5.0, 15.0, f"{ratio or 0:.1f} steps")
-
-
-def _expected_vision_share(run: PhaseRun) -> Found:
-    share = vision_share(run)
-    return _in_range(share, 0.30, 0.50, percent_text(share))
-
-
-def _expected_language_share(run: PhaseRun) -> Found:
-    metrics = typical_run(run).summary()
-    total, language_model = metrics["prefill_ms"], metrics["prefill_language_model_ms"]
-    share = language_model / total if total and language_model is not None else None
-    return _in_range(share, 0.40, 0.60, percent_text(share))
-
-
-def _expected_forward_share(run: PhaseRun) -> Found:
-    spans = typical_run(run).spans
-    spans = spans[spans["phase"] == "decode"]
-    sums = spans.groupby("stage")["device_ms"].sum()
-    total = float(sums.get("decode", 0.0))
-    if not total or "language_model" not in sums:
-        return "n/a", "not in this record"
-    share = float(sums["language_model"] + sums.get("lm_head", 0.0)) / total
-    return _in_range(share, 0.90, 0.95, percent_text(share))
-
-
-def _expected_constant_decode(run: PhaseRun) -> Found:
-    trend = decode_trend(run)
-    if trend is None:
-        return "n/a", "too few steps for a trend"
-    return _in_range(trend.share, -_DRIFT, _DRIFT, trend.text)
-
-
-def _expected_memory(run: PhaseRun) -> Found:
-    metrics = run.summary()
-    prefill, decode = metrics["prefill_peak_bytes"], metrics["decode_peak_bytes"]
-    ratio = decode / prefill if prefill and decode is not None else None
-    return _in_range(ratio, 0.0, 1.0, f"{percent_text(ratio)} of the prefill's peak")
-
-
-def _expected_cache_write(run: PhaseRun) -> Found:
-    return _cache_share(run, "prefill", ("kv_update",))
-
-
-def _expected_cache_update(run: PhaseRun) -> Found:
-    return _cache_share(run, "decode", ("kv_update", "attention"))
-
-
-def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> Found:
+def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> tuple[float | None, str]:
     """The cache's part of the device's work in a phase."""
     if not has_kernels(run):
-        return "n/a", "needs kernel times (kernels=True, on a CUDA device)"
+        return None, "needs kernel times (kernels=True, on a CUDA device)"
     table = kv_cache_share(run)
     mine = table[(table["phase"] == phase) & table["part"].isin(parts)]
     if mine.empty:
-        return "n/a", "the profiler saw no such kernel"
+        return None, "the profiler saw no such kernel"
     if set(mine["part"]) != set(parts):
-        return "n/a", "a captured graph does not show which kernels are attention"
+        return None, "a captured graph does not show which kernels are attention"
     shares = zip(mine["part"], mine["of_busy"], strict=True)
     each = [f"{str(part).replace('_', ' ')} {percent_text(share)}" for part, share in shares]
     share = float(mine["of_busy"].sum())
-    return _in_range(share, 0.05, 0.10, f"{percent_text(share)} of the GPU's work ({', '.join(each)})")
-
-
-_EXPECTED: dict[str, Callable[[PhaseRun], Found]] = {
-    "expected_prefill": _expected_prefill,
-    "expected_decode_step": _expected_decode_step,
-    "expected_ratio": _expected_ratio,
-    "expected_vision_share": _expected_vision_share,
-    "expected_language_share": _expected_language_share,
-    "expected_cache_write": _expected_cache_write,
-    "expected_forward_share": _expected_forward_share,
-    "expected_cache_update": _expected_cache_update,
-    "expected_constant_decode": _expected_constant_decode,
-    "expected_memory": _expected_memory,
-}
+    return share, f"{percent_text(share)} of the GPU's work ({', '.join(each)})"

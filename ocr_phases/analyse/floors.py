@@ -8,23 +8,29 @@ one another, so the floor of a whole is the sum of its stages'. MFU (Chowdhery e
 is FLOPs over time and best rate, MBU the same of bytes and bandwidth.
 
 Ceilings come from the record (`ocr_phases.collectors.machine`), else from a datasheet
-(`ocr_phases.analyse.datasheets`); without either there is no floor.
+(``datasheets.toml``); without either there is no floor.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import tomllib
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
-from ocr_phases.analyse.datasheets import find_datasheet
-from ocr_phases.analyse.kept import kept
-from ocr_phases.analyse.summary import attended, step_table, typical_stage_ms
+from ocr_phases.analyse.stages import attended, cached, stage_medians, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
-from ocr_phases.text import bytes_text, ms_text
+from ocr_phases.text import bytes_text
+
+DATASHEETS: list[dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("datasheets.toml").read_text(encoding="utf-8")
+)["sheets"]
 
 FLOOR_COLUMNS = (
     "phase",
@@ -54,21 +60,22 @@ class Ceilings:
     source: str
     name: str
 
-    def floor_ms(self, flops: float, count: float) -> float:
-        """The least time of ``flops`` operations over ``count`` bytes, ms."""
-        return max(flops / self.flops_per_s, count / self.bandwidth_bytes_per_s) * 1e3
+    def floors(self, flops: Any, count: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The least time of ``flops`` operations over ``count`` bytes in ms, and what sets it.
 
-    def bound_by(self, flops: float, count: float) -> str:
-        """Which of the two it is: ``arithmetic`` or ``bandwidth``."""
-        arithmetic = flops / self.flops_per_s > count / self.bandwidth_bytes_per_s
-        return "arithmetic" if arithmetic else "bandwidth"
+        That is ``arithmetic`` or ``bandwidth``; both are arrays of the arguments' shape.
+        """
+        arithmetic = np.asarray(flops) / self.flops_per_s
+        bandwidth = np.asarray(count) / self.bandwidth_bytes_per_s
+        bound_by = np.where(arithmetic > bandwidth, "arithmetic", "bandwidth")
+        return np.maximum(arithmetic, bandwidth) * 1e3, bound_by
 
 
 def measured_ceilings(run: PhaseRun) -> Ceilings | None:
     """The ceilings measured on the record's device; None if missing or of another dtype."""
-    kept = run.device.get("ceilings") or {}
-    bandwidth, flops = kept.get("bandwidth_bytes_per_s"), kept.get("matmul_flops_per_s")
-    if not bandwidth or not flops or kept.get("matmul_dtype") != _product_dtype(run):
+    cached = run.device.get("ceilings") or {}
+    bandwidth, flops = cached.get("bandwidth_bytes_per_s"), cached.get("matmul_flops_per_s")
+    if not bandwidth or not flops or cached.get("matmul_dtype") != _product_dtype(run):
         return None
     return Ceilings(float(bandwidth), float(flops), "measured", "measured here")
 
@@ -76,10 +83,21 @@ def measured_ceilings(run: PhaseRun) -> Ceilings | None:
 def datasheet_ceilings(run: PhaseRun) -> Ceilings | None:
     """The datasheet's ceilings of the record's device and dtype; None for an unknown device."""
     sheet = find_datasheet(run.device.get("name"))
-    rate = sheet.flops_per_s.get(_product_dtype(run)) if sheet else None
+    rate = sheet.get(_product_dtype(run)) if sheet else None
     if sheet is None or rate is None:
         return None
-    return Ceilings(sheet.bandwidth_bytes_per_s, rate, "datasheet", sheet.source)
+    return Ceilings(sheet["bandwidth"] * 1e9, rate * 1e12, "datasheet", sheet["source"])
+
+
+def find_datasheet(device_name: str | None) -> dict[str, Any] | None:
+    """The row of ``datasheets.toml`` of a device by the name its driver gives; None for an unknown one.
+
+    A slice of a GPU (MIG) and a laptop's version have less than the table says, so they have none.
+    """
+    name = str(device_name or "")
+    if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):
+        return None
+    return next((sheet for sheet in DATASHEETS if re.search(sheet["pattern"], name)), None)
 
 
 def ceilings_of(run: PhaseRun) -> Ceilings | None:
@@ -87,7 +105,7 @@ def ceilings_of(run: PhaseRun) -> Ceilings | None:
     return measured_ceilings(run) or datasheet_ceilings(run)
 
 
-@kept
+@cached
 def why_no_floor(run: PhaseRun) -> str | None:
     """Why this record has no floors, in one sentence; None if it has."""
     if not run.stage_ms("prefill", "prefill").size:
@@ -102,13 +120,13 @@ def why_no_floor(run: PhaseRun) -> str | None:
     return None
 
 
-@kept
+@cached
 def floor_table(run: PhaseRun) -> pd.DataFrame:
     """One row a stage and view of the prefill and of a decode step, columns `FLOOR_COLUMNS`.
 
     ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` (without
     `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms`` that of the
-    typical repeat (of a decode step: the median of its steps), ``floor_ms`` at the cache length in the middle
+    summary (of a decode step: the median over all steps), ``floor_ms`` at the cache length in the middle
     of the run. ``bound_by`` is ``arithmetic`` or ``bandwidth``, ``times_floor`` measured over floor, ``mfu``
     and ``mbu`` shares of one, ``source`` that of the ceilings. Empty where `why_no_floor` says so. A stage
     that was not timed has NaN.
@@ -117,21 +135,25 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     if why_no_floor(run) is not None or ceilings is None or costs is None:
         return pd.DataFrame(columns=list(FLOOR_COLUMNS))
     # A stage too short for the clock says nothing.
-    measured = {place: ms for place, ms in typical_stage_ms(run).items() if ms > 0}
-    rows = []
-    for phase, stages in costs.groupby("phase", sort=False):
-        key, floors = (str(phase), _WHOLES[str(phase)], ""), 0.0
-        for stage, view, flops, count in stages[["stage", "view", *_WORK]].itertuples(index=False, name=None):
-            floor = ceilings.floor_ms(flops, count)
-            place = (str(phase), stage, view)
-            rows.append(_floor_row(place, ceilings, flops, count, floor, measured.get(place, np.nan)))
-            floors += floor
-        flops, count = (float(stages[name].sum()) for name in _WORK)
-        rows.append(_floor_row(key, ceilings, flops, count, floors, measured.get(key, np.nan)))
-    return pd.DataFrame(rows, columns=list(FLOOR_COLUMNS))
+    measured = {place: ms for place, ms in stage_medians(run).items() if ms > 0}
+    costs["floor_ms"], costs["bound_by"] = ceilings.floors(costs["flops"], costs["bytes"])
+    wholes = costs.groupby("phase", sort=False)[["flops", "bytes", "floor_ms"]].sum().reset_index()
+    wholes = wholes.assign(stage=wholes["phase"].map(_WHOLES), view="")
+    wholes["bound_by"] = ceilings.floors(wholes["flops"], wholes["bytes"])[1]
+    table = pd.concat([costs, wholes], ignore_index=True)
+    table = table.sort_values("phase", key=lambda phases: phases != "prefill", kind="stable")
+    places = zip(table["phase"], table["stage"], table["view"], strict=True)
+    table["device_ms"] = [measured.get(place, np.nan) for place in places]
+    seconds = table["device_ms"] / 1e3
+    table["intensity"] = table["flops"] / table["bytes"]
+    table["times_floor"] = table["device_ms"] / table["floor_ms"]
+    table["mfu"] = table["flops"] / seconds / ceilings.flops_per_s
+    table["mbu"] = table["bytes"] / seconds / ceilings.bandwidth_bytes_per_s
+    table["source"] = ceilings.source
+    return table[list(FLOOR_COLUMNS)].reset_index(drop=True)
 
 
-@kept
+@cached
 def decode_floor(run: PhaseRun) -> pd.DataFrame:
     """The floor of every decode step as the cache grows: columns `DECODE_FLOOR_COLUMNS`, one row a step.
 
@@ -148,38 +170,15 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
     shape = run_shape(run)
     del shape["prompt_len"]
     at_ends = [_with_bytes(decode_cost(run.model["config"], cache_len=end, **shape)) for end in ends]
-    floor = np.zeros(len(lengths))
-    flops, counts = np.zeros(len(lengths)), np.zeros(len(lengths))
-    for place in range(len(at_ends[0])):
-        # FLOPs and bytes are linear in the cache's length.
-        work = [np.interp(seen, ends, [table[name].iloc[place] for table in at_ends]) for name in _WORK]
-        floor += [ceilings.floor_ms(*pair) for pair in zip(*work, strict=True)]
-        flops, counts = flops + work[0], counts + work[1]
-    return pd.DataFrame(
-        {
-            "step": steps["step"].to_numpy(),
-            "cache_len": lengths,
-            "floor_ms": floor,
-            "bound_by": [ceilings.bound_by(*pair) for pair in zip(flops, counts, strict=True)],
-            "source": ceilings.source,
-        }
-    )
-
-
-def floor_sentence(run: PhaseRun) -> str:
-    """The decode step's distance from its floor, in one sentence; empty without a floor."""
-    table = floor_table(run)
-    ceilings = ceilings_of(run)
-    step = table[table["stage"] == "decode_step"]
-    if ceilings is None or step.empty or not np.isfinite(step["times_floor"].iloc[0]):
-        return ""
-    row = step.iloc[0]
-    allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
-    source = "measured on this device" if ceilings.source == "measured" else f"from the {ceilings.name}"
-    return (
-        f"A decode step takes {ms_text(row['device_ms'])}, {times_text(row['times_floor'])} its floor of "
-        f"{ms_text(row['floor_ms'])} by {allows} ({source})."
-    )
+    # FLOPs and bytes of each stage are linear in the cache's length.
+    work = {}
+    for name in ("flops", "bytes"):
+        pairs = zip(*(table[name] for table in at_ends), strict=True)
+        work[name] = np.array([np.interp(seen, ends, pair) for pair in pairs])
+    floor, _ = ceilings.floors(work["flops"], work["bytes"])
+    bound_by = ceilings.floors(work["flops"].sum(axis=0), work["bytes"].sum(axis=0))[1]
+    of_steps = {"step": steps["step"].to_numpy(), "cache_len": lengths, "floor_ms": floor.sum(axis=0)}
+    return pd.DataFrame({**of_steps, "bound_by": bound_by, "source": ceilings.source})
 
 
 def ceilings_text(run: PhaseRun) -> str | None:
@@ -192,8 +191,8 @@ def ceilings_text(run: PhaseRun) -> str | None:
     dtype = _product_dtype(run)
     if ceilings.source == "datasheet":
         return f"{bandwidth} and {flops} in {dtype}, from the {ceilings.name}; not measured on this device"
-    kept = run.device["ceilings"]
-    taken, launch = kept.get("taken") or {}, kept.get("launch_us")
+    cached = run.device["ceilings"]
+    taken, launch = cached.get("taken") or {}, cached.get("launch_us")
     if taken:
         bandwidth += f" (copying {bytes_text(taken['copied_bytes'])})"
         flops += f" (a {dtype} product {taken['matmul_size']:,} wide)"
@@ -216,11 +215,10 @@ def rate_text(value: float) -> str:
     return f"{value:.3g} "
 
 
-_WORK = ("flops", "bytes")
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-@kept
+@cached
 def _costs(run: PhaseRun) -> pd.DataFrame | None:
     """Least cost by phase, stage and view with ``bytes``; None for a model whose cost is unknown.
 
@@ -245,22 +243,3 @@ def _with_bytes(cost: pd.DataFrame) -> pd.DataFrame:
 def _product_dtype(run: PhaseRun) -> str:
     """The dtype that matrix products ran in: autocast makes it bfloat16."""
     return "bfloat16" if run.request.get("autocast") else str(run.model.get("dtype"))
-
-
-def _floor_row(
-    place: tuple[str, str, str], ceilings: Ceilings, flops: float, count: float, floor: float, ms: float
-) -> tuple:
-    seconds = ms / 1e3
-    return (
-        *place,
-        int(flops),
-        int(count),
-        flops / count,
-        ms,
-        floor,
-        ceilings.bound_by(flops, count),
-        ms / floor,
-        flops / seconds / ceilings.flops_per_s,
-        count / seconds / ceilings.bandwidth_bytes_per_s,
-        ceilings.source,
-    )

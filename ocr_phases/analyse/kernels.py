@@ -21,8 +21,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.floors import floor_table
-from ocr_phases.analyse.kept import kept
-from ocr_phases.analyse.summary import STAGE_KEYS, typical_stage_ms
+from ocr_phases.analyse.stages import STAGE_KEYS, cached, stage_medians
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import ENCODERS, VISION_STAGES
 from ocr_phases.record import PhaseRun
@@ -69,8 +68,6 @@ _SYNC_BOUND = 0.5
 FLOOR_BOUND = 0.5
 #: From this share of the prefill on, both under the profiler, one operator's waits are worth a word.
 _CLEAR_WAIT = 0.05
-# A captured step over the busy time of an eager one: 1.19 to 1.39 on an H200 (README.md, docs/bench.md).
-_CAPTURED = (1.1, 1.4)
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|std::")
 
 
@@ -79,14 +76,14 @@ def has_kernels(run: PhaseRun) -> bool:
     return run.kernels is not None and "error" not in run.kernels
 
 
-@kept
+@cached
 def kernel_table(run: PhaseRun) -> pd.DataFrame:
     """One row per stage, columns `KERNEL_COLUMNS`; a stage includes its inner stages.
 
-    ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median of
-    the timed repeats on the device's clock, in decode over the profiled steps (missing where they have no
-    such stage, and for the loop around the steps, which the profiled run cuts short); ``idle_share`` what is
-    left of it. ``launches`` are the host's calls that put work on the device: one for a whole CUDA graph.
+    ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median
+    over the timed repeats on the device's clock, in decode over the profiled steps (missing where they have
+    no such stage, and for the loop around the steps, which the profiled run cuts short); ``idle_share`` is
+    what is left of it. ``launches`` are the host's calls that put work on the device: one for a whole graph.
     ``profiled_ms`` is the host's time in the stage under the profiler.
     """
     table = _table(run, "stages")
@@ -94,7 +91,7 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     counts = ["kernels", "copies", "launches", "busy_ms"]
     table[counts] = table[counts].div(per_step, axis=0)
     table["profiled_ms"] = table["host_ms"] / per_step
-    walls = typical_stage_ms(run, steps=_table(run, "decode_steps")["step"].tolist())
+    walls = stage_medians(run, tuple(_table(run, "decode_steps")["step"].tolist()))
     keys = table[[*STAGE_KEYS]].itertuples(index=False, name=None)
     table["wall_ms"] = [walls.get(key, math.nan) for key in keys]
     table["idle_share"] = (1.0 - table["busy_ms"] / table["wall_ms"]).clip(lower=0.0)
@@ -124,7 +121,7 @@ def short_kernel(name: str, length: int = 80) -> str:
     return short if len(short) <= length else f"{short[: length - 1]}…"
 
 
-@kept
+@cached
 def idle_gaps(run: PhaseRun) -> pd.DataFrame:
     """Idle time between the device's work, columns `GAP_COLUMNS`: by stage, cause and length of the gap.
 
@@ -137,7 +134,7 @@ def idle_gaps(run: PhaseRun) -> pd.DataFrame:
     return table[list(GAP_COLUMNS)]
 
 
-@kept
+@cached
 def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     """The KV cache's part, columns `SHARE_COLUMNS`: ``kv_update`` (write) and ``attention`` (read), by phase.
 
@@ -155,7 +152,7 @@ def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     return table[list(SHARE_COLUMNS)]
 
 
-@kept
+@cached
 def host_syncs(run: PhaseRun) -> pd.DataFrame:
     """Every kind of the host's waits for the device, columns `SYNC_COLUMNS`, the most frequent first.
 
@@ -171,7 +168,7 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
     return table[list(SYNC_COLUMNS)].reset_index(drop=True)
 
 
-@kept
+@cached
 def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     """What bounds each stage of prefill and decode, columns `VERDICT_COLUMNS`, with numbers and a sentence.
 
@@ -204,26 +201,20 @@ def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
-@kept
-def kernel_sentence(run: PhaseRun) -> str:
-    """What limits prefill and decode, for the head of a report; empty without a kernel view."""
-    if run.kernels is None:
-        return ""
-    if "error" in run.kernels:
-        return f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."
+def kernel_clauses(run: PhaseRun) -> list[str]:
+    """What limits prefill and decode, a clause each, over all the steps that were profiled."""
     table = stage_verdict(run)
-    parts = []
-    for phase, unit in (("prefill", ""), ("decode", " a step")):
-        for row in table[(table["phase"] == phase) & (table["stage"] == _whole(phase))].to_dict("records"):
-            works = of_text(row["busy_ms"], row["wall_ms"])
-            parts.append(f"{phase} is {row['verdict']}: the GPU is busy {works}{unit}{_at_floor(row)}")
-            if phase == "prefill":
-                parts += _waits(run)
-            elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
-                least, most = (ms_text(times * row["busy_ms"]) for times in _CAPTURED)
-                parts.append(f"a CUDA graph could bring a step down to {least} to {most}")
-    text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    wholes = table[table["stage"] == table["phase"].map(_whole)]
+    clauses = []
+    for row in wholes.to_dict("records"):
+        unit = " a step" if row["phase"] == "decode" else ""
+        works = of_text(row["busy_ms"], row["wall_ms"])
+        clauses.append(f"{row['phase']} is {row['verdict']}: the GPU is busy {works}{unit}{_at_floor(row)}")
+        if row["phase"] == "prefill":
+            clauses += _waits(run)
+        elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
+            clauses.append("a CUDA graph (strategy cuda_graph) would remove most of the wait for launches")
+    return clauses
 
 
 def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
@@ -263,7 +254,7 @@ def _table(run: PhaseRun, name: str) -> pd.DataFrame:
         raise OcrPhasesError(f"This record's kernel view is damaged ({name}: {error}).") from error
 
 
-@kept
+@cached
 def _steps(run: PhaseRun) -> int:
     return max(1, len(_table(run, "decode_steps")))
 

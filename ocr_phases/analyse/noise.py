@@ -1,4 +1,4 @@
-"""Whether a machine was quiet enough to trust its figures: three findings and one warning.
+"""Whether a machine was quiet enough for its figures: the spread of the repeats, the machine, the ceilings.
 
 Noise does not break a measurement: a finding is ``noisy`` if it makes the figures useless, ``note`` if it is
 worth knowing, and never ``fail``. The conditions of the machine are in ``device["conditions"]``
@@ -8,24 +8,23 @@ worth knowing, and never ``fail``. The conditions of the machine are in ``device
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.datasheets import find_datasheet
 from ocr_phases.analyse.floors import (
     datasheet_ceilings,
+    find_datasheet,
     floor_table,
     measured_ceilings,
     rate_text,
     times_text,
 )
-from ocr_phases.analyse.kept import kept
+from ocr_phases.analyse.stages import cached, step_ms
 from ocr_phases.analyse.statistics import spread
-from ocr_phases.analyse.summary import step_ms
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text, ms_text, percent_text, stage_name
 
@@ -46,13 +45,12 @@ CONDITION_COLUMNS = (
 SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
 
 # Shares: waiting for a core over the CPU time needed; the hypervisor's part of all cores' time.
-_WAITED_NOTE, _WAITED_NOISY = 0.03, 0.10
+_WAITED_NOTE, _WAITED_NOISY = 0.03, 0.20
 _STEAL_NOISY = 0.05
 _OTHERS_NOTE = 0.10
 # Of a core, by this process's other threads. The explorer's own drawing takes 0.01 to 0.02 on a slow CPU;
 # holding its slider's arrow key took 0.05 to 0.12 and slowed decode steps by 40 to 60 %.
 _PANEL_NOTE, _PANEL_NOISY = 0.025, 0.05
-_PANEL = "the panel or other cells"
 # A CPU run that computed for a smaller share of its time was probably preempted.
 _LITTLE_CPU = 0.80
 _SLOW_CLOCK = 0.70  # a power limit alone lowers an H200 to 0.75
@@ -68,21 +66,23 @@ _CEILINGS_APART = 1.3
 _CEILING_SPREAD = 1.5
 _OF_DATASHEET = (0.5, 1.1)
 
-_QUIET = "close other programs (or pin this one to its own cores with taskset)"
-_REPEAT = "measure again, with 5 repeats or more"
+_QUIET = "Close other programs, or pin this one to cores of its own (taskset), and measure again."
+_ALONE = "Leave the panel and other cells alone until the run ends."
+_COOL = "Leave the GPU to this program and let it cool."
+_AGAIN = "Measure again with more repeats (--repeats 8)."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``verdict`` and ``measured`` of a check; for noise the reason (``why``) and the remedy (``what``)."""
+    """What was found: its verdict, what was measured, and of noise the reason and the remedy."""
 
     verdict: str
     measured: str
-    why: str = ""
-    what: str = ""
+    reason: str = ""
+    remedy: str = ""
 
 
-@kept
+@cached
 def repeat_spread(run: PhaseRun) -> Finding:
     """How far prefill, median decode step and generate() scatter over the repeats, as factors."""
     if len(run.repeats) < 2:
@@ -90,74 +90,59 @@ def repeat_spread(run: PhaseRun) -> Finding:
     whole = {phase: run.repeat_ms(phase, phase) for phase in ("prefill", "generate")}
     times = {"the prefill": whole["prefill"], "a decode step": step_ms(run), "generate()": whole["generate"]}
     spreads = {name: spread(each) for name, each in times.items() if (each > 0).all()}
-    ranges = {name: (ms_text(times[name].min()), ms_text(times[name].max())) for name in spreads}
-    parts = [
-        f"{name} {low} to {high} ({percent_text(spreads[name])})" for name, (low, high) in ranges.items()
-    ]
+    ranges = {name: f"{ms_text(times[name].min())} to {ms_text(times[name].max())}" for name in spreads}
+    measured = "; ".join(f"{name} {ranges[name]} ({percent_text(share)})" for name, share in spreads.items())
     worst = max(spreads, key=lambda name: spreads[name], default="")
     most = spreads.get(worst, 0.0)
     verdict = "noisy" if most > SPREAD_NOISY else "note" if most > SPREAD_NOTE else "pass"
-    why = (
-        "{} took {} in one repeat and {} in another".format(worst, *ranges[worst])
-        if verdict == "noisy"
-        else ""
-    )
-    return Finding(verdict, "; ".join(parts), why, f"{_QUIET}; {_REPEAT}")
+    reason = f"{worst} took {ranges[worst]} from repeat to repeat" if worst else ""
+    return Finding(verdict, measured, reason, _QUIET)
 
 
-@kept
+@cached
 def busy_host(run: PhaseRun) -> Finding:
     """Whether this process had its cores and its GPU to itself, as far as the record shows."""
     if not run.device.get("conditions"):
         return Finding("n/a", "this record has no conditions of the machine")
-    found = [*_host_findings(run), *_gpu_findings(run)]
-    noisy, notes, passed = (
-        [text for verdict, text in found if verdict == kind] for kind in ("noisy", "note", "pass")
-    )
-    verdict = "noisy" if noisy else "note" if notes else "pass" if passed else "n/a"
-    remedies = {text: _remedy(text) for text in noisy}
-    what = "; ".join(dict.fromkeys(remedies.values()))
-    measured = "; ".join([*noisy, *notes, *passed]) or "this system does not report them"
-    return Finding(verdict, measured, " and ".join(noisy), f"{what}; {_REPEAT}" if noisy else "")
+    findings = [*_host_findings(run), *_gpu_findings(run)]
+    ordered = [each for verdict in ("noisy", "note", "pass") for each in findings if each.verdict == verdict]
+    measured = "; ".join(each.measured for each in ordered) or "this system does not report them"
+    noisy = [each for each in ordered if each.verdict == "noisy"]
+    reason = " and ".join(each.measured for each in noisy)
+    remedy = " ".join(dict.fromkeys(each.remedy for each in noisy))
+    return Finding(ordered[0].verdict if ordered else "n/a", measured, reason, remedy)
 
 
-def _remedy(text: str) -> str:
-    if _PANEL in text:
-        return "leave the panel and other cells alone until the run ends"
-    return _QUIET if "GPU" not in text else "leave the GPU to this program and let it cool"
-
-
-@kept
+@cached
 def impossible_values(run: PhaseRun) -> Finding:
     """MFU or MBU above 100 %, and implausible ceilings."""
     floors = floor_table(run).dropna(subset=["device_ms"])
     if floors.empty:
         return Finding("n/a", "no floor is known")
     cache = run.device.get("cache_bytes") or _CACHE_BYTES
-    over, cached = [], []
+    above, saved = [], []
     for row in floors.to_dict("records"):
         name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
-        if row["mfu"] > _POSSIBLE:
-            over.append(f"{name} ({row['phase']}) would be at {percent_text(row['mfu'])} MFU")
-        elif row["mbu"] > _POSSIBLE and row["bytes"] > cache:
-            over.append(f"{name} ({row['phase']}) would be at {percent_text(row['mbu'])} MBU")
-        elif row["mbu"] > _POSSIBLE:
-            fits = f"its {bytes_text(row['bytes'])} may stay in the processor's cache"
-            cached.append(f"{name} ({row['phase']}) at {percent_text(row['mbu'])} MBU: {fits}")
-    over = [f"{text}, which is impossible" for text in over] + _bad_ceilings(run)
-    if over:
-        return Finding("noisy", "; ".join([*over, *cached]), over[0], f"{_QUIET}; measure again")
-    if cached:
-        return Finding("note", "; ".join(cached))
+        for ratio in ("mfu", "mbu"):
+            if row[ratio] <= _POSSIBLE or math.isnan(row[ratio]):
+                continue
+            if ratio == "mbu" and row["bytes"] <= cache:
+                fits = f"its {bytes_text(row['bytes'])} may stay in the processor's cache"
+                saved.append(f"{name} ({row['phase']}) reaches {percent_text(row[ratio])} MBU: {fits}")
+            else:
+                exceeds = f"exceeds the measured ceiling {times_text(row[ratio])}, so that ceiling is wrong"
+                above.append(f"{name} ({row['phase']}) {exceeds}")
+            break
+    above += _bad_ceilings(run)
+    if above:
+        return Finding("noisy", "; ".join([*above, *saved]), above[0], _QUIET)
+    if saved:
+        return Finding("note", "; ".join(saved))
     highest = float(np.nanmax(floors[["mfu", "mbu"]].to_numpy(dtype=np.float64)))
     return Finding("pass", f"no stage above {percent_text(highest)} of a ceiling")
 
 
-FINDINGS: dict[str, Callable[[PhaseRun], Finding]] = {
-    "repeat_spread": repeat_spread,
-    "busy_host": busy_host,
-    "impossible_values": impossible_values,
-}
+NOISE = {"repeat_spread": repeat_spread, "busy_host": busy_host, "impossible_values": impossible_values}
 
 
 def is_noisy(run: PhaseRun) -> bool:
@@ -167,21 +152,8 @@ def is_noisy(run: PhaseRun) -> bool:
 
 def noisy_findings(run: PhaseRun) -> dict[str, Finding]:
     """The noisy findings of a record, by check."""
-    found = {name: judge(run) for name, judge in FINDINGS.items()}
-    return {name: finding for name, finding in found.items() if finding.verdict == "noisy"}
-
-
-def noise_warning(run: PhaseRun) -> str:
-    """A warning not to trust the figures, with reason and remedy; empty for a record without noise."""
-    found = list(noisy_findings(run).values())
-    if not found:
-        return ""
-    steps = dict.fromkeys(step for finding in found for step in finding.what.split("; "))
-    if _REPEAT in steps:  # advise to measure again once, at the end
-        steps = dict.fromkeys([*(step for step in steps if not step.startswith("measure again")), _REPEAT])
-    todo = ", then ".join(steps)
-    why = "; ".join(finding.why for finding in found)
-    return f"Do not trust these figures: {why}. {todo[:1].upper()}{todo[1:]}."
+    findings = {name: judge(run) for name, judge in NOISE.items()}
+    return {name: finding for name, finding in findings.items() if finding.verdict == "noisy"}
 
 
 def conditions_table(run: PhaseRun) -> pd.DataFrame:
@@ -218,63 +190,65 @@ def ceilings_apart(base: PhaseRun, other: PhaseRun) -> str:
     )
 
 
-def _host_findings(run: PhaseRun) -> Iterator[tuple[str, str]]:
-    """Findings about the host as (verdict, text); the worst repeat counts."""
+def _host_findings(run: PhaseRun) -> Iterator[Finding]:
+    """Findings about the host; the worst repeat counts."""
     table = conditions_table(run)
     on_cpu = run.device.get("kind") != "cuda"
     waits = table["waited_s"] / (table["cpu_s"] + table["waited_s"]).where(lambda total: total > 0)
     waited, steal, others = (_worst(values) for values in (waits, table["steal"], table["others"]))
     if math.isfinite(waited):
         verdict = "noisy" if waited > _WAITED_NOISY else "note" if waited > _WAITED_NOTE else "pass"
-        yield verdict, f"this program waited for a core for {percent_text(waited)} of the CPU time it needed"
+        text = f"this program waited for a core for {percent_text(waited)} of the CPU time it needed"
+        yield Finding(verdict, text, remedy=_QUIET)
     panel = _worst(table["other_threads_s"] / table["wall_s"])
     if panel > _PANEL_NOTE:
-        text = f"{_PANEL} of this notebook used {percent_text(panel)} of a core during the run"
-        yield "noisy" if panel > _PANEL_NOISY else "note", text
+        text = f"the panel or other cells used {percent_text(panel)} of a core during the run"
+        yield Finding("noisy" if panel > _PANEL_NOISY else "note", text, remedy=_ALONE)
     if steal > _STEAL_NOISY:
-        yield "noisy", f"the hypervisor took {percent_text(steal)} of the cores' time"
+        yield Finding("noisy", f"the hypervisor took {percent_text(steal)} of the cores' time", remedy=_AGAIN)
     if others > _OTHERS_NOTE:
         # Other programs do no harm while enough cores stay free for these threads.
         cores = run.device.get("host_cores") or math.nan
         wanted = (run.device.get("threads") or 1) if on_cpu else 1
         crowded = others * cores + wanted > cores + 0.1 * wanted
         unknown = crowded and not math.isfinite(waited)
-        taken = f"other programs took {percent_text(others)} of all cores"
-        yield ("noisy" if unknown else "note" if crowded else "pass"), taken
+        verdict = "noisy" if unknown else "note" if crowded else "pass"
+        yield Finding(verdict, f"other programs took {percent_text(others)} of all cores", remedy=_QUIET)
     used = float((table["cpu_s"] / table["wall_s"]).min()) if len(table) else math.nan
     if on_cpu and used < _LITTLE_CPU:
         verdict = "note" if math.isfinite(waited) else "noisy"
-        yield verdict, f"it computed for only {percent_text(used)} of the time"
+        yield Finding(verdict, f"it computed for only {percent_text(used)} of the time", remedy=_QUIET)
 
 
-def _gpu_findings(run: PhaseRun) -> Iterator[tuple[str, str]]:
-    """Findings about the GPU before and after the repeats, as (verdict, text)."""
+def _gpu_findings(run: PhaseRun) -> Iterator[Finding]:
+    """Findings about the GPU before and after the repeats."""
     gpu: Mapping[str, Any] = run.device["conditions"].get("gpu") or {}
-    seen = [state for state in (gpu.get("before"), gpu.get("after")) if state]
+    states = [state for state in (gpu.get("before"), gpu.get("after")) if state]
+    if not states:
+        return
     reasons = 0
-    for state in seen:
+    for state in states:
         reasons |= state.get("throttle_reasons") or 0
     slowed = dict.fromkeys(word for bit, word in _THROTTLED.items() if reasons & bit)
-    clocks = [(state.get("sm_mhz"), state.get("max_sm_mhz")) for state in seen[-1:]]
     if slowed:
-        yield "noisy", f"the GPU was slowed down ({', '.join(slowed)})"
+        yield Finding("noisy", f"the GPU was slowed down ({', '.join(slowed)})", remedy=_COOL)
     if reasons & _POWER_CAP:
-        yield "note", "the GPU was at its power limit"
-    for clock, most in clocks:
-        if clock and most:
-            verdict = "note" if clock < _SLOW_CLOCK * most else "pass"
-            yield verdict, f"the GPU's clock was {clock:,} of {most:,} MHz after the last repeat"
-    others = max((state.get("other_processes") or 0 for state in seen), default=0)
+        yield Finding("note", "the GPU was at its power limit")
+    clock, most = states[-1].get("sm_mhz"), states[-1].get("max_sm_mhz")
+    if clock and most:
+        verdict = "note" if clock < _SLOW_CLOCK * most else "pass"
+        yield Finding(verdict, f"the GPU's clock was {clock:,} of {most:,} MHz after the last repeat")
+    others = max(state.get("other_processes") or 0 for state in states)
     if others:
-        used = max((state.get("utilization") or 0.0 for state in seen[:1]), default=0.0)
-        held = f"{others} other program{'' if others == 1 else 's'} held the GPU"
-        busy = used > _FOREIGN_USE
-        yield ("noisy" if busy else "note"), held + (f", busy {used:.0f} % of the time" if busy else "")
+        used = states[0].get("utilization") or 0.0
+        busy = f", busy {used:.0f} % of the time" if used > _FOREIGN_USE else ""
+        held = f"{others} other program{'' if others == 1 else 's'} held the GPU{busy}"
+        yield Finding("noisy" if busy else "note", held, remedy=_COOL)
 
 
 def _bad_ceilings(run: PhaseRun) -> list[str]:
     """Faults of the measured ceilings, a clause each."""
-    found, sheet, measured = [], datasheet_ceilings(run), measured_ceilings(run)
+    faults, sheet, measured = [], datasheet_ceilings(run), measured_ceilings(run)
     if measured is not None and sheet is not None and find_datasheet(run.device.get("name")) is not None:
         for name, ours, theirs in (
             ("bandwidth", measured.bandwidth_bytes_per_s, sheet.bandwidth_bytes_per_s),
@@ -282,14 +256,14 @@ def _bad_ceilings(run: PhaseRun) -> list[str]:
         ):
             low, high = _OF_DATASHEET
             if not low * theirs <= ours <= high * theirs:
-                found.append(f"the measured {name} is {percent_text(ours / theirs)} of the {sheet.name}'s")
+                faults.append(f"the measured {name} is {percent_text(ours / theirs)} of the {sheet.name}'s")
     taken = (run.device.get("ceilings") or {}).get("taken") or {}
     for name, what in (("copy_ms", "a copy"), ("matmul_ms", "a matrix product")):
         times = taken.get(name) or [1.0]
-        spread = float(np.median(times)) / min(times)
-        if measured is not None and spread > _CEILING_SPREAD:
-            found.append(f"{what} for a ceiling took {times_text(spread)} its best time")
-    return found
+        ratio = float(np.median(times)) / min(times)
+        if measured is not None and ratio > _CEILING_SPREAD:
+            faults.append(f"{what} for a ceiling took {times_text(ratio)} its best time")
+    return faults
 
 
 def _worst(values: pd.Series) -> float:

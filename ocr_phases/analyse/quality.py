@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 from rapidfuzz.distance import Levenshtein
 
+from ocr_phases.analyse.checks import repetition_loop
 from ocr_phases.analyse.grounding import Region, match_boxes, parse_grounding
-from ocr_phases.analyse.kept import kept
-from ocr_phases.analyse.steps import repetition_loop
+from ocr_phases.analyse.stages import cached
 from ocr_phases.analyse.text import plain_text, similarities, tables_of, text_measures
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -51,7 +51,7 @@ def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFr
     return table[list(QUALITY_COLUMNS)]
 
 
-@kept
+@cached
 def quality_of(run: PhaseRun, row: int = 0) -> dict[str, float]:
     """The measures of a whole row by the record's own truth, by name; empty where either has no text."""
     truth = run.truth_of(row)

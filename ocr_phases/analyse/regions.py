@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, match_boxes, parse_grounding
-from ocr_phases.analyse.probabilities import region_probabilities
+from ocr_phases.analyse.stages import region_probabilities
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 

@@ -15,9 +15,9 @@ from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.quality import quality_of
+from ocr_phases.analyse.stages import end_to_end_ms, step_ms, step_table
 from ocr_phases.analyse.statistics import leaders
 from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
-from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, step_ms, step_table
 from ocr_phases.analyse.text import plain_text, text_measures
 from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.record import PhaseRun, elsewhere
@@ -204,7 +204,7 @@ def _cell_figures(run: PhaseRun) -> dict[str, Any]:
         "floor_source": prefill.get("source"),
         "step_floor_ms": step.get("floor_ms"),
         "step_bound_by": step.get("bound_by"),
-        "peak_bytes": peak_bytes(run),
+        "peak_bytes": run["peak_bytes"],
         "model": run.model["name"],
         "dtype": run.model["dtype"],
         "device": run.device["name"],
@@ -408,10 +408,10 @@ def _verdict_sentences(sweep: SweepResult) -> Iterator[str]:
     if found := sweep.recommended():
         yield _TAKE.format(cell=_names([found[0]], table), reason=found[1])
     yield cost_quality_sentence(sweep.cost_quality)
-    by_model = models_sentence(quiet)
+    by_model = models_sentence(table)
     yield by_model
-    yield ways_sentence(quiet, "strategy")
-    prefills = quiet.dropna(subset=["prefill_ms"])
+    yield ways_sentence(table, "strategy")
+    prefills = table.dropna(subset=["prefill_ms"])
     if len(prefills) and not by_model:
         rows = _one_way(prefills).sort_values("prefill_ms").to_dict("records")
         ends = [
@@ -419,7 +419,7 @@ def _verdict_sentences(sweep: SweepResult) -> Iterator[str]:
             for row in (rows[0], rows[-1])
         ]
         yield f"The prefill takes {' to '.join(dict.fromkeys(ends))}."
-    yield ways_sentence(quiet, "vision")
+    yield ways_sentence(table, "vision")
     yield from _fastest(sweep, quiet)
     if len(sweep.failures):
         yield f"{count_text(len(sweep.failures), 'cell')} could not be measured."

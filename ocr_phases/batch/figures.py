@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import msgspec
-import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
@@ -16,7 +15,6 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import ended_text, richness
-from ocr_phases.analyse.summary import end_to_end_ms, peak_bytes, vision_share
 from ocr_phases.batch.store import RECORD, page_run, truth_hash
 from ocr_phases.files import split_page, write_atomic
 from ocr_phases.record import PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
@@ -119,12 +117,12 @@ def _row(run: PhaseRun) -> dict[str, Any]:
         "model": run.model["name"],
         "preset": run.request["preset"],
         "device": run.device["name"],
-        "page_ms": float(np.median(end_to_end_ms(run))),
-        "vision_share": vision_share(run),
+        "page_ms": run["page_ms"],
+        "vision_share": run["vision_share"],
         "warnings": ", ".join(_warnings(run)),
         "prompt_tokens": metrics["prefill_len"],
         "image_tokens": metrics["valid_image_tokens"],
-        "peak_bytes": peak_bytes(run),
+        "peak_bytes": run["peak_bytes"],
         "compression": metrics["generated_compression_ratio"],
         "vendor_compression": metrics["compression_ratio"],
         **{name: found[name] for name in QUALITY_COLUMNS if name in found},

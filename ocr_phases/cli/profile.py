@@ -23,9 +23,9 @@ _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings")
 def run(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
     from ocr_phases.analyse.comparison import Comparison, same_tokens
-    from ocr_phases.analyse.headline import key_metrics_text, subject, verdict
     from ocr_phases.analyse.kernels import has_kernels, host_syncs, stage_verdict
-    from ocr_phases.analyse.summary import stage_table
+    from ocr_phases.analyse.sentences import key_metrics_text, subject, verdict
+    from ocr_phases.analyse.stages import stage_table
     from ocr_phases.files import TRACE_NAME, reserved
 
     target = measuring.check_target(arguments, arguments.repeated)

@@ -63,15 +63,15 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
     """A run's headline, figures and verdict."""
     import pandas as pd
 
-    from ocr_phases.analyse.checks import checks_verdict, failed, noisy, run_checks, worst_verdict
-    from ocr_phases.analyse.headline import headline
+    from ocr_phases.analyse.checks import run_checks, with_verdict, worst_verdict
+    from ocr_phases.analyse.sentences import checks_verdict, headline
 
     checks = run_checks(run)
     verdicts = {
         "verdict": worst_verdict(checks),
         "sentence": checks_verdict(checks),
-        "failed": [check.name for check in failed(checks)],
-        "noisy": [check.name for check in noisy(checks)],
+        "failed": [check.name for check in with_verdict(checks, "fail")],
+        "noisy": [check.name for check in with_verdict(checks, "noisy")],
     }
     metrics = rows(pd.DataFrame([run.summary()]))[0]
     told = {"page": run.page["file"], "headline": headline(run), "metrics": metrics}

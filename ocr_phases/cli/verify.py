@@ -13,8 +13,8 @@ from ocr_phases.cli.results import Exit, rows, run_result, wrote
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks on a page (or an existing record). Exit code 1: a check failed."""
     saved = shows_saved(arguments, "record", arguments.page)
-    from ocr_phases.analyse.checks import checks_verdict, failed, run_checks
-    from ocr_phases.analyse.headline import headline
+    from ocr_phases.analyse.checks import run_checks, with_verdict
+    from ocr_phases.analyse.sentences import checks_verdict, headline
     from ocr_phases.files import folder_for
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import VERIFICATION
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = measuring.save(arguments, record) if arguments.save or arguments.stopped else None
     checks = run_checks(record)
     for check in checks:
-        print(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
+        print(f"{check.verdict:5} {check.label:29} {check.measured}")
         if check.verdict in ("fail", "noisy"):
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
     print(f"\n{headline(record)}\n{checks_verdict(checks)}")
@@ -41,4 +41,4 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         references = None if session is None else session.references()
         arguments.result["report"] = wrote(verify_report(record, arguments.out, references, **options))
-    return Exit.FAILED if failed(checks) else Exit.DONE
+    return Exit.FAILED if with_verdict(checks, "fail") else Exit.DONE

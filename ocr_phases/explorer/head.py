@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ocr_phases.analyse.checks import checks_verdict, run_checks, worst_verdict
-from ocr_phases.analyse.headline import account, headline, subject
+from ocr_phases.analyse.checks import run_checks, worst_verdict
+from ocr_phases.analyse.sentences import account, checks_verdict, headline, subject
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html
 from ocr_phases.show.blocks import Html, element, fold, fragment, status_line, title_block

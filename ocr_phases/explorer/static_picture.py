@@ -10,7 +10,7 @@ from typing import Any
 from IPython.display import DisplayHandle, display
 from PIL import Image
 
-from ocr_phases.analyse.headline import headline, subject
+from ocr_phases.analyse.sentences import headline, subject
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, data_address, element, fragment
 from ocr_phases.show.figures import figure_png

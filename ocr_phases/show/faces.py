@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from ocr_phases.analyse.checks import checks_verdict, run_checks
-from ocr_phases.analyse.headline import headline, subject
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.sentences import checks_verdict, headline, subject
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, sections
 from ocr_phases.show.blocks import Html, element, fragment

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ocr_phases.analyse.check_texts import EXPECTATIONS
-from ocr_phases.analyse.checks import Check, checks_verdict, run_checks, worst_verdict
+from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text
 from ocr_phases.analyse.grounding import PREAMBLE
-from ocr_phases.analyse.headline import account, headline, key_metrics, subject
 from ocr_phases.analyse.noise import conditions_table
-from ocr_phases.analyse.probabilities import uncertain_sentence
-from ocr_phases.analyse.summary import repeat_table, stage_table
-from ocr_phases.analyse.typical import typical_run
+from ocr_phases.analyse.sentences import (
+    account,
+    checks_verdict,
+    headline,
+    key_metrics,
+    subject,
+    uncertain_sentence,
+)
+from ocr_phases.analyse.stages import repeat_table, spread_names, stage_table
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import (
@@ -125,8 +129,8 @@ def rows_html(run: PhaseRun) -> Html:
 
 
 def phase_bar(run: PhaseRun) -> str:
-    """The typical repeat's time by phase, vision separate from the rest of the prefill."""
-    figures = typical_run(run).summary()
+    """Time by phase, vision separate from the rest of the prefill."""
+    figures = run.summary()
     vision = figures["vision_ms"] or 0.0
     parts = [
         ("prepare", figures["prepare_ms"]),
@@ -139,7 +143,7 @@ def phase_bar(run: PhaseRun) -> str:
 
 
 def cards_html(run: PhaseRun) -> Html:
-    """The key figures of the typical repeat as cards."""
+    """The key figures as cards."""
     return cards_block(key_metrics(run))
 
 
@@ -199,7 +203,8 @@ def stages_html(run: PhaseRun) -> Html:
     if run.device.get("kind") != "cuda":
         table = table.drop(columns="host_ms")
     caption = "Time of each phase and its stages"
-    return table_html(table, caption=caption, strong=whole.tolist(), headings=_clock_headings(run))
+    headings = {**_clock_headings(run), **spread_headings(run)}
+    return table_html(table, caption=caption, strong=whole.tolist(), headings=headings)
 
 
 def repeats_html(run: PhaseRun) -> Html:
@@ -263,7 +268,7 @@ def note_html(sentence: str) -> Html:
     return element("p", sentence, class_="op op-note")
 
 
-def checks_html(checks: Iterable[Check]) -> Html:
+def checks_html(checks: Iterable[Verdict]) -> Html:
     """Checks as a table, verdicts in words and colour, with foldable reason and remedy.
 
     Failed and noisy checks are unfolded. The expectations, which never fail, are folded below.
@@ -281,7 +286,7 @@ def checks_html(checks: Iterable[Check]) -> Html:
     return fragment(_checks_table(rules, caption), fold(summary, usual))
 
 
-def _checks_table(checks: Sequence[Check], caption: str) -> Html:
+def _checks_table(checks: Sequence[Verdict], caption: str) -> Html:
     rows = []
     for check in checks:
         advice = fragment()
@@ -351,6 +356,12 @@ def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
         for image, caption in pictures
     ]
     return element("div", *figures, class_="op op-pictures")
+
+
+def spread_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:
+    """The headings of the two ends of a spread over repeats."""
+    low, high = spread_names(len(run.repeats))
+    return {"device_ms_p10": (low, "ms"), "device_ms_p90": (high, "ms")}
 
 
 def _clock_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:

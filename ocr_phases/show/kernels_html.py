@@ -7,13 +7,13 @@ import pandas as pd
 from ocr_phases.analyse.kernels import (
     has_kernels,
     host_syncs,
-    kernel_sentence,
     kernel_table,
     kv_cache_share,
     short_kernel,
     stage_verdict,
     top_kernels,
 )
+from ocr_phases.analyse.sentences import kernel_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, fold, fragment, section_heading
 from ocr_phases.show.html import note_html, table_html

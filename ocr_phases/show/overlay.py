@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
 from ocr_phases.analyse.grounding import Box, Grounding, Region
-from ocr_phases.analyse.probabilities import UNCERTAIN_TEXT
+from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 
 Colour = tuple[int, int, int]
 

@@ -25,10 +25,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.floors import decode_floor
-from ocr_phases.analyse.summary import PHASES, stage_table, step_table, vision_share
-from ocr_phases.analyse.typical import typical_repeat
+from ocr_phases.analyse.stages import spread_names, stage_table, step_table, typical_repeat
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.record import PHASES, PREFILL_STAGES, PhaseRun
 from ocr_phases.show.bars import draw_bars
 from ocr_phases.show.figures import LiteralFigure, Margins
 from ocr_phases.show.overlay import printable
@@ -84,7 +83,7 @@ def takes_axes(plot: Callable[_Given, Figure]) -> Callable[_Given, Figure]:
 def plot_token_latency(
     run: PhaseRun, floor_ms: float | Sequence[float] | None = None, *, ax: Axes | None = None
 ) -> Figure:
-    """Time of every decode step in ms: median over repeats, p10 to p90 as a band, outliers named.
+    """Time of every decode step in ms: median over repeats, their spread as a band, outliers named.
 
     ``floor_ms`` draws what the hardware could do, one time or one a step (the column of
     `ocr_phases.analyse.floors.decode_floor`; an empty one draws nothing). The host's times are drawn where it
@@ -108,7 +107,7 @@ def plot_token_latency(
             color=BLUE,
             alpha=0.22,
             linewidth=0,
-            label=f"p10 to p90 of {len(run.repeats)} repeats",
+            label=f"{' to '.join(spread_names(len(run.repeats)))} of {len(run.repeats)} repeats",
         )
     axes.plot(steps, device, color=BLUE, linewidth=1.3, marker=marker, label=name)
     # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
@@ -153,7 +152,7 @@ def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
 def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     """The prefill's stages as bars in ms with their share of it; vision by view, the rest in grey below.
 
-    Bars are the typical repeat's and add up to its prefill; the lines are p10 to p90 over all repeats.
+    Bars are medians over repeats, the lines their spread.
     ``ax`` are axes to draw on.
     """
     table = stage_table(run)
@@ -188,8 +187,9 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     longest = max(float(stages["device_ms_p90"].max()), rest)
     axes.set_xlim(0, 1.18 * longest)
     axes.grid(visible=False, axis="y")
-    time_axis(axes.xaxis, "time", ", line: p10 to p90 over repeats" if len(run.repeats) > 1 else "")
-    title_axes(axes, f"Vision is {percent_text(vision_share(run))} of a prefill of {ms_text(whole)}")
+    names = " to ".join(spread_names(len(run.repeats)))
+    time_axis(axes.xaxis, "time", f", line: {names} over repeats" if len(run.repeats) > 1 else "")
+    title_axes(axes, f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}")
     views = [view for view in ("global", "local") if (stages["view"] == view).any()]
     keys = [Patch(color=_VIEW_COLOURS[view], label=f"{view} view") for view in views]
     keys += [Patch(color=PURPLE, label="fusion with the text"), Patch(color="#b5b5b5", label="no vision")]
@@ -200,8 +200,7 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
 def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     """One repeat from its start, in ms: prepare and prefill by stage, and below it the whole with every step.
 
-    ``repeat`` defaults to the typical one (`ocr_phases.analyse.typical`). Device times, where the
-    device has a clock.
+    ``repeat`` defaults to the typical one (`typical_repeat`). Device times, where the device has a clock.
     """
     if repeat is None:
         repeat = typical_repeat(run)

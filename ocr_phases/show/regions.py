@@ -10,8 +10,7 @@ from PIL.Image import Image
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding
 from ocr_phases.analyse.regions import regions_of, type_table
-from ocr_phases.analyse.typical import typical_run
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
@@ -137,8 +136,7 @@ def plot_page(
     ``page`` counts those of the row's prompt from 0. ``ax`` are axes to draw on. Raises `OcrPhasesError` for
     another ``color``, and for a page that is not there.
     """
-    if color not in _PAGE_COLOURS:
-        raise OcrPhasesError(f"Unknown color {color!r}: use {' or '.join(_PAGE_COLOURS)}.")
+    check_known("color", color, _PAGE_COLOURS)
     pages = pages_of_row(run, row)
     if page not in range(len(pages)):
         raise OcrPhasesError(f"Row {row} has no page {page}: it has {len(pages)}, counted from 0.")
@@ -192,13 +190,10 @@ def _pictures(page: Image | None, grounding: Grounding, table: pd.DataFrame | No
 def _sum_sentence(run: PhaseRun, table: pd.DataFrame) -> str:
     if not table["decode_ms"].any():
         return "This run has no decode steps, so its regions have no time."
-    shown = typical_run(run)
-    several = len(run.repeats) > 1
-    of_repeat, there = (f" in repeat {shown.repeats[0]}", " there") if several else ("", "")
     return (
         f"Regions{' and preamble' if (table['region'] == PREAMBLE).any() else ''} add up to "
-        f"{ms_text(table['decode_ms'].sum())}, the sum of their tokens' steps{of_repeat}, which shares are "
-        f"of; the whole decode phase took {ms_text(shown['decode_ms'])}{there}."
+        f"{ms_text(table['decode_ms'].sum())}, the sum of their tokens' medians, which shares are of; "
+        f"the whole decode phase took {ms_text(run['decode_ms'])}."
     )
 
 
@@ -207,6 +202,6 @@ def _row_heading(run: PhaseRun, row: int) -> Html:
 
 
 def _regions(run: PhaseRun, row: int) -> tuple[Grounding, pd.DataFrame | None]:
-    """The regions of a row's text and what they cost in the typical repeat; None where there are none."""
+    """The regions of a row's text and what they cost; None where there are none."""
     grounding = parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
     return grounding, regions_of(run, row) if grounding.regions else None

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from ocr_phases.analyse.summary import stage_table, vision_share
+from ocr_phases.analyse.stages import stage_table
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.settings import STRATEGIES
 from ocr_phases.show.bars import draw_bars
@@ -54,9 +54,9 @@ _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axi
 def plot_decode_curves(
     curves: pd.DataFrame, coloured: str, styled: str = "", *, ax: Axes | None = None
 ) -> Figure:
-    """Time of a decode step in ms against the length of the sequence, a line a ``cell``, with p10 to p90.
+    """Time of a decode step in ms against the length of the sequence, a line a ``cell``, with its spread.
 
-    ``curves`` has the columns of a step's time (`ocr_phases.analyse.summary.step_table`), ``cell``, and those
+    ``curves`` has the columns of a step's time (`step_table`), ``cell``, and those
     whose values tell the lines apart by colour and by line style; ``floor_ms``, where it is there, is dotted
     below. The scale follows the bulk of the steps.
     ``ax`` are axes to draw on.
@@ -81,7 +81,7 @@ def plot_decode_curves(
     axes.set_xlabel("sequence of a row: prompt and generated (tokens)")
     time_axis(axes.yaxis, "decode step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title_axes(axes, "Decode step over the length of the sequence: medians, band p10 to p90")
+    title_axes(axes, "Decode step over the length of the sequence: medians and spread")
     floors = "floor_ms" in curves and curves["floor_ms"].notna().any()
     looks.legend(figure, floors="floor" if floors else "", ax=ax)
     return figure
@@ -114,7 +114,7 @@ def plot_prefill_stages(
             drawn.add(stage)
         bars.append((left, place - 0.31, max(0.0, scale * whole - left), 0.62))
         colours.append(FAINT)
-        behind = f"vision {percent_text(vision_share(run))}" if share else ms_text(whole)
+        behind = f"vision {percent_text(run['vision_share'])}" if share else ms_text(whole)
         label_bar(axes, max(scale * whole, left), place, behind)
     draw_bars(axes, bars, colours)
     axes.set_yticks(range(len(shown)), [printable(label, LONGEST_LABEL) for _, label in shown])
@@ -125,7 +125,7 @@ def plot_prefill_stages(
         axes.set_xlabel("part of the prefill (%)")
         axes.set_xticks(range(0, 101, 20))
     else:
-        time_axis(axes.xaxis, "time", ", of each record's typical repeat")
+        time_axis(axes.xaxis, "time")
     title_axes(axes, "Prefill, stage by stage")
     named: dict[str, list[str]] = {}
     for stage in (name for name in PREFILL_STAGES if name in drawn):

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ocr_phases.analyse.checks import checks_verdict, run_checks
+from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.floors import why_no_floor
 from ocr_phases.analyse.kernels import has_kernels
-from ocr_phases.analyse.summary import step_table
+from ocr_phases.analyse.sentences import checks_verdict
+from ocr_phases.analyse.stages import step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import html, kernels_html, plots, regions
 from ocr_phases.show import kernels as kernel_plots
@@ -75,7 +76,7 @@ def _slowest_steps(run: PhaseRun) -> str:
     columns = ["step", "index", "text", "cache_len", "device_ms", "device_ms_p10", "device_ms_p90"]
     if run.device.get("kind") == "cuda":
         columns.append("host_ms")
-    headings = {"index": ("token", ""), "device_ms": ("median", "ms")}
+    headings = {"index": ("token", ""), "device_ms": ("median", "ms"), **html.spread_headings(run)}
     return html.table_html(slowest[columns], caption=f"The {len(slowest)} slowest steps", headings=headings)
 
 

@@ -1,0 +1,392 @@
+"""One record as tables: phases, stages, decode steps, tokens and regions, each with its time.
+
+A time is the median over repeats, of a decode step over all steps of all repeats, as in `PhaseRun.summary`;
+medians need not add up. A spread is p10 to p90 of ten values or more, of fewer the least and the greatest.
+Everything here copes with every shape of record: without crops, without decode steps, of one repeat, of a
+batch, or of a one-shot ``generate`` run that has no phases to tell apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Hashable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.grounding import parse_grounding, token_regions
+from ocr_phases.record import PHASES, PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
+
+STAGE_KEYS = ("phase", "stage", "view")
+STAGE_COLUMNS = (
+    *STAGE_KEYS,
+    "calls",
+    "device_ms",
+    "device_ms_p10",
+    "device_ms_p90",
+    "host_ms",
+    "share",
+)
+REPEAT_COLUMNS = (
+    "repeat",
+    "prepare_ms",
+    "prefill_ms",
+    "ttft_ms",
+    "decode_ms",
+    "generate_ms",
+    "steps",
+    "tokens_per_s",
+)
+STEP_COLUMNS = (
+    "step",
+    "index",
+    "text",
+    "cache_len",
+    "device_ms",
+    "device_ms_p10",
+    "device_ms_p90",
+    "host_ms",
+    "outlier",
+)
+
+#: A step is an outlier above the median by this many median absolute deviations and by this factor,
+OUTLIER_DEVIATIONS = 5.0
+OUTLIER_FACTOR = 1.5
+#: or, in any single repeat, by this factor.
+SPIKE_FACTOR = 10.0
+
+#: From so many values on a spread is p10 to p90.
+QUANTILES_FROM = 10
+
+UNCERTAIN_BELOW = 0.9
+"""A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md)."""
+
+REGION_PROBABILITY_COLUMNS = ("region", "text_tokens", "probability", "uncertain")
+
+# Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
+_SUMMABLE = 2.0**20
+_TREND_STEPS = 16
+_PAIRS = 400
+_NORMAL = 1.96  # 95 % of a normal distribution lie within so many standard deviations
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+def cached(
+    make: Callable[Concatenate[PhaseRun, _Given], _Made],
+) -> Callable[Concatenate[PhaseRun, _Given], _Made]:
+    """Save what ``make(run, ...)`` gives with the record, which never changes; each caller has a copy."""
+
+    @wraps(make)
+    def made(run: PhaseRun, *args: _Given.args, **named: _Given.kwargs) -> _Made:
+        store = run.__dict__.setdefault("_cached", {})
+        key = (make, args, *sorted(named.items()))
+        if key not in store:
+            store[key] = make(run, *args, **named)
+        value = store[key]
+        changeable: bool = isinstance(value, (pd.DataFrame, list, dict))
+        return copy.copy(value) if changeable else value
+
+    return made
+
+
+def spread_ends(each: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """The ends of each row's spread: p10 and p90 of ten values or more, else the least and the greatest."""
+    many = each.count(axis="columns") >= QUANTILES_FROM
+    low, high = (each.quantile(share, axis="columns") for share in (0.1, 0.9))
+    return low.where(many, each.min(axis="columns")), high.where(many, each.max(axis="columns"))
+
+
+def spread_names(count: int) -> tuple[str, str]:
+    """What the two ends of a spread of so many values are called."""
+    return ("p10", "p90") if count >= QUANTILES_FROM else ("least", "greatest")
+
+
+# -- stages and repeats ---------------------------------------------------------------------------------
+
+
+@cached
+def stage_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
+    """The sum of each stage's calls in ms, zero for none: a row a phase, stage, view, a column a repeat."""
+    sums = run.spans.groupby([*STAGE_KEYS, "repeat"], sort=False)[clock].sum().unstack("repeat")
+    return sums.reindex(columns=run.repeats).fillna(0.0)
+
+
+@cached
+def stage_medians(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
+    """Time of each stage on the device clock in ms, by phase, stage and view: the median over repeats.
+
+    Of decode's stages it is the time of one step, the median over all steps of all repeats, or over the
+    numbers ``steps`` of them. The loop around the steps has none.
+    """
+    decode = run.spans[(run.spans["phase"] == "decode") & run.spans["step"].notna()]
+    if steps is not None:
+        decode = decode[decode["step"].isin(steps)]
+    each_step = decode.groupby([*STAGE_KEYS])["device_ms"].median()
+    wholes = stage_repeats(run).median(axis="columns")
+    return {**wholes[wholes.index.get_level_values("phase") != "decode"].to_dict(), **each_step.to_dict()}
+
+
+@cached
+def stage_table(run: PhaseRun) -> pd.DataFrame:
+    """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
+
+    Times are ms of all ``calls`` in a repeat, medians over repeats; ``device_ms_p10`` and ``_p90`` are the
+    ends of the spread (`spread_ends`). ``share`` is what ``device_ms`` is of its phase's. In decode
+    ``language_model``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
+    """
+    sums, host = stage_repeats(run), stage_repeats(run, "host_ms")
+    grouped = run.spans.groupby([*STAGE_KEYS], sort=False)
+    low, high = spread_ends(sums)
+    table = pd.DataFrame(
+        {
+            "calls": grouped.size() // len(run.repeats),
+            "device_ms": sums.median(axis="columns"),
+            "device_ms_p10": low,
+            "device_ms_p90": high,
+            "host_ms": host.median(axis="columns"),
+            "start": grouped["host_start_ms"].min(),
+        }
+    ).reset_index()
+    wholes = table[table["stage"] == table["phase"]].set_index("phase")["device_ms"]
+    totals = table["phase"].map(wholes)
+    table["share"] = (table["device_ms"] / totals).where(totals > 0)
+    order = table["phase"].map(PHASES.index), table["stage"] != table["phase"]
+    table = table.assign(phase_order=order[0], part=order[1], shortest=-table["device_ms"])
+    table = table.sort_values(["phase_order", "part", "start", "shortest"], kind="stable")
+    return table[list(STAGE_COLUMNS)].reset_index(drop=True)
+
+
+@cached
+def repeat_table(run: PhaseRun) -> pd.DataFrame:
+    """One row a repeat, columns `REPEAT_COLUMNS`, times in ms on the device clock; NaN for a phase it lacks.
+
+    ``ttft_ms`` is prepare plus prefill, ``steps`` the decode steps, ``tokens_per_s``
+    `PhaseRun.decoded_tokens` over the whole decode phase.
+    """
+    table = pd.DataFrame({"repeat": run.repeats})
+    for phase in PHASES:
+        total = run.repeat_ms(phase, phase)
+        table[f"{phase}_ms"] = np.where(total > 0, total, math.nan)
+    steps = run.spans[run.spans["stage"] == "decode_step"].groupby("repeat").size()
+    table["steps"] = table["repeat"].map(steps).fillna(0).astype("int64")
+    table["ttft_ms"] = table["prepare_ms"].fillna(0.0) + table["prefill_ms"]
+    rate = run.decoded_tokens / table["decode_ms"] * 1000.0
+    table["tokens_per_s"] = rate.where(table["steps"] > 0)
+    return table[list(REPEAT_COLUMNS)]
+
+
+def end_to_end_ms(run: PhaseRun) -> np.ndarray:
+    """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
+    return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)
+
+
+@cached
+def typical_repeat(run: PhaseRun) -> int:
+    """The number of the repeat whose time to first token and decode lie nearest to their medians.
+
+    A timeline shows this one. Nearest by the sum of both relative distances, so that a long decode does not
+    choose alone; of equally near ones the first. A ``generate()`` run is judged by its only phase.
+    """
+    table = repeat_table(run)[["ttft_ms", "decode_ms", "generate_ms"]]
+    distance = (table / table.median() - 1.0).abs().sum(axis="columns")
+    return run.repeats[int(distance.to_numpy().argmin())]
+
+
+def one_repeat(run: PhaseRun, number: int) -> PhaseRun:
+    """The record with the spans of one repeat only; memory and checks stay."""
+    spans = run.spans[run.spans["repeat"] == number]
+    return dataclasses.replace(run, spans=spans.reset_index(drop=True))
+
+
+# -- decode, step by step -------------------------------------------------------------------------------
+
+
+def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
+    """The cache entries that a step sees after so many tokens: all, or those of the prompt and the window."""
+    window = run.cache.get("window")
+    return lengths if window is None else np.minimum(lengths, run.request["prefill_len"] + window)
+
+
+@cached
+def step_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
+    """The time of each decode step in ms: a row a step, a column a repeat."""
+    spans = run.spans[run.spans["stage"] == "decode_step"]
+    if spans.empty:
+        return pd.DataFrame(columns=run.repeats, dtype="float64")
+    return spans.groupby(["step", "repeat"])[clock].sum().unstack("repeat").astype("float64")
+
+
+def step_ms(run: PhaseRun, quantile: float = 0.5) -> np.ndarray:
+    """Each repeat's quantile of its decode steps, ms, float64 [repeats]; NaN for a repeat without steps."""
+    return step_repeats(run).reindex(columns=run.repeats).quantile(quantile).to_numpy(dtype=np.float64)
+
+
+@cached
+def step_table(run: PhaseRun) -> pd.DataFrame:
+    """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their `spread_ends`.
+
+    ``index`` and ``text`` are of the first row's token that the step made (missing for steps past its end),
+    ``cache_len`` is the length the step leaves. ``outlier`` marks steps above both `OUTLIER_FACTOR` times
+    the median step and the median plus `OUTLIER_DEVIATIONS` median absolute deviations, and steps that took
+    `SPIKE_FACTOR` times the median step in any repeat.
+    """
+    each = step_repeats(run)
+    low, high = spread_ends(each)
+    host = step_repeats(run, "host_ms").median(axis="columns")
+    times = {
+        "device_ms": each.median(axis="columns"),
+        "device_ms_p10": low,
+        "device_ms_p90": high,
+        "host_ms": host,
+    }
+    table = pd.DataFrame(times).rename_axis("step").reset_index()
+    tokens = run.token_table[["step", "index", "text"]].dropna(subset=["step"])
+    table = table.merge(tokens, on="step", how="left").astype({"index": "Int64", "step": "int64"})
+    table["cache_len"] = _cache_lengths(run, table["step"] + 1)
+    median = table["device_ms"].median()
+    limit = median + OUTLIER_DEVIATIONS * (table["device_ms"] - median).abs().median()
+    slow = (table["device_ms"] > limit) & (table["device_ms"] > OUTLIER_FACTOR * median)
+    table["outlier"] = slow | (each.max(axis="columns") > SPIKE_FACTOR * median).to_numpy()
+    return table[list(STEP_COLUMNS)]
+
+
+def _cache_lengths(run: PhaseRun, places: pd.Series) -> pd.arrays.IntegerArray:
+    """Cached tokens after the prefill (place 0) or after step s (place s + 1); missing where not recorded."""
+    lengths = run.cache.get("lengths") or []
+    return pd.array([lengths[each] if each < len(lengths) else pd.NA for each in places], dtype="Int64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """A robust line through the medians of the steps over the cache's length.
+
+    ``slope`` is ms per cached token and ``interval`` its 95 % interval; ``span`` is how many tokens the cache
+    grew by, ``step_ms`` the median step.
+    """
+
+    slope: float
+    interval: tuple[float, float]
+    span: float
+    step_ms: float
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """The growth over the run as a part of the median step, and the ends of its interval."""
+        per_slope = self.span / self.step_ms if self.step_ms else 0.0
+        return self.slope * per_slope, self.interval[0] * per_slope, self.interval[1] * per_slope
+
+
+@cached
+def decode_trend(run: PhaseRun) -> Trend | None:
+    """The trend of a run's steps, outliers aside; None for fewer than 16 steps.
+
+    The slope is Theil and Sen's, the median over pairs of steps; its interval is Sen's, from Kendall's
+    statistic.
+    """
+    table = step_table(run).dropna(subset=["cache_len"])
+    table = table[~table["outlier"]]
+    if len(table) < _TREND_STEPS:
+        return None
+    x = attended(run, table["cache_len"].to_numpy(dtype=np.float64))
+    y = table["device_ms"].to_numpy(dtype=np.float64)
+    if len(x) > _PAIRS:  # every pair of some hundred steps says as much as every pair of thousands
+        chosen = np.linspace(0, len(x) - 1, _PAIRS).round().astype(int)
+        x, y = x[chosen], y[chosen]
+    left, right = np.triu_indices(len(x), k=1)
+    apart = x[right] - x[left] > 0
+    slopes = np.sort((y[right] - y[left])[apart] / (x[right] - x[left])[apart])
+    if not slopes.size:
+        return None
+    count = len(x)
+    deviation = _NORMAL * np.sqrt(count * (count - 1) * (2 * count + 5) / 18) / 2
+    low, high = (int(np.clip(slopes.size / 2 + end, 0, slopes.size - 1)) for end in (-deviation, deviation))
+    interval = float(slopes[low]), float(slopes[high])
+    return Trend(float(np.median(slopes)), interval, float(x.max() - x.min()), float(np.median(y)))
+
+
+# -- tokens and regions ---------------------------------------------------------------------------------
+
+
+@cached
+def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
+    """`PhaseRun.tokens_of`: one row a generated token of batch row ``row``, columns `TOKEN_COLUMNS`."""
+    result = run.results[row]
+    ids, texts = result["ids"], result["token_texts"]
+    redecode = run.request.get("first_token") == "redecode"
+    index = np.arange(len(ids))
+    step = pd.array(index if redecode else index - 1, dtype="Int64")
+    if not redecode:
+        step[:1] = pd.NA
+    # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a lone
+    # surrogate, which pyarrow refuses.
+    table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object)})
+    table["source"] = np.where(step.isna(), "prefill", "decode")
+    table["step"] = step
+    table["cache_len"] = _cache_lengths(run, table["step"].fillna(-1) + 1)
+    table["region"] = token_regions(parse_grounding("".join(texts), run.model.get("family")), texts)
+    each = step_repeats(run)
+    low, high = spread_ends(each)
+    host = step_repeats(run, "host_ms").median(axis="columns")
+    times = {
+        "device_ms": each.median(axis="columns"),
+        "device_ms_p10": low,
+        "device_ms_p90": high,
+        "host_ms": host,
+    }
+    for column, values in times.items():
+        of_tokens = table["step"].map(values).astype("float64")
+        table[column] = (of_tokens * _SUMMABLE).round() / _SUMMABLE
+    return pd.concat([table, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]
+
+
+def token_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
+    """One row a generated token, columns `PROBABILITY_COLUMNS`, float64; NaN where not known.
+
+    ``probability`` is the token's own, 0 to 1, ``margin`` its logit minus the highest other one.
+    """
+    unknown = [None] * len(run.results[row]["ids"])
+    known = {} if run.probabilities is None else run.probabilities[row]
+    logprobs, margins = (
+        np.asarray(known.get(name, unknown), dtype=np.float64) for name in ("logprobs", "margins")
+    )
+    return pd.DataFrame(dict(zip(PROBABILITY_COLUMNS, (np.exp(logprobs), margins), strict=True)))
+
+
+def text_tokens(run: PhaseRun, row: int = 0) -> dict[int, np.ndarray]:
+    """The tokens of each region's stripped text, as int64 indices: no marks, box or white space around it."""
+    result = run.results[row]
+    text = result["text"] or ""
+    lengths = np.asarray([len(each) for each in result["token_texts"]], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    ends = starts + np.maximum(lengths, 1)  # a part of a character has no text, and a place
+    indices = {}
+    for region in parse_grounding(text, run.model.get("family")).regions:
+        inside = text[region.content_start : region.end]
+        first = region.content_start + len(inside) - len(inside.lstrip())
+        own = (starts < first + len(region.text)) & (ends > first) if region.text else starts < 0
+        indices[region.index] = np.flatnonzero(own)
+    return indices
+
+
+@cached
+def region_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
+    """One row a region, columns `REGION_PROBABILITY_COLUMNS`.
+
+    ``probability`` is the mean over the tokens of its text (`text_tokens`), NaN for a region without text or
+    with an unknown token; ``uncertain`` says whether it is below `UNCERTAIN_BELOW`.
+    """
+    known = token_probabilities(run, row)["probability"].to_numpy()
+    rows = []
+    for region, own in text_tokens(run, row).items():
+        mean = float(known[own].mean()) if len(own) else float("nan")
+        rows.append((region, len(own), mean, mean < UNCERTAIN_BELOW))
+    table = pd.DataFrame(rows, columns=list(REGION_PROBABILITY_COLUMNS))
+    return table.astype(
+        {"region": "int64", "text_tokens": "int64", "probability": "float64", "uncertain": bool}
+    )
