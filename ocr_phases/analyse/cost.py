@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from ocr_phases.analyse.architecture import Architecture, ClipSizes, QuerySizes, TextSizes, read_architecture
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import facts_of, windowed_length
 from ocr_phases.record import PhaseRun
 
@@ -84,8 +84,7 @@ def prefill_cost(
     """
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
     sizes = read_architecture(config)
-    if logits_for not in ("last", "all"):
-        raise OcrPhasesError(f"Unknown logits_for {logits_for!r}: use last or all.")
+    check_known("logits_for", logits_for, ("last", "all"))
     rows = []
     for number, call in enumerate(views):
         _check(side=call.side, images=call.images)
