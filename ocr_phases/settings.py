@@ -197,7 +197,7 @@ class ModelSettings:
     revision: str | None = None
     implementation: Literal["native", "vendor"] = "native"
     trust_remote_code: bool = False
-    attention: str | None = None
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     cuda_calls: Literal["refuse", "ignore"] = "refuse"
 
     def __post_init__(self) -> None:
