@@ -33,7 +33,7 @@ from ocr_phases.analyse.work import (
     sam_work,
     swiglu,
 )
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import facts_of, windowed_length
 from ocr_phases.record import PhaseRun
 
@@ -97,8 +97,7 @@ def prefill_cost(
     """
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
     sizes = read_architecture(config)
-    if logits_for not in ("last", "all"):
-        raise OcrPhasesError(f"Unknown logits_for {logits_for!r}: use last or all.")
+    check_known("logits_for", logits_for, ("last", "all"))
     rows = []
     for number, call in enumerate(views):
         _check(side=call.side, images=call.images)

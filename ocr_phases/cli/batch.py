@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 from ocr_phases.cli.measuring import Bar
 from ocr_phases.cli.options import BATCH, option_texts, settings_of
 from ocr_phases.cli.results import Exit, wrote
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import check_preset
+from ocr_phases.errors import OcrPhasesError, check_known
+from ocr_phases.families import PRESET_NAMES
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from ocr_phases.batch.cluster import DaskPool
     from ocr_phases.batch.driver import Counts
     from ocr_phases.batch.jobs import Page, Walk
@@ -38,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     The same command resumes a stopped batch.
     """
     from ocr_phases.analyse.truths import check_for_pages
-    from ocr_phases.batch.index import FAILED
+    from ocr_phases.batch.index import FAILED, write_index
     from ocr_phases.batch.jobs import Walk
     from ocr_phases.files import only_writer, output_folder
 
@@ -79,7 +77,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
     only, batch = arguments.render == "only", is_batch(arguments.out)
     for preset in arguments.presets:
-        check_preset(preset)
+        check_known("preset", preset, PRESET_NAMES)
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     check_workers("render-workers", arguments.render_workers)
@@ -203,6 +201,7 @@ def _print_reasons(reasons: Iterable[tuple[str, str]]) -> None:
 
 def _index_unfinished(out: Path) -> None:
     """Write the index of a batch that stops before all pages are through."""
+    from ocr_phases.batch.index import write_index
     from ocr_phases.batch.store import LISTING
 
     try:
@@ -210,25 +209,3 @@ def _index_unfinished(out: Path) -> None:
             write_index(out, stopped=True)
     except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
         print(f"The index could not be written: {error}", file=sys.stderr)
-
-
-def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
-    """Write ``index.html`` and the tables; the pages' one (`batch.index.PAGE_COLUMNS`).
-
-    ``stopped`` says that not all pages are through.
-    """
-    from ocr_phases.batch.index import build_index
-    from ocr_phases.files import write_atomic
-    from ocr_phases.show.index_page import index_html
-
-    index = build_index(out)
-    devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))
-    facts = {
-        "": " · ".join([*models, *devices]),
-        "stopped early" if stopped else "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-    }
-    title = f"{out.resolve().name}: {count_text(len(index.pages), 'page')}"
-    tables = [path.name for path in index.tables]
-    text = index_html(index.pages, index.regions, title=title, facts=facts, tables=tables)
-    write_atomic(out / "index.html", text.encode("utf-8", "replace"))
-    return index.pages
