@@ -22,13 +22,13 @@ from ocr_phases.analyse.comparison import (
     Comparison,
     environment_table,
     few_repeats,
+    first_other_token,
     in_units,
     metrics_of,
     run_labels,
     same_tokens,
 )
 from ocr_phases.analyse.statistics import LogMean, holm, leaders, log_mean, log_ratio, spread
-from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.cli import main
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
