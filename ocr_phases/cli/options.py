@@ -50,9 +50,6 @@ class Parser(argparse.ArgumentParser):
     ``given`` of its result are the options on the command line, since a default may be given explicitly.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
     def error(self, message: str) -> NoReturn:
         """Raise the message with the usage of this verb."""
         raise OcrPhasesError(f"{message} ({' '.join(self.format_usage().split())})")
@@ -120,11 +117,6 @@ def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bo
     if saved == bool(pages):
         raise OcrPhasesError(f"Name either what to measure (PAGE) or what was measured (--{option}).")
     return saved
-
-
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings of these options; `OcrPhasesError` for a wrong one."""
-    return Settings.among(vars(arguments))
 
 
 def name_list(text: str, comma: str = ",") -> list[str]:
