@@ -197,7 +197,7 @@ class ModelSettings:
     revision: str | None = None
     implementation: Literal["native", "vendor"] = "native"
     trust_remote_code: bool = False
-    attention: str | None = None
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     cuda_calls: Literal["refuse", "ignore"] = "refuse"
 
     def __post_init__(self) -> None:
@@ -357,17 +357,11 @@ class Request(RunSettings):
     preset_choice: str
     max_new_tokens: int
     infer: SamplingSettings
-    grounding: bool | None
     ignore_eos: bool
     eos_check_every: int
     autocast: bool
 
     def described(self) -> dict[str, Any]:
         """The settings as plain JSON values, without the pages."""
-        asked = {name: getattr(self, name) for name in REQUEST_SETTINGS}
-        return {
-            **asked,
-            "infer": self.infer.described(),
-            "prompts": self.prompts,
-            "preset_choice": self.preset_choice,
-        }
+        names = (*REQUEST_SETTINGS, "prompts", "preset_choice")
+        return {name: getattr(self, name) for name in names} | {"infer": self.infer.described()}

@@ -120,7 +120,13 @@ def file_hash(path: Path) -> str:
 
 @lru_cache(maxsize=200_000)  # 0.3 kB each: a command looks at every result several times
 def _file_hash(path: str, changed: int, size: int) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as file:
+        # No more than its size: a file of /proc, or one that grows, may never end.
+        while size > 0 and (block := file.read(min(size, 1 << 20))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()
 
 
 def take(folder: Path, name: str) -> None:

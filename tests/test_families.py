@@ -36,7 +36,8 @@ from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES, VISION_STAGES, crop_grid, facts_of
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import image_token_count, make_views, pack
-from ocr_phases.models.load import adopt, dummy_config
+from ocr_phases.models.load import adopt
+from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.settings import RunSettings, SamplingSettings, resolve_infer
 from ocr_phases.steps.phases import generate, prompt_loss

@@ -33,7 +33,7 @@ from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import make_views, pack
-from ocr_phases.models.load import dummy_config
+from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.request import make_rows

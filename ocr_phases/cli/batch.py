@@ -24,7 +24,7 @@ from ocr_phases.text import count_text
 if TYPE_CHECKING:
     from ocr_phases.batch.cluster import DaskPool
     from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.manifest import Page, Walk
+    from ocr_phases.batch.jobs import Page, Walk
     from ocr_phases.batch.pool import LocalPool
 
 _SHOWN_FAILURES = 10
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ocr_phases.analyse.truths import check_for_pages
     from ocr_phases.batch.index import FAILED, write_index
-    from ocr_phases.batch.manifest import Walk
+    from ocr_phases.batch.jobs import Walk
     from ocr_phases.files import only_writer, output_folder
 
     _check(arguments)
@@ -94,8 +94,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
-    from ocr_phases.batch.job import PAGES
-    from ocr_phases.batch.manifest import find_pages
+    from ocr_phases.batch.jobs import PAGES, find_pages
 
     for page in find_pages(arguments.pages, BATCH, arguments.out / PAGES, walk):
         if "preset" in page.settings or not arguments.presets:
@@ -108,7 +107,7 @@ def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
 def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
     from ocr_phases.batch.driver import Counts, auto_device, measure_pages
-    from ocr_phases.batch.job import make_jobs
+    from ocr_phases.batch.jobs import make_jobs
     from ocr_phases.batch.outcome import GOES_ON
 
     left_out = dict(walk.left_out)

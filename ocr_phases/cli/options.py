@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import tomllib
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, setting_names
 from ocr_phases.text import nearest
@@ -67,10 +67,8 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            known = list(action.choices)
-            what = "/".join(action.option_strings) or action.metavar
-            self.error(f"There is no {what} {value!r}: use {' or '.join(known)}.{nearest(value, known)}")
+        if action.choices is not None:
+            check_known("/".join(action.option_strings) or str(action.metavar), value, list(action.choices))
 
 
 @functools.cache
