@@ -18,8 +18,7 @@ from typing import Any
 
 from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.figures import FIGURES, write_figures
-from ocr_phases.batch.job import make_jobs
-from ocr_phases.batch.manifest import find_pages
+from ocr_phases.batch.jobs import find_pages, make_jobs
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import attempt_folder

@@ -22,8 +22,8 @@ from ocr_phases.analyse.cost import run_shape
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
 from ocr_phases.collectors import machine
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import check_preset
+from ocr_phases.errors import OcrPhasesError, check_known
+from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs
@@ -56,7 +56,7 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         for preset in self.presets:
-            check_preset(preset)
+            check_known("preset", preset, PRESET_NAMES)
         for name, values, known in (("part", self.parts, PARTS), ("strategy", self.strategies, STRATEGIES)):
             for value in values:
                 if value not in known:

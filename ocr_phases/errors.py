@@ -9,14 +9,14 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import tomllib
 
-from ocr_phases.text import nearest
+from ocr_phases.text import any_of, nearest
 
 
 class OcrPhasesError(Exception):
@@ -225,8 +225,8 @@ def _mistake(called: Callable[..., Any], signature: inspect.Signature, args: Any
             allowed = tuple(_ADMITTED.get(kind, kind) for kind in kinds)
             for each in value if item.kind is item.VAR_POSITIONAL else [value]:
                 if not isinstance(each, allowed):
-                    *more, last = [_WORDS.get(kind) or kind.__name__ for kind in kinds]
-                    return f"{name} is {short(each)}: give {', '.join(more)}{' or ' * bool(more)}{last}."
+                    words = any_of(_WORDS.get(kind) or kind.__name__ for kind in kinds)
+                    return f"{name} is {short(each)}: give {words}."
     return ""
 
 
@@ -239,6 +239,16 @@ def _unknown(word: str, name: str, signature: inspect.Signature) -> str:
     if hint := nearest(word, signature.parameters):
         return f"{said}.{hint}"
     return f"{said}: {f'it is a keyword of {_TAKER[word]}' if word in _TAKER else f'see help({name})'}."
+
+
+def check_known(what: str, name: Any, known: Collection[str], of: str = "", more: str = "") -> None:
+    """Raise `OcrPhasesError` for a name of a ``what`` that is none of ``known``, with the nearest of them.
+
+    ``of`` says whose names they are, ``more`` what else there is.
+    """
+    if name not in known:
+        said = f"Unknown {what} {name!r}{of and f' of {of}'}: use {any_of(known)}{more}."
+        raise OcrPhasesError(f"{said}{nearest(str(name), known)}")
 
 
 def short(value: Any) -> str:

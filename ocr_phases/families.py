@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import tomllib
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.text import nearest
 
 IMAGE_TAG = "<image>"
@@ -152,13 +152,9 @@ class FamilyFacts:
 
     def preset(self, name: str) -> Preset:
         """The preset of that name; raises OcrPhasesError, listing the known ones, when there is none."""
-        found = self.presets.get(self.stands_for.get(name, name))
-        if found is None:
-            raise OcrPhasesError(
-                f"There is no preset {name!r} of {self.title}: choose one of {', '.join(self.presets)}."
-                f"{nearest(name, self.presets)}"
-            )
-        return found
+        name = self.stands_for.get(name, name)
+        check_known("preset", name, self.presets, self.title)
+        return self.presets[name]
 
     def text_of(self, prompt: str, *, grounding: bool | None = None, pages: int = 1) -> str:
         """The text handed to the model (`ocr_phases.families.resolve_prompt`), for one row of ``pages``.
@@ -168,11 +164,8 @@ class FamilyFacts:
         """
         name = prompt.strip().partition(":")[0].rstrip()
         elsewhere = name == "locate" or any(prompt.strip() in facts.prompts for facts in FAMILIES.values())
-        if elsewhere and name not in self.prompts:
-            raise OcrPhasesError(
-                f"There is no prompt {name!r} of {self.title}: choose one of {', '.join(self.prompts)}, or "
-                "write your own."
-            )
+        if elsewhere:
+            check_known("prompt", name, self.prompts, self.title, ", or write your own")
         if grounding is not None and not self.leads[1]:
             raise OcrPhasesError(f"{self.title} marks boxes by itself: leave grounding out.")
         text = resolve_prompt(prompt, grounding=grounding, prompts=self.prompts, leads=self.leads)
@@ -223,18 +216,8 @@ def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
 def facts_of(family: str | None) -> FamilyFacts:
     """A family's row; DeepSeek-OCR's for None, as of old records. OcrPhasesError for an unknown name."""
     name = DEEPSEEK_OCR if family is None else family
-    if name not in FAMILIES:
-        raise OcrPhasesError(
-            f"There is no family {name!r} here: it knows {', '.join(FAMILIES)}.{nearest(name, FAMILIES)}"
-        )
+    check_known("family", name, FAMILIES)
     return FAMILIES[name]
-
-
-def check_preset(name: str) -> None:
-    """Raise OcrPhasesError for a name that is no preset of any family."""
-    if name not in PRESET_NAMES:
-        hint = nearest(name, PRESET_NAMES)
-        raise OcrPhasesError(f"There is no preset {name!r}: choose one of {', '.join(PRESET_NAMES)}.{hint}")
 
 
 def resolve_prompt(

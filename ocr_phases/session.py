@@ -28,9 +28,9 @@ from ocr_phases.families import GROUNDING_TAG
 from ocr_phases.files import TemporaryFolder
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack
-from ocr_phases.models.load import Checkpoint, adopt, load_checkpoint, resolve_device, resolve_dtype
+from ocr_phases.models.load import Checkpoint, adopt, load_checkpoint
 from ocr_phases.models.references import references
-from ocr_phases.models.vendor import check_attention, choose_attention
+from ocr_phases.models.weights import choose_attention, resolve_dtype
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import Run, cache_of, make_record, rows_until_end
 from ocr_phases.request import (
@@ -105,10 +105,8 @@ class OCRSession:
         def again(**changed: Any) -> OCRSession:
             return cls._load(replace(asked, **changed), local_only=local_only)
 
-        device = resolve_device(asked.device)
-        options = {**vars(asked), "device": device, "dtype": resolve_dtype(asked.dtype, device)}
         with seldom_collected():
-            return cls(load_checkpoint(options.pop("model"), local_only=local_only, **options), again)
+            return cls(load_checkpoint(asked, local_only=local_only), again)
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, *, name: str | None = None) -> OCRSession:
@@ -127,26 +125,25 @@ class OCRSession:
         those of a model object are copied: two models take memory while both sessions live. Raises
         `OcrPhasesError` as `load` does.
         """
-        model, kept = self.model, str(self.dtype).removeprefix("torch.")
-        own = model.config._attn_implementation
-        if attention in (None, own) and dtype in (None, kept):
+        model, own = self.model, self.model.config._attn_implementation
+        now = {"attention": own, "dtype": str(self.dtype).removeprefix("torch.")}
+        asked = {"attention": attention, "dtype": dtype}
+        changed: dict[str, Any] = {name: asked[name] for name in now if asked[name] not in (None, now[name])}
+        if not changed:
             return self
-        attention, dtype = attention or own, dtype or kept
         if self._load_again is not None:
-            return self._load_again(attention=attention, dtype=dtype)
-        if self.family.implementation == "vendor" and attention != own:
+            return self._load_again(**changed)
+        if self.family.implementation == "vendor" and "attention" in changed:
             raise OcrPhasesError(
                 "The vendor's class has its attention from loading: load it with another one."
             )
-        check_attention(attention)
-        asked = ModelSettings(dtype=dtype)  # type: ignore[arg-type]
-        chosen = resolve_dtype(asked.dtype, self.device)
+        settings = ModelSettings(**{"device": self.device, "dtype": now["dtype"], **changed})
         copied = copy.deepcopy(model)
-        if attention != own:
-            copied.set_attn_implementation(choose_attention(type(model), attention, self.device, chosen))
+        if "attention" in changed:
+            copied.set_attn_implementation(choose_attention(type(model), settings))
         for parameter in copied.parameters():  # buffers keep theirs, as where a checkpoint is loaded
             if parameter.is_floating_point():
-                parameter.data = parameter.data.to(chosen)
+                parameter.data = parameter.data.to(resolve_dtype(settings.dtype, self.device))
         return self.from_model(copied, self.tokenizer, name=self.checkpoint.name)
 
     # -- the phases, one by one -------------------------------------------------------------------

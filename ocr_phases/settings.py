@@ -18,9 +18,8 @@ import msgspec
 import tomllib
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError, public, short
-from ocr_phases.families import PRESET_NAMES, PROMPTS, check_preset, facts_of, resolve_prompt
-from ocr_phases.text import nearest
+from ocr_phases.errors import OcrPhasesError, check_known, public, short
+from ocr_phases.families import PRESET_NAMES, PROMPTS, facts_of, resolve_prompt
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
@@ -74,10 +73,8 @@ def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> An
     try:
         value = msgspec.convert(value, wanted, strict=strict)
     except ValueError as error:
-        choices = get_args(wanted) if get_origin(wanted) is Literal else ()
-        if choices:
-            hint = nearest(str(value), choices)
-            raise OcrPhasesError(f"Unknown {name} {value!r}: use {' or '.join(choices)}.{hint}") from error
+        if get_origin(wanted) is Literal:
+            check_known(name, value, get_args(wanted))
         problem = str(error).partition(",")[0].removeprefix("Expected ").replace("`", "")
         told = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), problem)
         raise OcrPhasesError(f"{name} is {short(value)}: give {told}.") from error
@@ -113,13 +110,8 @@ class SamplingSettings:
         if not isinstance(infer, Mapping | None):
             raise OcrPhasesError(f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.')
         infer = dict(infer or {})
-        known = [item.name for item in fields(cls)]
-        unknown = sorted(map(str, set(infer) - set(known)))
-        if unknown:
-            hint = nearest(unknown[0], known)
-            raise OcrPhasesError(
-                f"infer does not know {', '.join(unknown)}; it knows {', '.join(known)}.{hint}"
-            )
+        for name in infer:
+            check_known("entry", name, setting_names(cls), "infer")
         if infer.get("temperature") == 0:
             if infer.get("do_sample"):
                 raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
@@ -166,12 +158,7 @@ def resolve_infer(
         values = _infer_mapping(infer) if isinstance(infer, str) else infer
         return SamplingSettings.from_infer(values), bool(autocast)
     facts = facts_of(family)
-    if infer not in facts.published:
-        known = " or ".join(facts.published)
-        raise OcrPhasesError(
-            f"There is no infer {infer!r}: use {known}, or values such as temperature=0.7."
-            f"{nearest(infer, facts.published)}"
-        )
+    check_known("infer", infer, facts.published, more=", or values such as temperature=0.7")
     if autocast is False:
         raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
     values = dict(facts.published[infer])
@@ -210,7 +197,7 @@ class ModelSettings:
     revision: str | None = None
     implementation: Literal["native", "vendor"] = "native"
     trust_remote_code: bool = False
-    attention: str | None = None
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     cuda_calls: Literal["refuse", "ignore"] = "refuse"
 
     def __post_init__(self) -> None:
@@ -258,7 +245,7 @@ class RunSettings:
             resolve_prompt(prompt)
         _check(self, RunSettings)
         if self.preset is not None:
-            check_preset(self.preset)
+            check_known("preset", self.preset, PRESET_NAMES)
         resolve_infer(self.infer, self.autocast)
         if self.generate and self.first_token == "redecode":
             raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
@@ -370,17 +357,11 @@ class Request(RunSettings):
     preset_choice: str
     max_new_tokens: int
     infer: SamplingSettings
-    grounding: bool | None
     ignore_eos: bool
     eos_check_every: int
     autocast: bool
 
     def described(self) -> dict[str, Any]:
         """The settings as plain JSON values, without the pages."""
-        asked = {name: getattr(self, name) for name in REQUEST_SETTINGS}
-        return {
-            **asked,
-            "infer": self.infer.described(),
-            "prompts": self.prompts,
-            "preset_choice": self.preset_choice,
-        }
+        names = (*REQUEST_SETTINGS, "prompts", "preset_choice")
+        return {name: getattr(self, name) for name in names} | {"infer": self.infer.described()}

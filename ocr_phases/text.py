@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import math
 import os
 import re
@@ -24,30 +25,29 @@ _STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_hea
 
 def ms_text(ms: float | None) -> str:
     """Milliseconds with three digits and a fitting unit (``"4.02 ms"``, ``"1.25 s"``); ``"n/a"`` for none."""
-    if ms is None or not math.isfinite(ms):
-        return "n/a"
-    # The limits lie where rounding to three digits would show four.
-    if abs(ms) >= 999.5:
-        seconds = ms / 1000.0
-        return f"{seconds:,.0f} s" if abs(seconds) >= 99.95 else f"{digits_text(seconds)} s"
-    return f"{digits_text(ms)} ms"
+    return _unit_text(ms, "ms", "s")
 
 
 def bytes_text(count: float | None) -> str:
     """Bytes in decimal units with three digits (``"1.90 GB"``); ``"n/a"`` for none."""
-    if count is None or not math.isfinite(count):
-        return "n/a"
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 999.5:
-            return f"{value:.0f} B" if unit == "B" else f"{digits_text(value)} {unit}"
-        value /= 1000.0
-    return f"{digits_text(value)} GB"
+    if count is not None and count < 999.5:
+        return f"{count:.0f} B"
+    return _unit_text(count and count / 1000.0, "kB", "MB", "GB")
 
 
 def millions_text(count: int) -> str:
     """A number of parameters in millions (``"95.6 M"``) or thousand millions (``"3.34 B"``)."""
-    value, unit = (count / 1e9, "B") if count >= 999.5e6 else (count / 1e6, "M")
+    return _unit_text(count / 1e6, "M", "B")
+
+
+def _unit_text(value: float | None, *units: str) -> str:
+    """Three digits and the first unit, each a thousand of the one before, in which they are enough."""
+    if value is None or not math.isfinite(value):
+        return "n/a"
+    unit, *larger = units
+    for each in larger:
+        if abs(value) >= 999.5:  # rounding to three digits would show four
+            value, unit = value / 1000.0, each
     return f"{digits_text(value)} {unit}"
 
 
@@ -65,13 +65,19 @@ def stage_name(stage: str) -> str:
 
 
 def digits_text(value: float) -> str:
-    """Three significant digits, without an exponent and never fewer than the integer part has."""
+    """Three significant digits, without an exponent and never fewer than the integer part has (``1,234``)."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{min(decimals, 3)}f}"
+    text = f"{value:,.{min(decimals, 3)}f}"
     # 9.996 rounds up to 10.00: one digit too many.
     return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
+
+
+def any_of(words: Iterable[str]) -> str:
+    """``"a, b or c"``."""
+    *first, last = words
+    return f"{', '.join(first)}{' or ' * bool(first)}{last}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -152,7 +158,5 @@ class _PlainStream:
 
 def first_difference(mine: Sequence[int], other: Sequence[int]) -> int | None:
     """The first index at which two lists of ids differ, or one ends; None where they are equal."""
-    for index, (left, right) in enumerate(zip(mine, other, strict=False)):
-        if left != right:
-            return index
-    return None if len(mine) == len(other) else min(len(mine), len(other))
+    pairs = enumerate(itertools.zip_longest(mine, other))
+    return next((index for index, (left, right) in pairs if left != right), None)

@@ -11,7 +11,6 @@ import subprocess
 import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ocr_phases.errors import OcrPhasesError
 __version__ = "0.1.0"
 
 _PACKAGE = Path(__file__).resolve().parent
+_ROOT = _PACKAGE.parent
 _DIGITS = 16
 
 
@@ -34,9 +34,6 @@ def code_hash(package: Path = _PACKAGE) -> str:
         content = hashlib.sha256(path.read_bytes()).digest()
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + content)
     return digest.hexdigest()[:_DIGITS]
-
-
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 _MOST_HEADER = 100_000_000  # the safetensors format's own limit
@@ -84,27 +81,17 @@ def git_state() -> str | None:
     """
     if not (_ROOT / ".git").exists():
         return None
-    command = [
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(_ROOT),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-    ]
+    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=12"]
     options: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "stderr": subprocess.DEVNULL}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(command, timeout=10, **options).strip()
+        return subprocess.check_output(command, timeout=10, cwd=_ROOT, **options).strip()
     return None
 
 
 def asset(*parts: str) -> Path:
     """The path of a shipped file or folder (``asset("data", "tiny")``); `OcrPhasesError` if missing."""
-    package = Path(str(resources.files("ocr_phases")))
-    installed = package / "_assets"
-    path = (installed if installed.is_dir() else package.parent).joinpath(*parts)
+    installed = _PACKAGE / "_assets"
+    path = (installed if installed.is_dir() else _ROOT).joinpath(*parts)
     if not path.exists():
         raise OcrPhasesError(f"{'/'.join(parts)} is missing here: install ocr_phases again.")
     return path
@@ -113,9 +100,8 @@ def asset(*parts: str) -> Path:
 def child_environment() -> dict[str, str]:
     """This process's environment for one it starts; in a source tree the package is found from anywhere."""
     environment = dict(os.environ)
-    package = str(Path(str(resources.files("ocr_phases"))).parent)
-    if package not in sysconfig.get_paths().values():
-        paths = (package, environment.get("PYTHONPATH"))
+    if str(_ROOT) not in sysconfig.get_paths().values():
+        paths = (str(_ROOT), environment.get("PYTHONPATH"))
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environment
 

@@ -25,7 +25,7 @@ from ocr_phases.batch import figures
 from ocr_phases.batch import index as batch_index
 from ocr_phases.batch.figures import FIGURES, page_figures
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
-from ocr_phases.batch.job import Job
+from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import Listing, read_listing
 from ocr_phases.cli import batch as command
 from ocr_phases.cli import main

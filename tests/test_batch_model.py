@@ -20,7 +20,7 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch.driver import measure_pages
-from ocr_phases.batch.job import Job
+from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
@@ -162,7 +162,7 @@ def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path
     out = tmp_path / "out"
     out.mkdir()
     (job,) = jobs(tmp_path / "in")
-    other = Job.from_dict({**job.as_dict(), "versions": {**job.versions, "torch": "0.1"}, "id": ""})
+    other = Job(**{**vars(job), "versions": {**job.versions, "torch": "0.1"}, "id": ""})
     pool = LocalPool()
     try:
         with pytest.raises(OcrPhasesError, match=r"torch .* instead of 0\.1"):

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.models import load
 from ocr_phases.models.folders import hub_commit
-from ocr_phases.models.load import dummy_config, load_tokenizer
+from ocr_phases.models.load import load_tokenizer
+from ocr_phases.models.weights import dummy_config, resolve_dtype
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.settings import ModelSettings
 from ocr_phases.versions import asset
@@ -225,8 +226,8 @@ def test_devices_and_dtypes(monkeypatch):
     assert load.resolve_device("cuda:0") == "cuda:0"
     with pytest.raises(OcrPhasesError, match="no cuda:3"):
         load.resolve_device("cuda:3")
-    assert load.resolve_dtype(None, "cuda") is torch.bfloat16
-    assert load.resolve_dtype("float16", "cpu") is torch.float16
+    assert resolve_dtype(None, "cuda") is torch.bfloat16
+    assert resolve_dtype("float16", "cpu") is torch.float16
     with pytest.raises(OcrPhasesError, match="Unknown dtype 'int8'"):
         ModelSettings(dtype=torch.int8)
     assert ModelSettings(dtype=torch.float16).dtype == "float16"

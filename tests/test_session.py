@@ -24,7 +24,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.collectors.live_checks import host_syncs_check, syncs_counted
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.families import FAMILIES
-from ocr_phases.models import load
+from ocr_phases.models import weights
 from ocr_phases.models.load import TokenReader, load_tokenizer, token_texts
 from ocr_phases.recorder import _describe_row
 from ocr_phases.rerun import repeat_run
@@ -277,7 +277,7 @@ def test_a_large_dummy_says_what_it_takes_before_it_is_made(monkeypatch, capsys)
     before = torch.get_rng_state()
     OCRSession.load(SMALL_DUMMY, device="cpu")
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(load, "_LARGE", 0)
+    monkeypatch.setattr(weights, "_LARGE", 0)
     OCRSession.load(SMALL_DUMMY, device="cpu")
     memory, time = capsys.readouterr().err.splitlines()
     assert "parameters take" in memory
@@ -370,7 +370,7 @@ def test_dummy_runs_the_asked_number_of_tokens():
         ({"first_token": "none"}, "Unknown first_token 'none'"),
         ({"strategy": "magic"}, "Unknown strategy 'magic'"),
         ({"generate": True, "first_token": "redecode"}, "drop one of the two"),
-        ({"infer": {"heat": 1}}, "does not know heat"),
+        ({"infer": {"heat": 1}}, "Unknown entry 'heat' of infer"),
         ({"infer": {"temperature": -1}}, "temperature is -1"),
         ({"infer": {"top_p": 0}}, "top_p is 0"),
         ({"infer": {"temperature": math.inf}}, "temperature is inf: give a number <= 1e"),

@@ -299,7 +299,7 @@ def test_models_stand_side_by_side(swept: Path) -> None:
         "unlimited-ocr/small-eager-b1-n3",
     ]
     assert sorted(found.failures["cell"]) == [f"{model}/large-eager-b1-n3" for model in models[1:]]
-    assert all("There is no preset" in reason for reason in found.failures["reason"])
+    assert all("Unknown preset" in reason for reason in found.failures["reason"])
     # The job that all of them have is compared, not the longest prompt of each.
     compared = models_sentence(found.table)
     assert compared in found.verdict

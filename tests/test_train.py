@@ -35,6 +35,7 @@ from ocr_phases import OCRSession
 from ocr_phases.families import PRESETS, resolve_prompt
 from ocr_phases.inputs.packing import make_views, pack
 from ocr_phases.models.load import ROUND_TRIP, load_tokenizer
+from ocr_phases.settings import ModelSettings
 
 SHAPE = {
     "sam_width": 32,
@@ -515,7 +516,7 @@ def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path)
     codec = tokens.Codec.load(folder)
     tasks = evaluate.draw_tasks(toy_config(), "tiny", "effects", 2)
     cases = [evaluate.draw_case(codec, pages.load_sources(None), task) for task in tasks]
-    checkpoint = evaluate.load_checkpoint(str(folder), device="cpu", dtype=torch.float32)
+    checkpoint = evaluate.load_checkpoint(ModelSettings(model=str(folder), device="cpu"))
     evaluate.see_in_parts(checkpoint.model, 1)
     read = evaluate.read_cases(checkpoint, codec, cases, "cpu", 2, limit=5)
     figures = metrics.summary([result for result, _ in read])

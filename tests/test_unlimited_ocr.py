@@ -33,7 +33,7 @@ from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import make_views, pack
-from ocr_phases.models.load import dummy_config
+from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.request import make_rows
@@ -98,11 +98,11 @@ def test_prompts_are_the_familys():
     assert FACTS.text_of("markdown") == "<image>document parsing."
     assert FACTS.text_of("multipage", pages=3) == "<image><image><image>Multi page parsing."
     assert FACTS.text_of("Read it.") == "<image>Read it."
-    with pytest.raises(OcrPhasesError, match="no prompt 'free' of Unlimited-OCR: choose one of markdown, mu"):
+    with pytest.raises(OcrPhasesError, match="prompt 'free' of Unlimited-OCR: use markdown or multipage"):
         FACTS.text_of("free")
-    with pytest.raises(OcrPhasesError, match="no prompt 'locate' of Unlimited-OCR"):
+    with pytest.raises(OcrPhasesError, match="prompt 'locate' of Unlimited-OCR"):
         FACTS.text_of("locate:a word")
-    with pytest.raises(OcrPhasesError, match="no prompt 'multipage' of DeepSeek-OCR: choose one of markdown"):
+    with pytest.raises(OcrPhasesError, match="prompt 'multipage' of DeepSeek-OCR: use markdown"):
         FAMILIES["deepseek-ocr"].text_of("multipage")
     with pytest.raises(OcrPhasesError, match="Unlimited-OCR marks boxes by itself: leave grounding out"):
         FACTS.text_of("Read it.", grounding=False)
@@ -455,7 +455,7 @@ def test_it_is_compared_swept_and_explored(several_pages, golden_session, unlimi
         RECEIPT, presets=("tiny", "small", "large"), lengths=(3,), folder=tmp_path, repeats=1, warmup=0
     )
     assert swept.table["preset"].tolist() == ["small"]
-    assert "no preset 'large' of Unlimited-OCR" in swept.failures["reason"].item()
+    assert "preset 'large' of Unlimited-OCR" in swept.failures["reason"].item()
     assert several_pages.explore() is not None
     for picture in ("memory", "latency", "vision", "timeline", "page"):
         assert getattr(several_pages.plot, picture)().axes

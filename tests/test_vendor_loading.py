@@ -14,7 +14,8 @@ from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.models.folders import transformers_version
-from ocr_phases.models.vendor import choose_attention
+from ocr_phases.models.weights import choose_attention
+from ocr_phases.settings import ModelSettings
 
 PAGE = Path(__file__).parents[1] / "data" / "pages" / "slide.png"
 pytestmark = pytest.mark.usefixtures("remote_code")
@@ -175,8 +176,8 @@ def test_attention_is_chosen(standin, monkeypatch):
     class Published:
         _supports_sdpa = False
 
-    def chosen(asked: str | None, dtype: torch.dtype = torch.bfloat16) -> str:
-        return choose_attention(Published, asked, "cuda", dtype)
+    def chosen(asked: Any, dtype: Any = torch.bfloat16) -> str:
+        return choose_attention(Published, ModelSettings(device="cuda", dtype=dtype, attention=asked))
 
     assert chosen(None) == "eager"
     for asked, dtype, message in (

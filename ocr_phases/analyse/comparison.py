@@ -27,10 +27,10 @@ from ocr_phases.analyse.steps import first_other_token
 from ocr_phases.analyse.strategy_text import ways_sentence
 from ocr_phases.analyse.text import plain_text
 from ocr_phases.analyse.truths import reference_of
-from ocr_phases.errors import OcrPhasesError, checked, hinted
+from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PHASES, PhaseRun, elsewhere
-from ocr_phases.text import count_text, nearest, percent_text, stage_name
+from ocr_phases.text import count_text, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     *("run", "metric", "verdict", "unit", "baseline", "other", "difference"),
@@ -360,9 +360,7 @@ class Comparison:
         table = self.table
         known = dict.fromkeys([*table["metric"], *MEASURES])
         for name in metrics:
-            if name not in known:
-                hint = nearest(name, known)
-                raise OcrPhasesError(f"There is no metric {name}: use {', '.join(known)}.{hint}")
+            check_known("metric", name, known)
         rows = table[table["metric"].isin(metrics or JUDGED) & table["difference"].notna()]
         for name in metrics:
             if lacks := set(self.labels[1:]) - set(rows.loc[rows["metric"] == name, "run"]):

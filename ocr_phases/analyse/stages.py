@@ -102,9 +102,9 @@ def spread_ends(each: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return low.where(many, each.min(axis="columns")), high.where(many, each.max(axis="columns"))
 
 
-def spread_name(count: int) -> str:
+def spread_names(count: int) -> tuple[str, str]:
     """What the two ends of a spread of so many values are called."""
-    return "p10 to p90" if count >= QUANTILES_FROM else "least to greatest"
+    return ("p10", "p90") if count >= QUANTILES_FROM else ("least", "greatest")
 
 
 # -- stages and repeats ---------------------------------------------------------------------------------

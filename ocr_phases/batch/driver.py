@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.batch.job import Job
+from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.outcome import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome
 from ocr_phases.batch.pool import Pool
 from ocr_phases.batch.store import (
@@ -189,10 +189,10 @@ def measure_pages(
                 continue
             if job.problem:
                 refused = Outcome("page", job.problem, started=time.time())
-                write_page(folder, job.as_dict(), [refused], mode)
+                write_page(folder, dict(vars(job)), [refused], mode)
                 counts.failed += 1
                 continue
-            request = {"mode": mode, "job": job.as_dict(), "folder": str(folder.resolve())}
+            request = {"mode": mode, "job": dict(vars(job)), "folder": str(folder.resolve())}
             work.add(_Task(folder, request, job.id))
         work.finish()
     progress(counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ocr_phases.batch.tables import Measured
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.store import check_record
+from ocr_phases.text import count_text
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
 #: ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the page's own time in its
@@ -114,6 +116,26 @@ def build_index(out: Path) -> BatchIndex:
     text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
     return BatchIndex(pages, regions, (out / "pages.csv", *measured.write_tables()))
+
+
+def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
+    """Write ``index.html`` and the tables; the pages' one (`PAGE_COLUMNS`).
+
+    ``stopped`` says that not all pages are through.
+    """
+    from ocr_phases.show.index_page import index_html
+
+    index = build_index(out)
+    devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))
+    facts = {
+        "": " · ".join([*models, *devices]),
+        "stopped early" if stopped else "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+    title = f"{out.resolve().name}: {count_text(len(index.pages), 'page')}"
+    tables = [path.name for path in index.tables]
+    text = index_html(index.pages, index.regions, title=title, facts=facts, tables=tables)
+    write_atomic(out / "index.html", text.encode("utf-8", "replace"))
+    return index.pages
 
 
 class _Rows:

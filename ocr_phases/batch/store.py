@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from ocr_phases import store
-from ocr_phases.batch.job import PAGES, Job
+from ocr_phases.batch.jobs import PAGES, Job
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import RECORD, output_folder
 from ocr_phases.record import PhaseRun

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ocr_phases.batch.figures import write_figures
-from ocr_phases.batch.job import Job, code_versions
+from ocr_phases.batch.jobs import Job, code_versions
 from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import TRUTH, attempt_folder, drop_open_attempts
 from ocr_phases.batch.tables import write_rows
@@ -158,7 +158,7 @@ def handle_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
 
 
 def _job_and_folder(request: WorkerRequest) -> tuple[Job, Path]:
-    job = Job.from_dict(request["job"])
+    job = Job(**request["job"])
     here = code_versions()
     if here != job.versions:
         different = ", ".join(

@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import Bar
-from ocr_phases.cli.options import BATCH, option_texts, settings_of
+from ocr_phases.cli.options import BATCH, option_texts
 from ocr_phases.cli.results import Exit, wrote
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import check_preset
+from ocr_phases.errors import OcrPhasesError, check_known
+from ocr_phases.families import PRESET_NAMES
+from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from ocr_phases.batch.cluster import DaskPool
     from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.manifest import Page, Walk
+    from ocr_phases.batch.jobs import Page, Walk
     from ocr_phases.batch.pool import LocalPool
 
 _SHOWN_FAILURES = 10
@@ -38,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     The same command resumes a stopped batch.
     """
     from ocr_phases.analyse.truths import check_for_pages
-    from ocr_phases.batch.index import FAILED
-    from ocr_phases.batch.manifest import Walk
+    from ocr_phases.batch.index import FAILED, write_index
+    from ocr_phases.batch.jobs import Walk
     from ocr_phases.files import only_writer, output_folder
 
     _check(arguments)
@@ -55,7 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
             unread = _add_truths(out, arguments.truth)
             unrendered = 0 if arguments.render == "none" else _render(out, arguments)
         except (OcrPhasesError, KeyboardInterrupt):
-            _index_unfinished(out)
+            # Why it stopped is the message; the index may fail of the same cause, or where no page was found.
+            with contextlib.suppress(OcrPhasesError):
+                write_index(out, stopped=True)
             raise
         pages = write_index(out)
         index = wrote(out / "index.html")
@@ -79,15 +80,13 @@ def _check(arguments: argparse.Namespace) -> None:
 
     only, batch = arguments.render == "only", is_batch(arguments.out)
     for preset in arguments.presets:
-        check_preset(preset)
+        check_known("preset", preset, PRESET_NAMES)
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     check_workers("render-workers", arguments.render_workers)
-    if not arguments.pages and not only:
-        raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
-    if arguments.pages and only:
-        raise OcrPhasesError("--render only renders the pages in --out: drop the page arguments.")
-    settings_of(arguments)
+    if only == bool(arguments.pages):
+        raise OcrPhasesError("Name the pages, or give --render only for those that are in --out.")
+    Settings.among(vars(arguments))
     if only and not batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
     names = r"index\.html|jobs\.jsonl|(pages|spans|tokens)\.csv|tables\.sha256"
@@ -96,8 +95,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
-    from ocr_phases.batch.job import PAGES
-    from ocr_phases.batch.manifest import find_pages
+    from ocr_phases.batch.jobs import PAGES, find_pages
 
     for page in find_pages(arguments.pages, BATCH, arguments.out / PAGES, walk):
         if "preset" in page.settings or not arguments.presets:
@@ -110,14 +108,14 @@ def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
 def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
     from ocr_phases.batch.driver import Counts, auto_device, measure_pages
-    from ocr_phases.batch.job import make_jobs
+    from ocr_phases.batch.jobs import make_jobs
     from ocr_phases.batch.outcome import GOES_ON
 
     left_out = dict(walk.left_out)
     if left_out:
         kinds = ", ".join(sorted(suffix or "none" for suffix in left_out))
         print(f"{count_text(sum(left_out.values()), 'file')} left out ({kinds})")
-    asked = vars(settings_of(arguments))
+    asked = vars(Settings.among(vars(arguments)))
     settings = {name: asked[name] for name in BATCH}
     mode = "notebook" if arguments.render == "during" else "measure"
     options = {"mode": mode, "retries": arguments.retries, "timeout": arguments.timeout}
@@ -200,36 +198,3 @@ def _print_reasons(reasons: Iterable[tuple[str, str]]) -> None:
     """Print the first pages that failed, or whose report or truth did, and why."""
     for page, reason in itertools.islice(reasons, _SHOWN_FAILURES):
         print(f"{page}: {reason}")
-
-
-def _index_unfinished(out: Path) -> None:
-    """Write the index of a batch that stops before all pages are through."""
-    from ocr_phases.batch.store import LISTING
-
-    try:
-        if (out / LISTING).exists():
-            write_index(out, stopped=True)
-    except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
-        print(f"The index could not be written: {error}", file=sys.stderr)
-
-
-def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
-    """Write ``index.html`` and the tables; the pages' one (`batch.index.PAGE_COLUMNS`).
-
-    ``stopped`` says that not all pages are through.
-    """
-    from ocr_phases.batch.index import build_index
-    from ocr_phases.files import write_atomic
-    from ocr_phases.show.index_page import index_html
-
-    index = build_index(out)
-    devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))
-    facts = {
-        "": " · ".join([*models, *devices]),
-        "stopped early" if stopped else "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-    }
-    title = f"{out.resolve().name}: {count_text(len(index.pages), 'page')}"
-    tables = [path.name for path in index.tables]
-    text = index_html(index.pages, index.regions, title=title, facts=facts, tables=tables)
-    write_atomic(out / "index.html", text.encode("utf-8", "replace"))
-    return index.pages

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +46,11 @@ def download(name: str, revision: str | None, *, code: bool = False) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError
 
+    if code and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
+        raise OcrPhasesError(
+            f"{name} brings its own code, which may change: pass revision= with the 40-digit commit hash "
+            "of the version you have read."
+        )
     patterns = ["*.json", "*.safetensors", *(["*.py"] if code else [])]
     problem = _hub_problem(name, revision)
     try:
@@ -136,32 +139,6 @@ def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) 
     except OcrPhasesError as error:
         raise OcrPhasesError(f"{path} is damaged ({error}).") from error
     return content
-
-
-def check_loaded(folder: Path, report: dict[str, Any]) -> None:
-    """Raise `OcrPhasesError` where transformers' loading report names keys that do not fit the model."""
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[kind]:
-            keys = sorted(map(str, report[kind]))
-            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-            raise OcrPhasesError(
-                f"The weights in {folder} have {kind.replace('_', ' ')}: {', '.join(keys[:5])}{more}."
-            )
-
-
-@contextlib.contextmanager
-def progress_bar_in_terminals() -> Iterator[None]:
-    """transformers' bar for loading weights, kept out of notebooks and logs."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def transformers_version() -> tuple[int, ...]:

@@ -40,9 +40,10 @@ class Method:
     file: str
     start: int
 
-    def calls(self, wanted: Callable[[ast.Call], bool]) -> list[ast.Call]:
-        """The calls in it that ``wanted`` says yes to, in order."""
-        found = [node for node in ast.walk(self.node) if isinstance(node, ast.Call) and wanted(node)]
+    def calls(self, pattern: str) -> list[ast.Call]:
+        """The calls in it whose code matches ``pattern``, in order."""
+        calls = [node for node in ast.walk(self.node) if isinstance(node, ast.Call)]
+        found = [call for call in calls if re.match(pattern, _code(call))]
         return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
@@ -72,10 +73,10 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
         ("prompt assembly", _definition(pack)),
         ("condition of vision", _condition(seeing, leaves["projector"])),
         *((f"vision call: {stage}", _all(seeing, _named(leaf))) for stage, leaf in leaves.items()),
-        ("16x compression", _all(compressing, _halves)),
-        ("fusion", _all(seeing, _named("masked_scatter", "masked_scatter_"))),
-        ("language model", _all(seeing, _is_delegation)[:1]),
-        ("cache update", _all(attending, _is_cache_update)[:1]),
+        ("16x compression", _all(compressing, _named("Conv2d") + r".*\bstride=2\b")),
+        ("fusion", _all(seeing, _named("masked_scatter_?"))),
+        ("language model", _all(seeing, r"[^(]*\.language_model\(|super\(\)\.forward\(")[:1]),
+        ("cache update", _all(attending, r"[^(]*past_key_value[^(]*\.update\(")[:1]),
         ("cache class", _definition(getattr(DynamicCache, "update", None))),
         ("step preparation", _definition(getattr(model, "prepare_inputs_for_generation", None))),
         ("generate() call", _example(model) or _definition(getattr(model, "generate", None))),
@@ -143,32 +144,13 @@ def _code(node: ast.expr) -> str:
     return " ".join(ast.unparse(node).split())
 
 
-def _all(methods: list[Method], wanted: Callable[[ast.Call], bool]) -> list[Place]:
-    return [(method, _code(call), call.lineno) for method in methods for call in method.calls(wanted)]
+def _all(methods: list[Method], pattern: str) -> list[Place]:
+    return [(method, _code(call), call.lineno) for method in methods for call in method.calls(pattern)]
 
 
-def _named(*names: str) -> Callable[[ast.Call], bool]:
-    return lambda call: getattr(call.func, "attr", getattr(call.func, "id", None)) in names
-
-
-def _halves(call: ast.Call) -> bool:
-    strides = [keyword.value for keyword in call.keywords if keyword.arg == "stride"]
-    return _named("Conv2d")(call) and any(
-        isinstance(value, ast.Constant) and value.value == 2 for value in strides
-    )
-
-
-def _is_delegation(call: ast.Call) -> bool:
-    """``self.language_model(...)``, or ``super().forward(...)`` where the class is the language model."""
-    if not isinstance(call.func, ast.Attribute):
-        return False
-    above = call.func.value
-    to_super = isinstance(above, ast.Call) and getattr(above.func, "id", None) == "super"
-    return call.func.attr == "language_model" or (to_super and call.func.attr == "forward")
-
-
-def _is_cache_update(call: ast.Call) -> bool:
-    return _named("update")(call) and "past_key_value" in ast.unparse(call.func)
+def _named(*names: str) -> str:
+    """The pattern of calls of a function or method of one of these names."""
+    return rf"(?:[^(]*\.)?(?:{'|'.join(names)})\("
 
 
 def _condition(methods: list[Method], name: str) -> list[Place]:

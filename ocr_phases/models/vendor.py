@@ -21,75 +21,55 @@ from typing import Any
 from unittest import mock
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
-from ocr_phases.models.folders import (
-    check_loaded,
-    progress_bar_in_terminals,
-    transformers_version,
-)
-from ocr_phases.text import nearest
+from ocr_phases.models.weights import load_weights, resolve_dtype
+from ocr_phases.settings import ModelSettings
 
 PINNED = "transformers==4.46.3 tokenizers==0.20.3"
 CONSTRAINED = "pip install -c constraints-4.46.txt"
-ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 
 
-def check_request(name: str, trust_remote_code: bool) -> None:
+def check_request(asked: ModelSettings) -> None:
     """Raise `OcrPhasesError` without ``trust_remote_code``, or for a name without code."""
-    if not trust_remote_code:
+    if not asked.trust_remote_code:
         raise OcrPhasesError(
             'implementation="vendor" runs the Python code that comes with the checkpoint: read it and pass '
             'trust_remote_code=True, or use implementation="native", which runs none.'
         )
-    if name == "tiny" or name.split(":")[0] == "dummy":
-        raise OcrPhasesError(f"{name} has no vendor class: name a checkpoint folder or a hub id (ORG/NAME).")
+    if asked.model.partition(":")[0] in ("tiny", "dummy"):
+        raise OcrPhasesError(
+            f"{asked.model} has no vendor class: name a checkpoint folder or a hub id (ORG/NAME)."
+        )
 
 
-def check_attention(attention: str | None) -> None:
-    """Raise `OcrPhasesError` for a name that is none of `ATTENTIONS`."""
-    if attention not in (None, *ATTENTIONS):
-        hint = nearest(attention, ATTENTIONS)
-        raise OcrPhasesError(f"Unknown attention {attention!r}: use {' or '.join(ATTENTIONS)}.{hint}")
-
-
-def load_vendor(
-    folder: Path,
-    config: dict[str, Any],
-    content: str,
-    device: str,
-    dtype: torch.dtype,
-    attention: str | None,
-    cuda_calls: str,
-) -> nn.Module:
+def load_vendor(folder: Path, config: dict[str, Any], content: str, asked: ModelSettings) -> nn.Module:
     """The model in ``folder`` with the class in its own Python files; ``content`` is the hash of both.
 
-    ``attention`` names the class's attention (`ATTENTIONS`); None is SDPA where the class has it, else eager.
     ``cuda_calls="ignore"`` makes the class's own ``.cuda()`` do nothing in its forwards on a CPU.
 
     Raises `OcrPhasesError` for code that cannot be imported here, for an attention that cannot be had, and on
     a CPU for code that calls ``.cuda()``, unless that is to be ignored.
     """
     reference = _class_reference(folder, config)
-    on_cpu = torch.device(device).type == "cpu"
+    on_cpu = torch.device(asked.device).type == "cpu"
     # The imports print too; what the class prints while it runs is dropped by `Family.silenced`.
     with contextlib.redirect_stdout(io.StringIO()), _without_warnings():
         found = _import_class(folder, reference, content)
-        if on_cpu and cuda_calls == "refuse":
+        if on_cpu and asked.cuda_calls == "refuse":
             _refuse_cuda_calls(found)
-        model = _load_weights(folder, found, dtype, choose_attention(found, attention, device, dtype))
-    if on_cpu and cuda_calls == "ignore":
+        model = load_weights(folder, found, found.__name__, asked)
+    if on_cpu and asked.cuda_calls == "ignore":
         _ignore_cuda_calls(model)
     # Buffers too, as the published usage does: that rounds its rotary frequencies to the dtype.
-    return model.to(device=device, dtype=dtype).eval()
+    return model.to(device=asked.device, dtype=resolve_dtype(asked.dtype, asked.device))
 
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Without transformers' warnings: missing weights, which it warns of, are looked at by `check_loaded`."""
+    """Without transformers' warnings: missing weights, which it warns of, are looked at by `load_weights`."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -208,44 +188,3 @@ def _ignore_cuda_calls(model: Any) -> None:
             return forward(*args, **kwargs)
 
     model.forward = on_cpu
-
-
-def choose_attention(found: Any, asked: str | None, device: str, dtype: torch.dtype) -> str:
-    """The attention the class is loaded with; `OcrPhasesError` where ``asked`` cannot be had here."""
-    has_sdpa = getattr(found, "_supports_sdpa", False)
-    if asked is None:
-        return "sdpa" if has_sdpa else "eager"
-    if asked == "sdpa" and not has_sdpa:
-        raise OcrPhasesError(f"{found.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'.")
-    if asked == "flash_attention_2":
-        lacks = None
-        if torch.device(device).type != "cuda":
-            lacks = f"a CUDA device, this is {device}"
-        elif dtype == torch.float32:
-            lacks = "bfloat16 or float16, this is float32"
-        elif importlib.util.find_spec("flash_attn") is None:
-            lacks = "the package flash_attn, which is not installed (pip install flash-attn)"
-        if lacks:
-            raise OcrPhasesError(f"attention='flash_attention_2' needs {lacks}: or use 'eager'.")
-    return asked
-
-
-def _load_weights(folder: Path, found: Any, dtype: torch.dtype, attention: str) -> Any:
-    try:
-        with progress_bar_in_terminals():
-            model, report = found.from_pretrained(
-                str(folder),
-                use_safetensors=True,
-                local_files_only=True,
-                attn_implementation=attention,
-                output_loading_info=True,
-                **{"dtype" if transformers_version() >= (4, 56) else "torch_dtype": dtype},
-            )
-    except (ImportError, OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise OcrPhasesError(f"The weights in {folder} do not load with their own class: {first}") from error
-    # Buffers that the file lacks are made by the class itself.
-    parameters = {key for key, _ in model.named_parameters()}
-    missing = [key for key in report["missing_keys"] if key in parameters]
-    check_loaded(folder, {**report, "missing_keys": missing})
-    return model

@@ -174,7 +174,7 @@ def plot_ratios(table: pd.DataFrame, width: float = WIDTH, *, ax: Axes | None = 
 
 
 def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
-    """Time of each decode step in ms against the length of the KV cache, a line a record, with p10 to p90."""
+    """Time of each decode step in ms against the length of the KV cache, a line a record, with its spread."""
     curves = []
     for cell, (run, label) in enumerate(zip(runs, labels, strict=True)):
         name = f"{printable(label, LONGEST_LABEL)}: {ms_text(run['inter_token_ms'])}"

@@ -25,7 +25,7 @@ from ocr_phases.analyse.sentences import (
     subject,
     uncertain_sentence,
 )
-from ocr_phases.analyse.stages import repeat_table, stage_table
+from ocr_phases.analyse.stages import repeat_table, spread_names, stage_table
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import (
@@ -203,7 +203,8 @@ def stages_html(run: PhaseRun) -> Html:
     if run.device.get("kind") != "cuda":
         table = table.drop(columns="host_ms")
     caption = "Time of each phase and its stages"
-    return table_html(table, caption=caption, strong=whole.tolist(), headings=_clock_headings(run))
+    headings = {**_clock_headings(run), **spread_headings(run)}
+    return table_html(table, caption=caption, strong=whole.tolist(), headings=headings)
 
 
 def repeats_html(run: PhaseRun) -> Html:
@@ -355,6 +356,12 @@ def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
         for image, caption in pictures
     ]
     return element("div", *figures, class_="op op-pictures")
+
+
+def spread_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:
+    """The headings of the two ends of a spread over repeats."""
+    low, high = spread_names(len(run.repeats))
+    return {"device_ms_p10": (low, "ms"), "device_ms_p90": (high, "ms")}
 
 
 def _clock_headings(run: PhaseRun) -> dict[str, tuple[str, str]]:

@@ -25,7 +25,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.floors import decode_floor
-from ocr_phases.analyse.stages import stage_table, step_table, typical_repeat
+from ocr_phases.analyse.stages import spread_names, stage_table, step_table, typical_repeat
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PHASES, PREFILL_STAGES, PhaseRun
 from ocr_phases.show.bars import draw_bars
@@ -83,7 +83,7 @@ def takes_axes(plot: Callable[_Given, Figure]) -> Callable[_Given, Figure]:
 def plot_token_latency(
     run: PhaseRun, floor_ms: float | Sequence[float] | None = None, *, ax: Axes | None = None
 ) -> Figure:
-    """Time of every decode step in ms: median over repeats, p10 to p90 as a band, outliers named.
+    """Time of every decode step in ms: median over repeats, their spread as a band, outliers named.
 
     ``floor_ms`` draws what the hardware could do, one time or one a step (the column of
     `ocr_phases.analyse.floors.decode_floor`; an empty one draws nothing). The host's times are drawn where it
@@ -107,7 +107,7 @@ def plot_token_latency(
             color=BLUE,
             alpha=0.22,
             linewidth=0,
-            label=f"p10 to p90 of {len(run.repeats)} repeats",
+            label=f"{' to '.join(spread_names(len(run.repeats)))} of {len(run.repeats)} repeats",
         )
     axes.plot(steps, device, color=BLUE, linewidth=1.3, marker=marker, label=name)
     # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
@@ -187,7 +187,8 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     longest = max(float(stages["device_ms_p90"].max()), rest)
     axes.set_xlim(0, 1.18 * longest)
     axes.grid(visible=False, axis="y")
-    time_axis(axes.xaxis, "time", ", line: p10 to p90 over repeats" if len(run.repeats) > 1 else "")
+    names = " to ".join(spread_names(len(run.repeats)))
+    time_axis(axes.xaxis, "time", f", line: {names} over repeats" if len(run.repeats) > 1 else "")
     title_axes(axes, f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}")
     views = [view for view in ("global", "local") if (stages["view"] == view).any()]
     keys = [Patch(color=_VIEW_COLOURS[view], label=f"{view} view") for view in views]

@@ -10,7 +10,7 @@ from PIL.Image import Image
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding
 from ocr_phases.analyse.regions import regions_of, type_table
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, element, fragment
 from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
@@ -136,8 +136,7 @@ def plot_page(
     ``page`` counts those of the row's prompt from 0. ``ax`` are axes to draw on. Raises `OcrPhasesError` for
     another ``color``, and for a page that is not there.
     """
-    if color not in _PAGE_COLOURS:
-        raise OcrPhasesError(f"Unknown color {color!r}: use {' or '.join(_PAGE_COLOURS)}.")
+    check_known("color", color, _PAGE_COLOURS)
     pages = pages_of_row(run, row)
     if page not in range(len(pages)):
         raise OcrPhasesError(f"Row {row} has no page {page}: it has {len(pages)}, counted from 0.")

@@ -54,7 +54,7 @@ _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axi
 def plot_decode_curves(
     curves: pd.DataFrame, coloured: str, styled: str = "", *, ax: Axes | None = None
 ) -> Figure:
-    """Time of a decode step in ms against the length of the sequence, a line a ``cell``, with p10 to p90.
+    """Time of a decode step in ms against the length of the sequence, a line a ``cell``, with its spread.
 
     ``curves`` has the columns of a step's time (`step_table`), ``cell``, and those
     whose values tell the lines apart by colour and by line style; ``floor_ms``, where it is there, is dotted
@@ -81,7 +81,7 @@ def plot_decode_curves(
     axes.set_xlabel("sequence of a row: prompt and generated (tokens)")
     time_axis(axes.yaxis, "decode step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title_axes(axes, "Decode step over the length of the sequence: medians, band p10 to p90")
+    title_axes(axes, "Decode step over the length of the sequence: medians and spread")
     floors = "floor_ms" in curves and curves["floor_ms"].notna().any()
     looks.legend(figure, floors="floor" if floors else "", ax=ax)
     return figure

@@ -76,7 +76,7 @@ def _slowest_steps(run: PhaseRun) -> str:
     columns = ["step", "index", "text", "cache_len", "device_ms", "device_ms_p10", "device_ms_p90"]
     if run.device.get("kind") == "cuda":
         columns.append("host_ms")
-    headings = {"index": ("token", ""), "device_ms": ("median", "ms")}
+    headings = {"index": ("token", ""), "device_ms": ("median", "ms"), **html.spread_headings(run)}
     return html.table_html(slowest[columns], caption=f"The {len(slowest)} slowest steps", headings=headings)
 
 

@@ -28,6 +28,7 @@ from ocr_phases.families import PRESETS, resolve_prompt
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import PageViews, make_views, pack
 from ocr_phases.models.load import load_checkpoint
+from ocr_phases.settings import ModelSettings
 from ocr_phases.steps.phases import generate, until_end
 from synth import degrade
 
@@ -221,7 +222,7 @@ def evaluate(folder: Path, plan: Plan, *, device: str, workers: int, batch: int)
     _remember(codec, plan)
     # Forked before CUDA starts, which would not survive it.
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        checkpoint = load_checkpoint(str(folder), device=device, dtype=compute_dtype(device), local_only=True)
+        checkpoint = load_checkpoint(ModelSettings(model=str(folder), device=device), local_only=True)
         see_in_parts(checkpoint.model, _VIEWS)
         if plan.samples is not None:
             for preset in plan.presets:

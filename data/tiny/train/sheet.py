@@ -23,6 +23,7 @@ from tokenizer import Codec
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.families import PRESETS
 from ocr_phases.models.load import load_checkpoint
+from ocr_phases.settings import ModelSettings
 from ocr_phases.show.blocks import Html, element, fragment, small_jpeg
 from ocr_phases.show.overlay import draw_boxes
 
@@ -80,8 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     codec = Codec.load(args.checkpoint)
     config = json.loads(args.config.read_text(encoding="utf-8"))
     sources = evaluate.load_sources(args.fonts, args.texts, args.printed)
-    dtype = evaluate.compute_dtype(args.device)
-    checkpoint = load_checkpoint(str(args.checkpoint), device=args.device, dtype=dtype, local_only=True)
+    checkpoint = load_checkpoint(
+        ModelSettings(model=str(args.checkpoint), device=args.device), local_only=True
+    )
     columns = []
     for condition in SIDES.values():
         tasks = evaluate.draw_tasks(config, args.preset, condition, args.rows)

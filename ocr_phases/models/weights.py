@@ -1,0 +1,218 @@
+"""A model class with its weights: those of a folder, or random ones of the published sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from functools import reduce
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, WINDOWED, FamilyFacts
+from ocr_phases.models.folders import transformers_version
+from ocr_phases.models.wiring import Family
+from ocr_phases.settings import ModelSettings
+from ocr_phases.text import bytes_text, count_text, millions_text, nearest
+
+_SEED = 0
+_LARGE = 300_000_000  # parameters, from which a CPU takes seconds a page
+_PROMPT = 300  # tokens, about those of a page at the preset base
+_TINY_VOCAB = 2048
+
+
+def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
+    """The dtype that a `ModelSettings` names; None is bfloat16 on CUDA and float32 on the CPU."""
+    return getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
+
+
+def choose_attention(found: Any, asked: ModelSettings) -> str:
+    """The attention the class is loaded with; `OcrPhasesError` where what is asked cannot be had here."""
+    attention, has_sdpa = asked.attention, getattr(found, "_supports_sdpa", False)
+    if attention is None:
+        return "sdpa" if has_sdpa else "eager"
+    if attention == "sdpa" and not has_sdpa:
+        raise OcrPhasesError(f"{found.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'.")
+    if attention == "flash_attention_2":
+        lacks = None
+        if torch.device(asked.device).type != "cuda":
+            lacks = f"a CUDA device, this is {asked.device}"
+        elif resolve_dtype(asked.dtype, asked.device) == torch.float32:
+            lacks = "bfloat16 or float16, this is float32"
+        elif importlib.util.find_spec("flash_attn") is None:
+            lacks = "the package flash_attn, which is not installed (pip install flash-attn)"
+        if lacks:
+            raise OcrPhasesError(f"attention='flash_attention_2' needs {lacks}: or use 'eager'.")
+    return attention
+
+
+def load_weights(folder: Path, model_class: Any, title: str, asked: ModelSettings, **options: Any) -> Any:
+    """A model of the class with the safetensors in ``folder``, on the CPU.
+
+    Raises `OcrPhasesError`, which calls the class ``title``, where keys are missing, unknown or misshapen.
+    """
+    options["dtype" if transformers_version() >= (4, 56) else "torch_dtype"] = resolve_dtype(
+        asked.dtype, asked.device
+    )
+    try:
+        with _progress_bar_in_terminals():
+            model, report = model_class.from_pretrained(
+                folder,
+                attn_implementation=choose_attention(model_class, asked),
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
+    except (ImportError, OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OcrPhasesError(f"The weights in {folder} do not fit {title}: {first}") from error
+    # Buffers that the file lacks are made by the class itself.
+    parameters = {key for key, _ in model.named_parameters()}
+    report["missing_keys"] = [key for key in report["missing_keys"] if key in parameters]
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[kind]:
+            keys = sorted(map(str, report[kind]))
+            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+            raise OcrPhasesError(
+                f"The weights in {folder} have {kind.replace('_', ' ')}: {', '.join(keys[:5])}{more}."
+            )
+    return model
+
+
+@contextlib.contextmanager
+def _progress_bar_in_terminals() -> Iterator[None]:
+    """transformers' bar for loading weights, kept out of notebooks and logs."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+# -- random weights ----------------------------------------------------------------------------------
+
+
+def dummy_sizes(facts: FamilyFacts) -> dict[str, tuple[str, ...]]:
+    """The keys that lead to each number of a published config that a dummy may have otherwise."""
+    language = {
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "experts": "n_routed_experts",
+        "vocab": "vocab_size",
+    }
+    sizes: dict[str, tuple[str, ...]] = {key: ("language_config", name) for key, name in language.items()}
+    for stage, part in zip(facts.encoders, ("sam_vit_b", facts.encoder_part), strict=True):
+        sizes[f"{stage}_layers"] = ("vision_config", "width", part, "layers")
+    return sizes | ({"window": ("sliding_window_size",)} if facts.attention == WINDOWED else {})
+
+
+def dummy_config(name: str) -> dict[str, Any]:
+    """A family's published config with the sizes in ``dummy:layers=2,vocab=2048,...`` put in place.
+
+    ``dummy:FAMILY`` or ``dummy:FAMILY,layers=2,...`` is of another family than DeepSeek-OCR.
+    """
+    named, *given = name.partition(":")[2].split(",")
+    if named not in FAMILIES:
+        named, given = DEEPSEEK_OCR, [named, *given]
+    facts = FAMILIES[named]
+    raw, known = copy.deepcopy(facts.config), dummy_sizes(facts)
+    for part in filter(None, given):
+        key, _, value = part.partition("=")
+        if key not in known or not re.fullmatch(r"[1-9]\d{0,8}", value):
+            raise OcrPhasesError(
+                f"{part!r} is no size of dummy: write dummy:KEY=NUMBER,... with {', '.join(known)}, "
+                f"or in front of them a family ({', '.join(FAMILIES)}).{nearest(key, (*known, *FAMILIES))}"
+            )
+        *above, field = known[key]
+        sizes = reduce(dict.__getitem__, above, raw)
+        most = 8 * sizes.get(field, 24)  # DeepSeek-OCR-2's published file says no layers of its encoder
+        if int(value) > most:
+            raise OcrPhasesError(f"dummy's {key} is {value}: it must be at most {most}.")
+        sizes[field] = int(value)
+    text = raw["language_config"]
+    text["num_key_value_heads"] = text["num_attention_heads"]
+    if text["hidden_size"] % text["num_attention_heads"]:
+        raise OcrPhasesError("dummy's hidden must be a multiple of its heads: give both.")
+    if text["n_routed_experts"] < text["num_experts_per_tok"]:
+        raise OcrPhasesError(f"dummy needs at least {text['num_experts_per_tok']} experts.")
+    if text["vocab_size"] < _TINY_VOCAB:
+        raise OcrPhasesError(
+            f"dummy needs a vocab of at least {_TINY_VOCAB}: its prompts use tiny's tokenizer."
+        )
+    raw["image_token_id"] = min(raw["image_token_id"], text["vocab_size"] - 1)
+    return raw
+
+
+def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
+    """The family's native class of these sizes with seeded random weights, made where they are used."""
+    device, dtype, model_class = asked.device, resolve_dtype(asked.dtype, asked.device), family.model_class()
+    if device == "cpu":
+        _tell_what_it_takes(asked.model, family, config, dtype)
+    with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
+        torch.manual_seed(_SEED)  # vectors, which the generator below leaves as they are made
+        chosen = choose_attention(model_class, asked)
+        model = model_class._from_config(config, dtype=dtype, attn_implementation=chosen)
+    generator = torch.Generator(device).manual_seed(_SEED)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.02, generator=generator)
+    return model
+
+
+def _tell_what_it_takes(name: str, family: Family, config: Any, dtype: torch.dtype) -> None:
+    """Memory and time of a large model on this CPU, on stderr, before it is made."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        model = family.model_class()._from_config(config, dtype=dtype)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count < _LARGE:
+        return
+    weights = bytes_text(count * dtype.itemsize)
+    here = bytes_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    print(
+        f"{name}: {millions_text(count)} parameters take {weights} of this machine's {here}.", file=sys.stderr
+    )
+    token_s, prompt_s = _layer_seconds(type(family.stages(model)["language_model"]), config, dtype)
+    layers = config.get_text_config().num_hidden_layers
+    print(
+        f"By one layer's time, {count_text(layers, 'layer')} take {layers * token_s:.2g} s a token, and "
+        f"{layers * prompt_s:.2g} s for a prompt of {_PROMPT}; vision stages and head come on top.",
+        file=sys.stderr,
+    )
+
+
+@torch.no_grad()
+def _layer_seconds(language_model: Any, config: Any, dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds that the last layer of a language model takes for one token, and for `_PROMPT`."""
+    text = copy.deepcopy(config.get_text_config())
+    text.update({"num_hidden_layers": 1, "vocab_size": 1})
+    for kinds in ("mlp_layer_types", "layer_types"):
+        if getattr(text, kinds, None):
+            setattr(text, kinds, getattr(text, kinds)[-1:])
+    with torch.random.fork_rng(devices=[]):
+        layer = language_model._from_config(text, dtype=dtype, attn_implementation="sdpa").eval()
+
+    def seconds(tokens: int) -> float:
+        given = torch.zeros(1, tokens, text.hidden_size, dtype=dtype)
+        layer(inputs_embeds=given, use_cache=False)
+        start = perf_counter()
+        layer(inputs_embeds=given, use_cache=False)
+        return perf_counter() - start
+
+    return seconds(1), seconds(_PROMPT)
