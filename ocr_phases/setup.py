@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -39,7 +39,7 @@ class Setup:
         step = None
         if self.step is not None:
             made = {"prefill_capture_ms": self.prefill_ms, "reused": self.step_reused}
-            step = {**asdict(self.step.setup), **made}
+            step = {**self.step.setup, **made}
         vision = None if self.vision is None else {"compile_ms": self.vision_ms}
         return {"strategy_setup": step, "vision_setup": vision}
 

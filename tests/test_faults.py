@@ -318,7 +318,7 @@ def test_autocast_and_mixed_norms_are_notes(session: OCRSession) -> None:
         packed = session.prepare(RECEIPT)
         from ocr_phases.collectors.live_checks import input_verdicts
 
-        verdict, measured = input_verdicts(session, packed, autocast=False)["norm_layers"]
+        verdict, measured = input_verdicts(session.checkpoint, packed, autocast=False)["norm_layers"]
     finally:
         norm.float()
     assert (verdict, says(measured, "1 LayerNorm", "float16")) == ("note", True)
