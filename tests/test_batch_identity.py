@@ -14,9 +14,9 @@ from conftest import PAGES
 from ocr_phases import versions
 from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch import worker
+from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.driver import auto_device
 from ocr_phases.batch.jobs import Job, Page, make_jobs
-from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import read_listing, read_status
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError

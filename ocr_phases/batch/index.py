@@ -178,7 +178,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
             "model": status["settings"].get("model"),
             "preset": status["settings"].get("preset"),
             "attempts": len(status["attempts"]),
-            "seconds": status["attempts"][-1]["seconds"],
+            "seconds": status["attempts"][-1].seconds,
         }
         if status["failure"]:
             return {**base, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None

@@ -22,10 +22,9 @@ from ocr_phases.families import PRESET_NAMES
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.batch.cluster import DaskPool
+    from ocr_phases.batch.child import DaskPool, LocalPool
     from ocr_phases.batch.driver import Counts
     from ocr_phases.batch.jobs import Page, Walk
-    from ocr_phases.batch.pool import LocalPool
 
 _SHOWN_FAILURES = 10
 
@@ -71,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other, wrong settings, and files that the results would replace."""
-    from ocr_phases.batch.pool import check_workers
+    from ocr_phases.batch.child import check_workers
     from ocr_phases.batch.store import is_batch
     from ocr_phases.files import check_names
 
@@ -106,9 +105,9 @@ def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
 
 def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
+    from ocr_phases.batch.child import GOES_ON
     from ocr_phases.batch.driver import Counts, auto_device, measure_pages
     from ocr_phases.batch.jobs import make_jobs
-    from ocr_phases.batch.outcome import GOES_ON
 
     left_out = dict(walk.left_out)
     if left_out:
@@ -144,8 +143,7 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
 
 def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
     """The workers: processes of this machine, or dask's where a scheduler is named."""
-    from ocr_phases.batch.cluster import DaskPool
-    from ocr_phases.batch.pool import LocalPool, worker_environments
+    from ocr_phases.batch.child import DaskPool, LocalPool, worker_environments
 
     if not arguments.scheduler:
         return LocalPool(worker_environments(arguments.workers, arguments.device))
@@ -171,8 +169,8 @@ def _add_truths(out: Path, path: Path | None) -> int:
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
     """Render the missing reports; returns how many failed."""
+    from ocr_phases.batch.child import LocalPool, thread_share
     from ocr_phases.batch.driver import render_pages
-    from ocr_phases.batch.pool import LocalPool, thread_share
     from ocr_phases.batch.store import read_listing, unrendered
 
     waiting = sum(unrendered(out / entry["folder"], entry["id"]) is not None for entry in read_listing(out))
