@@ -67,8 +67,7 @@ def test_failures_are_retried_as_often_as_asked(tmp_path):
     pages = make_pages(tmp_path / "in", "kill 2", "bad", "ok")
     assert measure(pages, tmp_path / "out", retries=2).failed == 1
     attempts = [
-        [attempt.failure for attempt in status["attempts"]]
-        for status in statuses(tmp_path / "out").values()
+        [attempt.failure for attempt in status["attempts"]] for status in statuses(tmp_path / "out").values()
     ]
     assert attempts == [["died", "died", None], ["page"], [None]]
 

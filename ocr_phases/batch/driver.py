@@ -200,6 +200,18 @@ def measure_pages(
     return counts
 
 
+def standing(jobs: Iterable[Job], out: Path) -> Counts:
+    """How the jobs stand before any is measured: ``kept`` are finished, ``failed`` failed or were damaged."""
+    counts = Counts()
+    for job in jobs:
+        folder = out / job.folder
+        if finished(folder, job.id) is not None:
+            counts.kept += 1
+        elif (folder / STATUS).exists():
+            counts.failed += 1
+    return counts
+
+
 def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     """The device that ``--device auto`` selects on the pool's workers: ``cuda`` or ``cpu``.
 
