@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import heapq
+import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from ocr_phases.analyse.scaling import agreements
+from ocr_phases.analyse.truths import page_truth
 from ocr_phases.batch.figures import QUALITY_COLUMNS, Figures, read_figures
-from ocr_phases.batch.store import RECORD, Entry, page_status, read_listing
-from ocr_phases.batch.tables import Measured
+from ocr_phases.batch.store import RECORD, TRUTH, Entry, finished, page_status, read_listing
+from ocr_phases.batch.tables import write_tables
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.store import check_record
@@ -89,7 +92,7 @@ def build_index(out: Path) -> BatchIndex:
     """
     frames, rows, slowest = list[pd.DataFrame](), list[dict[str, Any]](), list[tuple[Any, ...]]()
     places, names, seen = list[int](), list[str](), dict[str, int]()
-    measured = Measured(out)
+    digests = dict[str, str]()  # of the records, by page
     for number, entry in enumerate(read_listing(out)):
         names.append(entry["page"])
         places.append(seen.get(entry["id"], len(frames) * _FRAME + len(rows)))
@@ -104,7 +107,7 @@ def build_index(out: Path) -> BatchIndex:
             rows = []
         if figures is None:
             continue
-        measured.add(entry, figures["record"])
+        digests[entry["id"]] = figures["record"]
         for place, region in enumerate(figures["regions"]):
             region = {"page": entry["page"], "folder": entry["folder"], **region}
             item = (region["decode_ms"], -number * 10_000 - place, region)
@@ -112,13 +115,13 @@ def build_index(out: Path) -> BatchIndex:
     pages = pd.concat([*frames, _frame(rows)], ignore_index=True)
     for _, runs in pages[pages["page_id"].notna()].groupby("page_id", sort=False):
         if len(runs) > 1:
-            _agree(out, pages, runs, measured.digests)
+            _agree(out, pages, runs, digests)
     pages = pages.iloc[places].assign(page=names).reset_index(drop=True)
     regions = pd.DataFrame([item[2] for item in sorted(slowest, reverse=True)], columns=list(REGION_COLUMNS))
     table = pages.assign(**{name: pages[name].map(_no_formula) for name in _TEXTS})
     text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
-    return BatchIndex(pages, regions, (out / "pages.csv", *measured.write_tables()))
+    return BatchIndex(pages, regions, (out / "pages.csv", *write_tables(out, digests)))
 
 
 def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
@@ -193,3 +196,41 @@ def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[
         reference = max(texts, key=lambda place: found[place]["richness"])
         for place, agreement in agreements(texts, reference).items():
             pages.loc[place, "agreement"] = agreement
+
+
+@dataclass
+class Truths:
+    """How many pages have a truth, how many lack one, and why one could not be read, by page."""
+
+    found: int = 0
+    lacking: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def add_truths(out: Path, path: Path) -> Truths:
+    """Put the truth at ``path`` beside the record of every finished page, unless it is there.
+
+    ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered again. A
+    truth that cannot be read leaves its page without, and is named. Raises `OcrPhasesError` where a truth
+    cannot be written.
+    """
+    truths = Truths()
+    for entry in read_listing(out):
+        folder = out / entry["folder"]
+        status = finished(folder, entry["id"])
+        if status is None:
+            continue
+        try:
+            truth = page_truth(path, entry["page"])
+        except OcrPhasesError as error:
+            truths.problems[entry["page"]] = str(error)
+            continue
+        if truth is None or not status["settings"].get("return_text", True):
+            truths.lacking += 1
+            continue
+        truths.found += 1
+        kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode("utf-8", "replace")
+        file = folder / TRUTH
+        if not file.exists() or file.read_bytes() != kept:
+            write_atomic(file, kept)
+    return truths

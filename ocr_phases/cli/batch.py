@@ -168,7 +168,7 @@ def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
 
 def _add_truths(out: Path, path: Path | None) -> int:
     """Add what the pages say to their records, and tell for how many; how many truths could not be read."""
-    from ocr_phases.batch.truths import add_truths
+    from ocr_phases.batch.index import add_truths
 
     if path is None:
         return 0
