@@ -24,13 +24,8 @@ _MEMORY = {b"{": 600, b"[": 150, b":": 200, b",": 40}
 _CHARACTER = 5
 
 _DEPTH = 8
-_Scalar = (
-    None
-    | bool
-    | str
-    | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-    | Annotated[float, Meta(ge=-1e300, le=1e300)]
-)
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Scalar = None | bool | str | _Int64 | Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Plain: Any = _Scalar
 for _ in range(_DEPTH):
     _Plain = _Scalar | list[_Plain] | dict[str, _Plain]
@@ -153,7 +148,7 @@ _KINDS: dict[str, Any] = {
     "number": float,
     "count": Annotated[int, Meta(ge=0, le=2**53)],
     "some": Annotated[int, Meta(ge=1, le=2**53)],
-    "seed": Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)],
+    "seed": _Int64,
     "positions": Annotated[int, Meta(ge=1, le=2**24)],  # tokens in a prompt or a cache
     "cells": Annotated[list[Annotated[int, Meta(ge=1, le=2**10)]], Meta(min_length=2, max_length=2)],
     "ms": Annotated[float, Meta(ge=0, le=2**33)],
@@ -161,9 +156,8 @@ _KINDS: dict[str, Any] = {
     "start": Annotated[float, Meta(ge=-(2**33), le=2**33)],
     "seconds": Annotated[float, Meta(ge=0, le=2**24)],
     "rate": Annotated[float, Meta(ge=1, le=1e21)],  # a second
-    "share": Annotated[
-        float, Meta(ge=0, le=1.5)
-    ],  # ticks of 10 ms may add up to a little more than the whole
+    # Ticks of 10 ms may add up to a little more than the whole.
+    "share": Annotated[float, Meta(ge=0, le=1.5)],
     "percent": Annotated[float, Meta(ge=0, le=100)],
     "load": Annotated[float, Meta(ge=0, le=1e6)],
     "temperature": Annotated[float, Meta(gt=0, le=1e6)],

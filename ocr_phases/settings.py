@@ -357,17 +357,11 @@ class Request(RunSettings):
     preset_choice: str
     max_new_tokens: int
     infer: SamplingSettings
-    grounding: bool | None
     ignore_eos: bool
     eos_check_every: int
     autocast: bool
 
     def described(self) -> dict[str, Any]:
         """The settings as plain JSON values, without the pages."""
-        asked = {name: getattr(self, name) for name in REQUEST_SETTINGS}
-        return {
-            **asked,
-            "infer": self.infer.described(),
-            "prompts": self.prompts,
-            "preset_choice": self.preset_choice,
-        }
+        names = (*REQUEST_SETTINGS, "prompts", "preset_choice")
+        return {name: getattr(self, name) for name in names} | {"infer": self.infer.described()}

@@ -208,7 +208,7 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--timeout", "nan"], "--timeout: 'nan' is not"),
         ([page, "--timeout", "inf"], "--timeout: 'inf' is not"),
         ([page, "--timeout", "1e300"], "--timeout: '1e300' is not"),
-        ([page, "--render", "only"], "drop the page arguments"),
+        ([page, "--render", "only"], "Name the pages, or give --render only"),
         ([page, "--wait-workers", "0"], "--wait-workers: '0' is not"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
         ([page, "--render-workers", "99999"], "render-workers is 99999"),

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import Bar
-from ocr_phases.cli.options import BATCH, option_texts, settings_of
+from ocr_phases.cli.options import BATCH, option_texts
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
+from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
             unread = _add_truths(out, arguments.truth)
             unrendered = 0 if arguments.render == "none" else _render(out, arguments)
         except (OcrPhasesError, KeyboardInterrupt):
-            _index_unfinished(out)
+            # Why it stopped is the message; the index may fail of the same cause, or where no page was found.
+            with contextlib.suppress(OcrPhasesError):
+                write_index(out, stopped=True)
             raise
         pages = write_index(out)
         index = wrote(out / "index.html")
@@ -80,11 +83,9 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     check_workers("render-workers", arguments.render_workers)
-    if not arguments.pages and not only:
-        raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
-    if arguments.pages and only:
-        raise OcrPhasesError("--render only renders the pages in --out: drop the page arguments.")
-    settings_of(arguments)
+    if only == bool(arguments.pages):
+        raise OcrPhasesError("Name the pages, or give --render only for those that are in --out.")
+    Settings.among(vars(arguments))
     if only and not batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
     names = r"index\.html|jobs\.jsonl|(pages|spans|tokens)\.csv|tables\.sha256"
@@ -114,7 +115,7 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
     if left_out:
         kinds = ", ".join(sorted(suffix or "none" for suffix in left_out))
         print(f"{count_text(sum(left_out.values()), 'file')} left out ({kinds})")
-    asked = vars(settings_of(arguments))
+    asked = vars(Settings.among(vars(arguments)))
     settings = {name: asked[name] for name in BATCH}
     mode = "notebook" if arguments.render == "during" else "measure"
     options = {"mode": mode, "retries": arguments.retries, "timeout": arguments.timeout}
@@ -207,15 +208,3 @@ def _print_reasons(reasons: Iterable[tuple[str, str]]) -> None:
     """Print the first pages that failed, or whose report or truth did, and why."""
     for page, reason in itertools.islice(reasons, _SHOWN_FAILURES):
         print(f"{page}: {reason}")
-
-
-def _index_unfinished(out: Path) -> None:
-    """Write the index of a batch that stops before all pages are through."""
-    from ocr_phases.batch.index import write_index
-    from ocr_phases.batch.store import LISTING
-
-    try:
-        if (out / LISTING).exists():
-            write_index(out, stopped=True)
-    except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
-        print(f"The index could not be written: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import tomllib
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, setting_names
 from ocr_phases.text import nearest
@@ -50,9 +50,6 @@ class Parser(argparse.ArgumentParser):
     ``given`` of its result are the options on the command line, since a default may be given explicitly.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
     def error(self, message: str) -> NoReturn:
         """Raise the message with the usage of this verb."""
         raise OcrPhasesError(f"{message} ({' '.join(self.format_usage().split())})")
@@ -67,10 +64,8 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            known = list(action.choices)
-            what = "/".join(action.option_strings) or action.metavar
-            self.error(f"There is no {what} {value!r}: use {' or '.join(known)}.{nearest(value, known)}")
+        if action.choices is not None:
+            check_known("/".join(action.option_strings) or str(action.metavar), value, list(action.choices))
 
 
 @functools.cache
@@ -122,11 +117,6 @@ def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bo
     if saved == bool(pages):
         raise OcrPhasesError(f"Name either what to measure (PAGE) or what was measured (--{option}).")
     return saved
-
-
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings of these options; `OcrPhasesError` for a wrong one."""
-    return Settings.among(vars(arguments))
 
 
 def name_list(text: str, comma: str = ",") -> list[str]:

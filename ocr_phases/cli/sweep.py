@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ocr_phases.cli.options import SHARED, settings_of, shows_saved
+from ocr_phases.cli.options import SHARED, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
+from ocr_phases.settings import Settings
 
 if TYPE_CHECKING:
     from ocr_phases.analyse.scaling import SweepResult
@@ -72,7 +73,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     from ocr_phases.inputs.images import load_page, unnamed_pages
 
     # A wrong page, setting or list is refused before anything slow starts.
-    load = settings_of(arguments).of_model()
+    load = Settings.among(vars(arguments)).of_model()
     models = [load.pop("model")]
     name = load_page(arguments.page)[2]
     if arguments.truth:
