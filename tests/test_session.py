@@ -269,6 +269,7 @@ def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeyp
     monkeypatch.setattr(tiny_session, "_set_up", lambda request, _: requests.append(request) or stop())
     facts = replace(tiny_session.family, facts=FAMILIES[family])
     monkeypatch.setitem(vars(tiny_session.checkpoint), "family", facts)
+    monkeypatch.setattr(tiny_session, "family", facts)
     monkeypatch.setattr(tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000)
     limits = {"deepseek-ocr": 8192, "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0])}
     for options in ({"infer": "published"}, {"infer": "published", "max_new_tokens": 7}, {}):
