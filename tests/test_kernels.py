@@ -128,17 +128,15 @@ def test_every_kernel_of_a_graph_belongs_to_the_step_that_launched_it() -> None:
 
 
 def test_gaps_have_their_cause() -> None:
-    gaps = rows(reduce_trace(*mini_trace()), "gaps", "phase", "stage", "cause", "longer_than_us")
+    gaps = rows(reduce_trace(*mini_trace()), "gaps", "phase", "stage", "cause")
     found = {key: (row["count"], row["idle_ms"]) for key, row in gaps.items()}
     assert found == {
-        ("prefill", "language_model", "launch", 50.0): (1, pytest.approx(0.070)),
-        ("prefill", "language_model", "launch", 100.0): (1, pytest.approx(0.170)),
-        ("prefill", "language_model", "device", 5.0): (1, pytest.approx(0.010)),
-        ("prefill", "language_model", "host sync", 100.0): (1, pytest.approx(0.170)),
-        ("prefill", "sampling", "launch", 200.0): (1, pytest.approx(0.440)),
-        ("decode", "decode_step", "device", 0.0): (2, pytest.approx(0.002)),
-        ("decode", "decode_step", "host sync", 200.0): (1, pytest.approx(0.330)),
-        ("decode", "decode_step", "device", 20.0): (1, pytest.approx(0.050)),
+        ("prefill", "language_model", "launch"): (2, pytest.approx(0.240)),
+        ("prefill", "language_model", "device"): (1, pytest.approx(0.010)),
+        ("prefill", "language_model", "host sync"): (1, pytest.approx(0.170)),
+        ("prefill", "sampling", "launch"): (1, pytest.approx(0.440)),
+        ("decode", "decode_step", "device"): (3, pytest.approx(0.052)),
+        ("decode", "decode_step", "host sync"): (1, pytest.approx(0.330)),
     }
 
 
