@@ -15,8 +15,6 @@ from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.analyse.cost import (
     VisionCall,
     decode_cost,
-    kv_bytes_per_token,
-    logits_bytes,
     parameters,
     prefill_cost,
     stage_cost,
@@ -43,9 +41,9 @@ def claims() -> list[tuple[str, str, str, str]]:
     training = training_cost(PUBLISHED, prompt_len=long).set_index("stage")["flops"]
     step = decode_cost(PUBLISHED, cache_len=1000)
     head = step.set_index("stage").loc["lm_head"]
-    logits = logits_bytes(PUBLISHED, prompt_len=long)
+    logits = 4 * long * size.text.vocab
     weights = float(held.sum()) * 2
-    cache = kv_bytes_per_token(PUBLISHED) * long
+    cache = int(decode_cost(PUBLISHED, cache_len=long)["kv_bytes"].sum())
     early, late = (_read(decode_cost(PUBLISHED, cache_len=length)) for length in (282, long))
     grid = size.sam.grid(1024)
     bias = size.sam.heads * grid**4 * 2
@@ -62,7 +60,7 @@ def claims() -> list[tuple[str, str, str, str]]:
             _giga(training["loss"]),
             "wrong: softmax takes 4 per logit",
         ),
-        ("float32 logits of 8,192 positions", "3.3 GB", _gb(logits["all"]), OLD_VOCABULARY),
+        ("float32 logits of 8,192 positions", "3.3 GB", _gb(logits), OLD_VOCABULARY),
         ("activations of the vision stack", "67 MB", f"over {_mb(bias)}", "wrong: SAM's position bias alone"),
         (
             "KV cache dominates long generations",

@@ -7,7 +7,7 @@ Entries that are not named here are never handed on.
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -122,6 +122,12 @@ TokenizerLabels = _shape("bos_token?:token? eos_token?:token? pad_token?:token?"
 
 # -- the published layout ---------------------------------------------------------------------------
 
+
+class _Part(TypedDict, total=False):
+    width: _Width
+    dim: _Width
+
+
 #: What turning a published config into the saved layout computes with; the rest is renamed.
 _PUBLISHED = _shape(
     "sliding_window_size?:window sliding_window?:window",
@@ -131,7 +137,7 @@ _PUBLISHED = _shape(
     ),
     vision_config=_shape(
         "image_size?:side",
-        width=dict[str, dict[str, Any]],
+        width=dict[str, _Part],
         mlp_ratio=NotRequired[Annotated[float, Meta(gt=0, le=64)]],
     ),
 )
@@ -238,20 +244,10 @@ def _as_saved(config: dict[str, Any], family: FamilyFacts) -> dict[str, Any]:
         _UNSAID[name] | {_RENAMED.get(entry, entry): value for entry, value in vision["width"][name].items()}
         for name in (_SAM, family.encoder_part)
     )
-    sam |= {"image_size": vision.get("image_size", 1024), "mlp_dim": _times(sam, ratio)}
-    encoder.setdefault("intermediate_size", _times(encoder, ratio))
-    parts = {"sam_config": sam, "encoder_config": encoder}
-    return {
-        "text_config": text,
-        "vision_config": parts,
-        "image_token_id": config.get("image_token_id", 128815),
-    }
-
-
-def _times(part: dict[str, Any], ratio: float) -> Any:
-    """The MLP's width; what is no number is returned as it is, and refused with the rest."""
-    width = part.get("hidden_size")
-    return int(width * ratio) if isinstance(width, int) else width
+    sam |= {"image_size": vision.get("image_size", 1024), "mlp_dim": int(sam.get("hidden_size", 1) * ratio)}
+    encoder.setdefault("intermediate_size", int(encoder.get("hidden_size", 1) * ratio))
+    parts, image = {"sam_config": sam, "encoder_config": encoder}, config.get("image_token_id", 128815)
+    return {"text_config": text, "vision_config": parts, "image_token_id": image}
 
 
 def _window(config: dict[str, Any]) -> int:

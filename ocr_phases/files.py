@@ -192,7 +192,7 @@ def _reserve(path: Path, make: Callable[[Path], None]) -> Path:
             make(free)
             break
     if free != path:
-        _say(f"{path} exists, so this goes into {free}.")
+        print(f"{path} exists, so this goes into {free}.", file=sys.stderr)
     return free
 
 
@@ -205,7 +205,7 @@ def write_given(path: str | Path, data: bytes, *, overwrite: bool = False) -> Pa
     replaces = target.exists() and target.stat().st_size
     write_atomic(path, data)
     if replaces:
-        _say(f"Replaced {path}.")
+        print(f"Replaced {path}.", file=sys.stderr)
     return Path(path)
 
 
@@ -249,7 +249,7 @@ def folder_for(given: str | Path | None, default: str | Path, names: str, **opti
     own = check_names(folder, names, **options)
     if own:
         more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
-        _say(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.")
+        print(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.", file=sys.stderr)
     return folder
 
 
@@ -355,10 +355,6 @@ def same_file(path: Path, argument: Any) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return argument is not None and path.samefile(split_page(str(argument))[0])
     return False
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -371,17 +371,9 @@ class PhaseRun:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values; spans become one list a column."""
-        return self._without_spans() | {"spans": dict(self._span_columns())}
-
-    def _without_spans(self) -> dict[str, Any]:
-        record = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spans"}
-        present = {name: value for name, value in record.items() if value is not None}
-        return {"schema": present.pop("schema"), **present}
-
-    def _span_columns(self) -> Iterator[tuple[str, list[Any]]]:
-        for name in SPAN_COLUMNS:
-            column = self.spans[name].astype(object)
-            yield name, column.where(column.notna(), None).tolist()
+        spans = self.spans.astype(object).where(self.spans.notna(), None).to_dict("list")
+        record = {"schema": self.schema} | {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in record.items() if value is not None} | {"spans": spans}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> PhaseRun:
@@ -424,13 +416,11 @@ class PhaseRun:
 
     def to_json(self) -> bytes:
         """The record as a file's bytes, the inverse of `from_json`."""
-        text = json.dumps(self._without_spans(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         if not np.isfinite(self.spans.filter(like="_ms").to_numpy()).all():
             raise ValueError("a span without a time cannot be saved")
-        # One column after the other: all as lists would be several times as large as the file.
-        spans = b",".join(msgspec.json.encode({name: column})[1:-1] for name, column in self._span_columns())
+        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         # A file name need not be UTF-8, and what was measured is not lost for it.
-        return text.encode("utf-8", "replace")[:-1] + b',"spans":{' + spans + b"}}\n"
+        return text.encode("utf-8", "replace") + b"\n"
 
     @classmethod
     def load(cls, path: str | Path) -> PhaseRun:

@@ -24,13 +24,8 @@ _MEMORY = {b"{": 600, b"[": 150, b":": 200, b",": 40}
 _CHARACTER = 5
 
 _DEPTH = 8
-_Scalar = (
-    None
-    | bool
-    | str
-    | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-    | Annotated[float, Meta(ge=-1e300, le=1e300)]
-)
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Scalar = None | bool | str | _Int64 | Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Plain: Any = _Scalar
 for _ in range(_DEPTH):
     _Plain = _Scalar | list[_Plain] | dict[str, _Plain]
@@ -153,7 +148,7 @@ _KINDS: dict[str, Any] = {
     "number": float,
     "count": Annotated[int, Meta(ge=0, le=2**53)],
     "some": Annotated[int, Meta(ge=1, le=2**53)],
-    "seed": Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)],
+    "seed": _Int64,
     "positions": Annotated[int, Meta(ge=1, le=2**24)],  # tokens in a prompt or a cache
     "cells": Annotated[list[Annotated[int, Meta(ge=1, le=2**10)]], Meta(min_length=2, max_length=2)],
     "ms": Annotated[float, Meta(ge=0, le=2**33)],
@@ -161,9 +156,8 @@ _KINDS: dict[str, Any] = {
     "start": Annotated[float, Meta(ge=-(2**33), le=2**33)],
     "seconds": Annotated[float, Meta(ge=0, le=2**24)],
     "rate": Annotated[float, Meta(ge=1, le=1e21)],  # a second
-    "share": Annotated[
-        float, Meta(ge=0, le=1.5)
-    ],  # ticks of 10 ms may add up to a little more than the whole
+    # Ticks of 10 ms may add up to a little more than the whole.
+    "share": Annotated[float, Meta(ge=0, le=1.5)],
     "percent": Annotated[float, Meta(ge=0, le=100)],
     "load": Annotated[float, Meta(ge=0, le=1e6)],
     "temperature": Annotated[float, Meta(gt=0, le=1e6)],
@@ -268,20 +262,19 @@ def _agreements(record: dict[str, Any]) -> Any:
         yield f"results[{number}].text: its tokens make another one", made
     held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])
     yield "cache.entries: lengths has another number of steps", len(held) in (0, len(lengths))
-    spans = record["spans"]
-    columns = {len(spans[name]) for name in SPAN_COLUMNS}
-    yield "spans: its columns have different lengths", len(columns) == 1
-    repeats = len(set(spans["repeat"]))
+    tables = {"spans": {name: record["spans"][name] for name in SPAN_COLUMNS}}
+    if "error" not in view:
+        tables |= {f"kernels.{name}": view[name] for name in _KERNEL_TABLES}
+    for table, columns in tables.items():
+        equal = len({len(column) for column in columns.values()}) == 1
+        yield f"{table}: its columns have different lengths", equal
+    repeats = len(set(record["spans"]["repeat"]))
     for phase, peaks in record["memory"].get("peak_bytes", {}).items():
         yield f"memory.peak_bytes.{phase}: there are {repeats} repeats", len(peaks) == repeats
-    if "error" in view:
-        return
-    for name in _KERNEL_TABLES:
-        lengths = {len(column) for column in view[name].values()}
-        yield f"kernels.{name}: its columns have different lengths", len(lengths) == 1
-    stages = zip(*(view["stages"][name] for name in ("phase", "stage", "view")), strict=True)
-    most = max(Counter(stages).values(), default=0)
-    yield "kernels.stages: a stage stands there twice", most <= 1
+    if "error" not in view:
+        stages = zip(*(view["stages"][name] for name in ("phase", "stage", "view")), strict=True)
+        most = max(Counter(stages).values(), default=0)
+        yield "kernels.stages: a stage stands there twice", most <= 1
 
 
 def check_spans(spans: pd.DataFrame) -> None:

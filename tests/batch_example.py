@@ -16,12 +16,10 @@ from typing import Any
 import pytest
 from example_run import make_run
 
+from ocr_phases.batch.child import LocalPool, Outcome
 from ocr_phases.batch.driver import Counts, measure_pages
 from ocr_phases.batch.index import BatchIndex
-from ocr_phases.batch.job import Job, make_jobs
-from ocr_phases.batch.manifest import find_pages
-from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.pool import LocalPool
+from ocr_phases.batch.jobs import Job, find_pages, make_jobs
 from ocr_phases.batch.store import (
     Listing,
     read_listing,
@@ -67,10 +65,10 @@ def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen
     program = (
         "import json, sys; from pathlib import Path\n"
         "from ocr_phases.batch.driver import measure_pages\n"
-        "from ocr_phases.batch.job import make_jobs\n"
-        "from ocr_phases.batch.manifest import find_pages\n"
-        "from ocr_phases.batch.cluster import DaskPool\n"
-        "from ocr_phases.batch.pool import LocalPool\n"
+        "from ocr_phases.batch.jobs import make_jobs\n"
+        "from ocr_phases.batch.jobs import find_pages\n"
+        "from ocr_phases.batch.child import DaskPool\n"
+        "from ocr_phases.batch.child import LocalPool\n"
         "folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
         "(folder / 'out').mkdir(exist_ok=True)\n"
         "pages = find_pages([str(folder / 'in')], list(settings))\n"
@@ -139,7 +137,7 @@ def make_batch(out: Path) -> None:
     attempt = {"seconds": 1.5, "failure": None}
     for number, (name, job) in enumerate(jobs.items()):
         folder = out / job.folder
-        status = {**job.as_dict(), "state": "done", "failure": None, "reason": "", "attempts": [attempt]}
+        status = {**vars(job), "state": "done", "failure": None, "reason": "", "attempts": [attempt]}
         status["report"] = {"state": "done", "reason": ""} if name == "b.png" else None
         if name == "waiting.png":
             continue

@@ -16,7 +16,7 @@ from approving import APPROVED, check_approved, seen
 from conftest import GOLDEN, PAGES, RUNS
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch.job import Job
+from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import Listing
 from ocr_phases.cli import main
 from ocr_phases.store import fail, file_hash, write_status
@@ -102,7 +102,7 @@ def test_a_batch_index_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
         for name in ("cpu", "noisy", "eager", "failed"):
             job = Job(f"{name}.png", f"/in/{name}.png", "ab", {"model": "tiny", "preset": None}, {}, None)
             listing.add(job)
-            status = {**job.as_dict(), "failure": None, "reason": "", "attempts": [ATTEMPT], "report": None}
+            status = {**vars(job), "failure": None, "reason": "", "attempts": [ATTEMPT], "report": None}
             folder = out / job.folder
             if name == "failed":
                 fail(folder / "status.json", "No image.", status | {"failure": "page"})

@@ -33,8 +33,7 @@ from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import match_boxes, parse_grounding
 from ocr_phases.analyse.regions import matched_regions
 from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_of
-from ocr_phases.batch.job import make_jobs
-from ocr_phases.batch.manifest import find_pages
+from ocr_phases.batch.jobs import find_pages, make_jobs
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.rendered import markdown_nodes

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
+from ocr_phases.batch.child import LocalPool
 from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.index import build_index
-from ocr_phases.batch.job import Job
-from ocr_phases.batch.pool import LocalPool
+from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import finished, read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
@@ -60,15 +60,14 @@ def test_every_failure_has_its_reason_and_stops_no_other_page(tmp_path):
     ):
         assert status["failure"] == failure
         assert reason in status["reason"]
-    assert "something nobody thought of" in found[2]["attempts"][0]["stderr"]
+    assert "something nobody thought of" in found[2]["attempts"][0].stderr
 
 
 def test_failures_are_retried_as_often_as_asked(tmp_path):
     pages = make_pages(tmp_path / "in", "kill 2", "bad", "ok")
     assert measure(pages, tmp_path / "out", retries=2).failed == 1
     attempts = [
-        [attempt["failure"] for attempt in status["attempts"]]
-        for status in statuses(tmp_path / "out").values()
+        [attempt.failure for attempt in status["attempts"]] for status in statuses(tmp_path / "out").values()
     ]
     assert attempts == [["died", "died", None], ["page"], [None]]
 
@@ -91,15 +90,15 @@ def test_the_same_command_keeps_what_is_finished_and_tries_the_rest_again(tmp_pa
 def test_a_job_is_known_by_all_it_depends_on_and_not_by_its_folder(change, tmp_path):
     page = make_pages(tmp_path / "in", "ok") / "page-0.png"
     (job,) = jobs(tmp_path / "in")
-    assert Job.from_dict(json.loads(json.dumps(job.as_dict()))) == job
+    assert Job(**json.loads(json.dumps(vars(job)))) == job
     (tmp_path / "in").rename(tmp_path / "moved")
     assert jobs(tmp_path / "moved")[0].id == job.id
     page = tmp_path / "moved" / page.name
-    values = job.as_dict()
+    values = dict(vars(job))
     if change == "setting":
         other = jobs(tmp_path / "moved", max_new_tokens=9)[0]
     elif change == "version":
-        other = Job.from_dict({**values, "versions": {**job.versions, "torch": "0.1"}})
+        other = Job(**{**values, "versions": {**job.versions, "torch": "0.1"}})
     elif change == "content":
         page.write_text("other")
         other = jobs(tmp_path / "moved")[0]
@@ -209,7 +208,7 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--timeout", "nan"], "--timeout: 'nan' is not"),
         ([page, "--timeout", "inf"], "--timeout: 'inf' is not"),
         ([page, "--timeout", "1e300"], "--timeout: '1e300' is not"),
-        ([page, "--render", "only"], "drop the page arguments"),
+        ([page, "--render", "only"], "Name the pages, or give --render only"),
         ([page, "--wait-workers", "0"], "--wait-workers: '0' is not"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
         ([page, "--render-workers", "99999"], "render-workers is 99999"),

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from conftest import PAGES
+from wording import says
 
 from ocr_phases import versions
-from ocr_phases.batch import job as batch_job
+from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch import worker
+from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.driver import auto_device
-from ocr_phases.batch.job import Job, make_jobs
-from ocr_phases.batch.manifest import Page
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.jobs import Job, Page, make_jobs
 from ocr_phases.batch.store import read_listing, read_status
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
@@ -46,7 +46,7 @@ def edit(name: str) -> Callable[[Path], object]:
 def test_a_changed_file_of_an_installed_package_changes_its_hash(tmp_path, change, counts):
     package = shutil.copytree(PACKAGE, tmp_path / "ocr_phases")
     before = hashed(package)
-    assert before == code_hash() == batch_job.code_versions()["code"]
+    assert before == code_hash() == batch_jobs.code_versions()["code"]
     change(package)
     assert (hashed(package) != before) == counts
 
@@ -57,17 +57,17 @@ def hashed(package: Path) -> str:
 
 def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_model(tmp_path, monkeypatch):
     before = one_job()
-    monkeypatch.setattr(batch_job, "code_hash", lambda: "another")
-    batch_job.code_versions.cache_clear()
+    monkeypatch.setattr(batch_jobs, "code_hash", lambda: "another")
+    batch_jobs.code_versions.cache_clear()
     changed = one_job()
     monkeypatch.undo()
-    batch_job.code_versions.cache_clear()
+    batch_jobs.code_versions.cache_clear()
     assert changed.id != before.id
     (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(batch_job, "asset", lambda *parts: tmp_path)
-    batch_job._model_hash.cache_clear()
+    monkeypatch.setattr(batch_jobs, "asset", lambda *parts: tmp_path)
+    batch_jobs._model_hash.cache_clear()
     retrained = one_job()
-    batch_job._model_hash.cache_clear()
+    batch_jobs._model_hash.cache_clear()
     assert retrained.id not in (before.id, changed.id)
 
 
@@ -101,7 +101,7 @@ def put_in_cache(cache: Path, commit: str) -> Path:
 
 
 def one_job(**settings: Any) -> Job:
-    batch_job._hub_commit.cache_clear()
+    batch_jobs._hub_commit.cache_clear()
     (job,) = make_jobs([Page("a.png", "/none/a.png")], {"model": "tiny", **settings})
     return job
 
@@ -142,7 +142,7 @@ def test_a_worker_loads_the_revision_that_its_page_is_known_by(cache, monkeypatc
     monkeypatch.setattr("ocr_phases.session.OCRSession.load", load)
     job = one_job(model=HUB, device="cpu", dtype=None)
     with pytest.raises(worker.Refused, match="Not here"):
-        worker.measure_page({"job": job.as_dict(), "folder": str(tmp_path)}, lambda: None)
+        worker.measure_page({"job": dict(vars(job)), "folder": str(tmp_path)}, lambda: None)
     (settings,) = asked
     assert (settings["model"], settings["device"], settings["revision"]) == (HUB, "cpu", "a" * 40)
 
@@ -157,7 +157,11 @@ def test_the_automatic_device_is_known_by_what_it_is(tmp_path, capsys):
     assert status is not None
     assert status["settings"]["device"] == resolve_device("auto")
     assert main([*command, "--device", resolve_device("auto")]) == 0
-    assert "0 measured, 1 kept" in capsys.readouterr().out
+    first, again = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("Res", "1 p"))][
+        1:
+    ]
+    assert says(first, "Resumed", "1 found", "1 finished", "0 failed before", "measures 0 pages")
+    assert says(again, "0 measured, 1 kept")
 
 
 class Workers:

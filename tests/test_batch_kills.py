@@ -25,8 +25,7 @@ from batch_example import (
 )
 from conftest import PAGES
 
-from ocr_phases.batch.child import Child
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.child import Child, Outcome
 from ocr_phases.batch.store import read_listing
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.store import take
@@ -80,7 +79,7 @@ def test_a_late_attempt_changes_nothing(tmp_path):
     folder = out / job.folder
     late: list[Outcome] = []
     child = Child(command=STUB)
-    request = {"job": job.as_dict(), "folder": str(folder.resolve())}
+    request = {"job": dict(vars(job)), "folder": str(folder.resolve())}
     orphan = threading.Thread(target=lambda: late.append(child.run(request)))
     orphan.start()
     wait_for((pages / "page-0.began").exists)
@@ -114,7 +113,7 @@ def test_the_files_of_an_attempt_take_the_place_of_older_ones(tmp_path):
 
 def test_a_child_is_warm_and_replaced_when_it_dies(tmp_path):
     pages = make_pages(tmp_path / "in", "ok", "ok", "kill", "ok")
-    requests = [{"job": job.as_dict(), "folder": str(tmp_path / "out" / job.folder)} for job in jobs(pages)]
+    requests = [{"job": dict(vars(job)), "folder": str(tmp_path / "out" / job.folder)} for job in jobs(pages)]
     child = Child(command=STUB)
     try:
         outcomes = [child.run(request, 30.0) for request in requests]
@@ -128,7 +127,7 @@ def test_a_child_is_warm_and_replaced_when_it_dies(tmp_path):
 
 def test_a_child_that_died_between_two_pages_costs_no_attempt(tmp_path):
     requests = [
-        {"job": job.as_dict(), "folder": str(tmp_path / "out" / job.folder)}
+        {"job": dict(vars(job)), "folder": str(tmp_path / "out" / job.folder)}
         for job in jobs(make_pages(tmp_path / "in", "ok", "ok"))
     ]
     child = Child(command=STUB)

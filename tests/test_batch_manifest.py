@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ocr_phases.batch.child import Child
-from ocr_phases.batch.job import make_jobs
-from ocr_phases.batch.manifest import Page, Walk, find_pages
+from ocr_phases.batch.jobs import Page, Walk, find_pages, make_jobs
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.inputs.images import load_page
 

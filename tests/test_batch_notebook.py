@@ -11,10 +11,9 @@ import pytest
 from conftest import GOLDEN, PAGES
 
 from ocr_phases import PhaseRun
+from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.driver import measure_pages
-from ocr_phases.batch.job import make_jobs
-from ocr_phases.batch.manifest import Page
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.jobs import Page, make_jobs
 from ocr_phases.batch.store import read_listing, read_status
 from ocr_phases.batch.worker import measure_page
 from ocr_phases.errors import CannotWrite, NotebookFailed
@@ -48,7 +47,7 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
 
         def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
             future: Future[Outcome] = Future()
-            future.set_result(measure_page({"job": job.as_dict(), **request}, lambda: None))
+            future.set_result(measure_page({"job": dict(vars(job)), **request}, lambda: None))
             return future
 
         def room(self) -> int:

@@ -26,11 +26,10 @@ from batch_example import (
 )
 from wording import says
 
-from ocr_phases.batch import manifest
+from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.index import build_index
-from ocr_phases.batch.job import Job, make_jobs
-from ocr_phases.batch.manifest import Page, find_pages
+from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
 from ocr_phases.batch.store import LISTING, Listing, read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
@@ -50,7 +49,7 @@ def test_pipes_devices_sockets_and_huge_files_are_failed_pages_and_nothing_waits
         os.chdir(pages)  # a socket's path is short
         server.bind("socket.png")
     with (pages / "huge.png").open("wb") as file:
-        file.truncate(manifest.LARGEST_FILE + 1)  # sparse
+        file.truncate(batch_jobs.LARGEST_FILE + 1)  # sparse
     counts = measure(pages, out)
     assert (counts.done, counts.failed) == (1, 6)
     found = statuses(out)
@@ -108,8 +107,8 @@ def test_a_pdf_that_claims_a_million_pages_is_one_failed_page(tmp_path):
 def test_a_pdf_that_crashes_or_hangs_its_reader_is_a_failed_page(program, reason, tmp_path, monkeypatch):
     start = 'print(\'{"ready": true, "id": %d}\' % __import__("json").loads(input())["id"], flush=True); '
     command = [sys.executable, "-c", start + program.replace("input(); os", "os")]
-    monkeypatch.setattr(manifest, "Child", lambda: Child(command=command))
-    monkeypatch.setattr(manifest, "_COUNT_SECONDS", 0.2)
+    monkeypatch.setattr(batch_jobs, "Child", lambda: Child(command=command))
+    monkeypatch.setattr(batch_jobs, "_COUNT_SECONDS", 0.2)
     (tmp_path / "evil.pdf").write_bytes(b"%PDF")
     (tmp_path / "good.png").touch()
     good, evil = sorted(find_pages([str(tmp_path)], []), key=lambda page: bool(page.problem))
@@ -186,7 +185,7 @@ def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp
     lines[-1] = "[1]"
     (out / LISTING).write_text("\n".join(lines))
 
-    monkeypatch.setattr("ocr_phases.batch.pool.LocalPool", Renderer)
+    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", Renderer)
     assert main(["batch", "--render", "only", "--out", str(out)]) == 1
     said = capsys.readouterr()
     assert says(said.out, "1 reports", "1 rendered", "0 failed")
@@ -216,7 +215,7 @@ def test_no_cell_of_the_pages_is_a_formula(first, tmp_path):
     with Listing(tmp_path) as listing:
         listing.add(job)
     attempt = {"seconds": -1.5, "failure": "page"}
-    status = {**job.as_dict(), "state": "failed", "failure": name, "reason": "-1", "attempts": [attempt]}
+    status = {**vars(job), "state": "failed", "failure": name, "reason": "-1", "attempts": [attempt]}
     write_status(tmp_path / job.folder / "status.json", {**status, "report": None, "record": None})
     assert build_index(tmp_path).pages.loc[0, "page"] == name
     (row,) = pd.read_csv(tmp_path / "pages.csv").to_dict("records")
@@ -231,7 +230,7 @@ def test_several_workers_listen_nowhere_and_ctrl_c_is_one_line_and_an_index(tmp_
     pages, out = make_pages(tmp_path / "in", "ok", "wait", "sleep", *["ok"] * 5), tmp_path / "out"
     program = (
         "import functools, json, sys\n"
-        "from ocr_phases.batch import pool\n"
+        "from ocr_phases.batch import child as pool\n"
         "from ocr_phases.cli import main\n"
         "pool.cores = lambda: 2\n"
         "pool.LocalPool = functools.partial(pool.LocalPool, command=json.loads(sys.argv[1]))\n"

@@ -73,7 +73,7 @@ def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(t
 
 def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ocr_phases.batch.manifest.find_pages", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("ocr_phases.batch.jobs.find_pages", lambda *_: pytest.fail("it was read"))
     for name, arguments in {"pages.csv": ["--overwrite"], "index.html": [], "jobs.jsonl": []}.items():
         Path(name).write_text("page\na.png\n")
         assert main(["batch", "pages.csv" if arguments else "a.png", "--out", ".", *arguments]) == 2

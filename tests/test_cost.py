@@ -23,8 +23,6 @@ from ocr_phases.analyse.cost import (
     decode_cost,
     expected_experts,
     generation_flops,
-    kv_bytes_per_token,
-    logits_bytes,
     parameters,
     prefill_cost,
     run_cost,
@@ -225,8 +223,7 @@ def test_the_published_size_has_the_figures_of_the_design() -> None:
     step = decode_cost(PUBLISHED, cache_len=1000)
     assert step["flops"].sum() / 1e9 == pytest.approx(1.21, abs=0.005)
     assert step["weight_bytes"].sum() / 2e6 == pytest.approx(573, rel=0.005)
-    assert step["kv_bytes"].sum() == 1000 * kv_bytes_per_token(PUBLISHED) == 1000 * 61_440
-    assert logits_bytes(PUBLISHED, prompt_len=1000) == {"all": 517_120_000, "last": 517_120}
+    assert step["kv_bytes"].sum() == 1000 * 61_440
 
 
 @pytest.mark.parametrize(
@@ -299,7 +296,6 @@ def test_training_adds_logits_of_all_positions_and_the_loss() -> None:
     assert set(table["phase"]) == {"training"}
     assert table.loc["lm_head", "flops"] == 2 * 8192 * 1280 * vocab
     assert table.loc["loss", "flops"] == 4 * 8191 * vocab
-    assert table.loc["loss", "activation_bytes"] == 4 * vocab * (8192 + 2 * 8191)
     assert table["kv_bytes"].sum() == 0
 
 

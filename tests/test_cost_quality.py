@@ -33,8 +33,8 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
-from ocr_phases.batch.index import build_index
-from ocr_phases.batch.job import Job
+from ocr_phases.batch.index import add_truths, build_index
+from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import (
     Listing,
     page_run,
@@ -42,7 +42,6 @@ from ocr_phases.batch.store import (
     read_listing,
     unrendered,
 )
-from ocr_phases.batch.truths import add_truths
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
@@ -261,7 +260,7 @@ def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         record = dataclasses.replace(run, pages=[page]).save(folder / "run.json")
         done = {"state": "done", "failure": None, "reason": "", "attempts": [attempt], "report": None}
-        write_status(folder / "status.json", {**job.as_dict(), **done, "record": file_hash(record)})
+        write_status(folder / "status.json", {**vars(job), **done, "record": file_hash(record)})
     pages = build_index(tmp_path).pages
     assert not out.exists() and pages["page_id"].nunique() == 2
     assert pages["agreement"].tolist()[1::2] == [1.0, 1.0] and (pages["agreement"][::2] < 1.0).all()

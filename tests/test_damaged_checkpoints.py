@@ -13,7 +13,7 @@ from mutants import mutants
 
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.architecture import read_architecture
-from ocr_phases.batch.job import _model_hash
+from ocr_phases.batch.jobs import _model_hash
 from ocr_phases.models.wiring import native_config
 from ocr_phases.versions import asset, folder_hash
 

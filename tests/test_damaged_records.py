@@ -20,8 +20,7 @@ from ocr_phases.analyse import checks, comparison, floors, headline, scaling
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.batch import figures, store
 from ocr_phases.batch.index import build_index
-from ocr_phases.batch.job import Job
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.jobs import Job
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.show import compare as compare_show
@@ -233,12 +232,12 @@ def test_a_batch_with_damaged_records_has_its_index(tmp_path):
             job = Job(f"{number}.png", f"/{number}.png", f"{number}", settings, {}, None)
             listing.add(job)
             folder = tmp_path / job.folder
-            attempts = [Outcome(seconds=1.0).as_dict()]
+            attempts = [{"failure": None, "seconds": 1.0}]
             state = {"state": "done", "failure": None, "reason": "", "attempts": attempts, "report": None}
             folder.mkdir(parents=True)
             (folder / "run.json").write_bytes(as_file(damaged))
             state["record"] = file_hash(folder / "run.json")
-            write_status(folder / "status.json", {**job.as_dict(), **state})
+            write_status(folder / "status.json", {**vars(job), **state})
     pages = build_index(tmp_path).pages
     assert len(pages) == 60
     assert {"done", "failed"} == set(pages["status"])

@@ -4,8 +4,6 @@ FLOPs are those of matrix products, convolutions and attention, two a multiply-a
 ``torch.utils.flop_counter.FlopCounterMode`` counts them (causal attention over all pairs of positions:
 `masked_flops` are those of the pairs that its mask leaves out);
 elementwise work is not counted. Bytes are the least that must move: each weight and each cache entry once.
-``activation_bytes`` are the tensors that enter and leave each of the counted products, with everything
-between them fused; they can stay on the chip, so a floor (`ocr_phases.analyse.floors`) leaves them out.
 
 Formulas: a product of [n, a] and [a, b] takes 2nab FLOPs and attention of n queries over m keys of all heads'
 width d takes 4nmd (Kaplan et al. 2020, arXiv:2001.08361, section 2.1); windows and relative positions of
@@ -16,39 +14,28 @@ DeepSeekMoE (Dai et al. 2024, arXiv:2401.06066).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from ocr_phases.analyse.architecture import Architecture, read_architecture
-from ocr_phases.analyse.work import (
-    VisionCall,
-    Work,
-    encoder_work,
-    expected_experts,
-    linear,
-    norm,
-    projector_work,
-    sam_work,
-    swiglu,
-)
+from ocr_phases.analyse.architecture import Architecture, ClipSizes, QuerySizes, TextSizes, read_architecture
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import facts_of, windowed_length
 from ocr_phases.record import PhaseRun
 
-COST_COLUMNS = (
-    "phase",
-    "stage",
-    "view",
-    "part",
-    "parameters",
-    "flops",
-    "weight_bytes",
-    "activation_bytes",
-    "kv_bytes",
-)
+COST_COLUMNS = (*("phase", "stage", "view", "part"), *("parameters", "flops", "weight_bytes", "kv_bytes"))
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class VisionCall:
+    """One call of the vision stack: ``images`` square images of ``side`` pixels."""
+
+    view: str  # "global" or "local"
+    side: int
+    images: int = 1
 
 
 def vision_calls(preset: str, grids: Sequence[Sequence[int]], family: str | None = None) -> list[VisionCall]:
@@ -101,22 +88,25 @@ def prefill_cost(
     rows = []
     for number, call in enumerate(views):
         _check(side=call.side, images=call.images)
-        stages = (
-            ("sam", sam_work(sizes, call)),
-            (sizes.encoder_stage, encoder_work(sizes, call)),
-            ("projector", projector_work(sizes, call)),
-        )
-        for stage, parts in stages:
-            for part, work in parts.items():
-                held = 0 if number else work.parameters
-                rows.append(_row("prefill", stage, call.view, part, work, dtype_bytes, held=held))
-    learnt = Work(sizes.separators * sizes.text.hidden)
-    rows.append(_row("prefill", "vision_fusion", "", "separators", learnt, dtype_bytes))
-    rows += _language_rows(
-        "prefill", sizes, prompt_len, prompt_len, batch, dtype_bytes, distinct_rows or batch
+        stages = {
+            "sam": _sam_work(sizes, call),
+            sizes.encoder_stage: _encoder_work(sizes, call),
+            "projector": {
+                "linear": linear(
+                    call.images * sizes.vision_tokens(call.side) ** 2, sizes.features, sizes.text.hidden
+                )
+            },
+        }
+        for stage, parts in stages.items():
+            held = {part: replace(work, held=0) for part, work in parts.items()} if number else parts
+            rows += _rows("prefill", stage, held, dtype_bytes, call.view)
+    rows += _rows(
+        "prefill", "vision_fusion", {"separators": learnt(sizes.separators * sizes.text.hidden)}, dtype_bytes
     )
+    tokens = (batch, prompt_len, prompt_len, distinct_rows or batch)
+    rows += _rows("prefill", "language_model", _language_work(sizes.text, *tokens), dtype_bytes)
     positions = prompt_len if logits_for == "all" else 1
-    rows.append(_head_row("prefill", sizes, positions * batch, dtype_bytes))
+    rows += _rows("prefill", "lm_head", _head_work(sizes, positions * batch), dtype_bytes)
     return _table(rows)
 
 
@@ -137,8 +127,9 @@ def decode_cost(
     """
     _check(cache_len=cache_len, batch=batch, dtype_bytes=dtype_bytes)
     sizes = read_architecture(config)
-    rows = _language_rows("decode", sizes, 1, cache_len, batch, dtype_bytes, distinct_rows or batch)
-    return _table([*rows, _head_row("decode", sizes, batch, dtype_bytes)])
+    work = _language_work(sizes.text, batch, 1, cache_len, distinct_rows or batch)
+    rows = _rows("decode", "language_model", work, dtype_bytes)
+    return _table(rows + _rows("decode", "lm_head", _head_work(sizes, batch), dtype_bytes))
 
 
 def generation_flops(
@@ -181,31 +172,15 @@ def training_cost(
     """A forward with labels: the prefill with logits for every position, without a cache, and the loss.
 
     Columns `COST_COLUMNS`, phase ``training``. The loss is elementwise: per logit a maximum, a difference, an
-    exponential and a sum make 4 FLOPs. Its activations are float32: the upcast logits, a shifted copy, as the
-    vendor's class makes it, and the log-probabilities kept for the backward, which costs about two forwards
-    more (Kaplan et al. 2020, section 2.1). Raises `OcrPhasesError` as `prefill_cost`.
+    exponential and a sum make 4 FLOPs. The backward costs about two forwards more (Kaplan et al. 2020,
+    section 2.1). Raises `OcrPhasesError` as `prefill_cost`.
     """
     table = prefill_cost(
         config, prompt_len=prompt_len, views=views, batch=batch, dtype_bytes=dtype_bytes, logits_for="all"
     )
-    vocab = read_architecture(config).text.vocab
-    predicted = batch * (prompt_len - 1) * vocab
-    moved = 4 * (batch * prompt_len * vocab + 2 * predicted)
-    loss = ("training", "loss", "", "cross_entropy", 0, 4 * predicted, 0, moved, 0)
-    table = pd.concat([table, _table([loss])], ignore_index=True)
+    flops = 4 * batch * (prompt_len - 1) * read_architecture(config).text.vocab
+    table.loc[len(table)] = ("training", "loss", "", "cross_entropy", 0, flops, 0, 0)
     return table.assign(phase="training", kv_bytes=0)
-
-
-def logits_bytes(
-    config: dict[str, Any], *, prompt_len: int, batch: int = 1, dtype_bytes: int = 4
-) -> dict[str, int]:
-    """Memory of the prefill's logits: for ``all`` positions and for the ``last`` alone, bytes.
-
-    float32 by default, because the vendor's class makes float32 logits of all positions.
-    """
-    _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
-    position_bytes = batch * read_architecture(config).text.vocab * dtype_bytes
-    return {"all": prompt_len * position_bytes, "last": position_bytes}
 
 
 def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:
@@ -218,12 +193,6 @@ def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> 
     text = read_architecture(config).text
     hidden_pairs = batch * prompt_len * (prompt_len - 1) // 2
     return 4 * hidden_pairs * text.heads * text.head_width * text.layers
-
-
-def kv_bytes_per_token(config: dict[str, Any], *, batch: int = 1, dtype_bytes: int = 2) -> int:
-    """Bytes one cached token takes over all layers, keys and values, for ``batch`` rows."""
-    text = read_architecture(config).text
-    return 2 * text.layers * text.kv_heads * text.head_width * batch * dtype_bytes
 
 
 def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
@@ -275,84 +244,172 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
     return table.groupby(["phase", "stage", "view"], sort=False).sum(numeric_only=True).reset_index()
 
 
-# -- rows -----------------------------------------------------------------------------------------------
+# -- work ---------------------------------------------------------------------------------------------
 
 
-def _language_rows(
-    phase: str, sizes: Architecture, length: int, context: int, batch: int, dtype_bytes: int, distinct: int
-) -> list[tuple]:
-    """The language model's rows: ``length`` new tokens a row of the batch, attending to ``context`` entries.
+@dataclass(frozen=True)
+class Work:
+    """Parameters held, FLOPs done, parameters read and cached numbers moved; adds up and multiplies."""
+
+    held: float = 0
+    flops: float = 0
+    read: float = 0
+    cached: float = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def __mul__(self, times: float) -> Work:
+        return Work(*(times * value for value in astuple(self)))
+
+
+def learnt(count: float) -> Work:
+    """Parameters that are read for elementwise work, so without FLOPs."""
+    return Work(count, 0, count)
+
+
+def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
+    """[tokens, width] times [width, out]: 2 tokens width out FLOPs.
+
+    A square convolution is one, of as many tokens as places that it makes and kernel^2 times the width.
+    """
+    return replace(learnt(width * out + (out if bias else 0)), flops=2 * tokens * width * out)
+
+
+def attention(queries: float, keys: float, width: int) -> Work:
+    """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width FLOPs."""
+    return Work(flops=4 * queries * keys * width)
+
+
+def mlp(tokens: float, width: int, hidden: int) -> Work:
+    """Up and down: two products."""
+    return linear(tokens, width, hidden) + linear(tokens, hidden, width)
+
+
+def swiglu(tokens: float, width: int, hidden: int) -> Work:
+    """Gate, up and down: three products, 6 tokens width hidden FLOPs (Shazeer 2020, arXiv:2002.05202)."""
+    return linear(tokens, width, 3 * hidden, bias=False)
+
+
+def expected_experts(experts: int, top_k: int, tokens: float) -> float:
+    """How many distinct experts ``tokens`` tokens reach in one layer, expected under uniform routing.
+
+    Each token picks ``top_k`` different ones of ``experts``, so an expert is missed by all of them with
+    probability (1 - top_k / experts)^tokens. Real routing is skewed, so it reaches fewer.
+    """
+    return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
+
+
+def _sam_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
+    """SAM ViT-B over square images: windows are padded to whole ones, as the model pads them."""
+    sam, grid = sizes.sam, sizes.sam.grid(call.side)
+    places = call.images * grid * grid
+    windows = call.images * math.ceil(grid / sam.window) ** 2
+    trained = sam.image_size // sam.patch
+    windowed = _sam_attention(sizes, windows, sam.window, sam.window) * (sam.layers - sam.global_layers)
+    everywhere = _sam_attention(sizes, call.images, grid, trained) * sam.global_layers
+    half, quarter = (call.images * math.ceil(grid / step) ** 2 for step in (2, 4))
+    first, second = sam.downsample_widths
+    return {
+        "patches": linear(places, 3 * sam.patch**2, sam.width) + learnt(trained * trained * sam.width),
+        "attention": windowed + everywhere,
+        "mlp": mlp(places, sam.width, sam.mlp_width) * sam.layers,
+        "norms": learnt(4 * sam.layers * sam.width + 4 * sam.neck_width),
+        "neck": linear(places, sam.width + 9 * sam.neck_width, sam.neck_width, bias=False),
+        "downsample": linear(half, 9 * sam.neck_width, first, bias=False)
+        + linear(quarter, 9 * first, second, bias=False),
+    }
+
+
+def _sam_attention(sizes: Architecture, squares: int, side: int, trained_side: int) -> Work:
+    """One layer over ``squares`` of side x side tokens, with relative positions along both axes.
+
+    A position's bias is the query times the learnt vector of the distance, once an axis: 2 x 2 side FLOPs a
+    channel and token.
+    """
+    sam, tokens = sizes.sam, squares * side * side
+    positions = learnt(2 * (2 * trained_side - 1) * (sam.width // sam.heads))
+    positions += Work(flops=2 * 2 * tokens * sam.width * side)
+    return linear(tokens, sam.width, 4 * sam.width) + attention(tokens, side * side, sam.width) + positions
+
+
+def _encoder_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
+    """The second vision encoder, of the kind that the model has."""
+    side, encoder = sizes.vision_tokens(call.side), sizes.encoder
+    if isinstance(encoder, QuerySizes):
+        return _query_work(encoder, call.images, 2 * side**2)
+    return _clip_work(encoder, call.images, side**2 + 1)
+
+
+def _clip_work(clip: ClipSizes, images: int, length: int) -> dict[str, Work]:
+    """CLIP ViT-L over SAM's features and a class token, global attention."""
+    tokens, width = images * length, clip.width
+    attend = linear(tokens, width, 4 * width) + attention(tokens, length, width)
+    return {
+        # The class token, and a position for it and every patch.
+        "embeddings": learnt((clip.positions**2 + 2) * width),
+        "attention": attend * clip.layers,
+        "mlp": mlp(tokens, width, clip.mlp_width) * clip.layers,
+        "norms": learnt(2 * width * (2 * clip.layers + 1)),
+    }
+
+
+def _query_work(encoder: QuerySizes, images: int, length: int) -> dict[str, Work]:
+    """A Qwen2 body over SAM's features and as many queries; its mask leaves out no product of a kernel."""
+    tokens, width = images * length, encoder.width
+    attend = linear(tokens, width, width + 2 * encoder.kv_width) + linear(tokens, width, width, bias=False)
+    return {
+        "queries": learnt(encoder.queries * width),
+        "attention": (attend + attention(tokens, length, width)) * encoder.layers,
+        "mlp": swiglu(tokens, width, encoder.mlp_width) * encoder.layers,
+        "norms": learnt(width * (2 * encoder.layers + 1)),
+    }
+
+
+def _language_work(text: TextSizes, batch: int, length: int, context: int, distinct: int) -> dict[str, Work]:
+    """The language model over ``length`` new tokens a row of the batch, attending to ``context`` entries.
 
     ``distinct`` rows of the batch choose experts of their own.
     """
-    text = sizes.text
     tokens = batch * length
     heads, kv_heads = text.heads * text.head_width, text.kv_heads * text.head_width
     attend = (
         linear(tokens, text.hidden, heads + 2 * kv_heads, bias=False)
         + linear(tokens, heads, text.hidden, bias=False)
-        + Work(0, 4 * tokens * context * heads, tokens * 2 * (heads + kv_heads))
+        + attention(tokens, context, heads)
+        + Work(cached=2 * kv_heads * batch * context)
     )
     expert = swiglu(1, text.hidden, text.expert_width)
-    routed = expert * (tokens * text.top_k * text.sparse_layers)
-    held = expert.parameters * text.experts * text.sparse_layers
-    read = (
-        expert.parameters * expected_experts(text.experts, text.top_k, distinct * length) * text.sparse_layers
-    )
+    reached = expected_experts(text.experts, text.top_k, distinct * length)
+    routed = Work(text.experts * expert.held, tokens * text.top_k * expert.flops, reached * expert.read)
     shared = swiglu(tokens, text.hidden, text.expert_width * text.shared_experts)
-    router = linear(tokens, text.hidden, text.experts, bias=False)
-    embedding = Work(text.vocab * text.hidden, 0, tokens * text.hidden)
-    kv_bytes = 2 * text.layers * kv_heads * batch * context * dtype_bytes
+    return {
+        "embedding": Work(text.vocab * text.hidden, 0, tokens * text.hidden),
+        "attention": attend * text.layers,
+        "dense_mlp": swiglu(tokens, text.hidden, text.mlp_width) * text.dense_layers,
+        "router": linear(tokens, text.hidden, text.experts, bias=False) * text.sparse_layers,
+        "experts": routed * text.sparse_layers,
+        "shared_experts": shared * text.sparse_layers,
+        "norms": learnt(text.hidden * (2 * text.layers + 1)),
+    }
 
-    def row(part: str, work: Work, **counts: float) -> tuple:
-        return _row(phase, "language_model", "", part, work, dtype_bytes, **counts)
 
+def _head_work(sizes: Architecture, positions: int) -> dict[str, Work]:
+    head = linear(positions, sizes.text.hidden, sizes.text.vocab, bias=False)
+    return {"linear": replace(head, held=0) if sizes.tied else head}
+
+
+def _rows(
+    phase: str, stage: str, parts: Mapping[str, Work], dtype_bytes: int, view: str = ""
+) -> list[tuple[Any, ...]]:
+    """One row of `COST_COLUMNS` a part."""
     return [
-        row("embedding", embedding, read=tokens * text.hidden),
-        row("attention", attend * text.layers, kv_bytes=kv_bytes),
-        row("dense_mlp", swiglu(tokens, text.hidden, text.mlp_width) * text.dense_layers),
-        row("router", router * text.sparse_layers),
-        row("experts", routed, held=held, read=read),
-        row("shared_experts", shared * text.sparse_layers),
-        row("norms", norm(text.hidden, bias=False) * (2 * text.layers + 1)),
+        (phase, stage, view, part, work.held, work.flops, work.read * dtype_bytes, work.cached * dtype_bytes)
+        for part, work in parts.items()
     ]
 
 
-def _head_row(phase: str, sizes: Architecture, positions: int, dtype_bytes: int) -> tuple:
-    head = linear(positions, sizes.text.hidden, sizes.text.vocab, bias=False)
-    held = 0 if sizes.tied else head.parameters
-    return _row(phase, "lm_head", "", "linear", head, dtype_bytes, held=held, read=head.parameters)
-
-
-def _row(
-    phase: str,
-    stage: str,
-    view: str,
-    part: str,
-    work: Work,
-    dtype_bytes: int,
-    *,
-    held: float | None = None,
-    read: float | None = None,
-    kv_bytes: float = 0,
-) -> tuple:
-    """One row of `COST_COLUMNS`; ``held`` and ``read`` parameters are the work's own where not given."""
-    held = work.parameters if held is None else held
-    read = work.parameters if read is None else read
-    return (
-        phase,
-        stage,
-        view,
-        part,
-        held,
-        work.flops,
-        read * dtype_bytes,
-        work.moved * dtype_bytes,
-        kv_bytes,
-    )
-
-
-def _table(rows: Sequence[tuple]) -> pd.DataFrame:
+def _table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
     """Rows as a table; counts are int64, expectations of the experts' bytes rounded to whole bytes."""
     table = pd.DataFrame(rows, columns=list(COST_COLUMNS))
     counts = list(COST_COLUMNS[4:])

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import tomllib
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, setting_names
 from ocr_phases.text import nearest
@@ -67,10 +67,8 @@ class Parser(argparse.ArgumentParser):
         return known, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            known = list(action.choices)
-            what = "/".join(action.option_strings) or action.metavar
-            self.error(f"There is no {what} {value!r}: use {' or '.join(known)}.{nearest(value, known)}")
+        if action.choices is not None:
+            check_known("/".join(action.option_strings) or str(action.metavar), value, list(action.choices))
 
 
 @functools.cache
@@ -124,11 +122,6 @@ def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bo
     return saved
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings of these options; `OcrPhasesError` for a wrong one."""
-    return Settings.among(vars(arguments))
-
-
 def name_list(text: str, comma: str = ",") -> list[str]:
     """Names from a list, separated by the regular expression ``comma``; at least one."""
     names = [part.strip() for part in re.split(comma, text) if part.strip()]
@@ -145,11 +138,7 @@ def model_list(text: str) -> list[str]:
 
 def number_list(text: str) -> list[int]:
     """Whole numbers from a comma-separated list."""
-    try:
-        return [int(part) for part in name_list(text)]
-    except ValueError as error:
-        told = f"{text!r} is not a list of whole numbers, such as 1,4,16"
-        raise argparse.ArgumentTypeError(told) from error
+    return [int(number(int, 1)(part)) for part in name_list(text)]
 
 
 def number(kind: type[int | float], least: float) -> Callable[[str], float]:

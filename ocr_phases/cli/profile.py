@@ -27,9 +27,12 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.analyse.sentences import key_metrics_text, subject, verdict
     from ocr_phases.analyse.stages import stage_table
     from ocr_phases.files import TRACE_NAME, reserved
+    from ocr_phases.record import PhaseRun
 
     target = measuring.check_target(arguments, arguments.repeated)
-    then = _recorded(arguments)
+    if arguments.repeated is None and arguments.page is None:
+        raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
+    then = None if arguments.repeated is None else PhaseRun.load(arguments.repeated)
     kernels = arguments.kernels or arguments.trace
     measured = measuring.measure if then is None else partial(_repeat, then=then)
     trace = reserved(target.with_name(TRACE_NAME)) if arguments.trace else contextlib.nullcontext()
@@ -49,17 +52,6 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"\n{subject(record)}\n{key_metrics_text(record)}\n\n{verdict(record)}")
     print(arguments.result["checks"]["sentence"])
     wrote(target)
-
-
-def _recorded(arguments: argparse.Namespace) -> PhaseRun | None:
-    """The record to repeat, if any; `OcrPhasesError` where there is no page either."""
-    from ocr_phases.record import PhaseRun
-
-    if arguments.repeated is not None:
-        return PhaseRun.load(arguments.repeated)
-    if arguments.page is None:
-        raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
-    return None
 
 
 def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:

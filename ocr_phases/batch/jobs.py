@@ -1,26 +1,32 @@
-"""Finds the pages of a batch: files, folders, globs, pages of PDFs and TIFFs, lists."""
+"""Which pages a batch has, and a job for each: one page with all that its result depends on."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import functools
 import glob
+import hashlib
 import itertools
 import os
+import platform
+import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.batch.child import Child
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.child import Child, Outcome
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import LARGEST_FILE, MOST_FILE_PAGES, PAGE_SUFFIXES, PAGED_SUFFIXES, split_page
+from ocr_phases.models.folders import hub_commit, local_folder
 from ocr_phases.schema import Plain, conform, parse_json
 from ocr_phases.settings import setting_from_text
+from ocr_phases.store import asked_id, file_hash
+from ocr_phases.versions import __version__, asset, code_hash, folder_hash
 
 LIST_SUFFIXES = (".csv", ".jsonl")
 
@@ -28,8 +34,6 @@ LIST_SUFFIXES = (".csv", ".jsonl")
 DEEPEST = 100
 
 _COUNT_SECONDS = 60.0  # for the pages of one file
-
-_Identity = tuple[int, int]  # device and inode
 
 
 @dataclass(frozen=True)
@@ -121,46 +125,37 @@ def _expanded(name: str) -> Path:
         return Path(name)
 
 
-def _below(
-    folder: Path, base: Path, own: Path | None, walk: Walk, above: tuple[_Identity, ...] = ()
-) -> Iterator[Page]:
-    """The pages below ``folder``, named from ``base``: its own files first, then folder by folder.
+def _below(folder: Path, base: Path, own: Path | None, walk: Walk) -> Iterator[Page]:
+    """The pages below ``folder``, named from ``base``: a folder's own files, then folder by folder."""
+    problems: dict[Path, str] = {}
 
-    ``above`` are the folders that lead to it: one of them again is a link that goes in a circle.
-    """
-    waiting = [(folder, above)]
-    while waiting:
-        folder, above = waiting.pop()
-        as_page = Page(f"{folder.relative_to(base).as_posix()}/", f"{folder.absolute()}/")
-        if len(above) > DEEPEST:
-            yield replace(
-                as_page, problem=f"{folder} lies more than {DEEPEST} folders deep: name it, or move it up."
-            )
+    def unreadable(error: OSError) -> None:
+        if Path(error.filename) == base:
+            raise OcrPhasesError(
+                f"The folder {base} cannot be read ({error.strerror}): name its pages without it."
+            ) from error
+        problems[Path(error.filename)] = ""  # reading it as a page says why
+
+    for root, folders, files in os.walk(folder, onerror=unreadable, followlinks=True):
+        place = Path(root)
+        if len(place.relative_to(base).parts) > DEEPEST:
+            problems[place] = f"{place} lies more than {DEEPEST} folders deep: name it, or move it up."
+            folders.clear()
             continue
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            identity = _identity(folder)
-        except OSError as error:
-            if not above:
-                raise OcrPhasesError(
-                    f"The folder {folder} cannot be read ({error.strerror}): name its pages without it."
-                ) from error
-            yield as_page
+        if _is_left_out(place, base, own):
+            folders.clear()
             continue
-        if identity in above or _within(folder, own):
-            continue
-        folders = []
-        for entry in entries:
-            path = Path(entry.path)
-            if entry.name.startswith("."):
-                continue
-            if _is_folder(entry):
-                folders.append((path, (*above, identity)))
-            elif path.suffix.lower() in PAGE_SUFFIXES:
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(name for name in files if not name.startswith(".")):
+            path = place / name
+            if path.suffix.lower() in PAGE_SUFFIXES:
                 yield from _pages_of(walk, path.relative_to(base).as_posix(), path, {})
+            elif _is_closed_link(path):
+                problems[path] = ""
             else:
                 walk.left_out[path.suffix.lower()] += 1
-        waiting += reversed(folders)
+    for path, problem in problems.items():
+        yield Page(f"{path.relative_to(base).as_posix()}/", f"{path.absolute()}/", problem=problem)
 
 
 def _globbed(pattern: Path, own: Path | None, walk: Walk) -> Iterator[Page]:
@@ -173,46 +168,30 @@ def _globbed(pattern: Path, own: Path | None, walk: Walk) -> Iterator[Page]:
         raise OcrPhasesError(f"{pattern} leads through too many folders: name the folder {base}.") from error
     for match in matches:
         path = Path(match)
-        above = _way(path.parent, base)
-        if len(set(above)) < len(above):  # ** goes through a link in a circle again and again
+        if _is_left_out(path.parent, base, own):
             continue
         if os.path.isdir(path):  # noqa: PTH112
-            yield from _below(path, base, own, walk, above)
-        elif path.suffix.lower() not in PAGE_SUFFIXES:
-            walk.left_out[path.suffix.lower()] += 1
-        elif not _within(path, own):
+            yield from _below(path, base, own, walk)
+        elif path.suffix.lower() in PAGE_SUFFIXES:
             yield from _pages_of(walk, path.relative_to(base).as_posix(), path, {})
+        else:
+            walk.left_out[path.suffix.lower()] += 1
 
 
-def _within(path: Path, own: Path | None) -> bool:
+@lru_cache(maxsize=64)
+def _is_left_out(folder: Path, base: Path, own: Path | None) -> bool:
+    """Whether a folder lies in ``own``, or a link on the way from ``base`` leads back to where it lies."""
+    way = [os.path.realpath(each) for each in (folder, *folder.parents) if each.is_relative_to(base)]
+    return len(set(way)) < len(way) or (own is not None and Path(way[0]).is_relative_to(own))
+
+
+def _is_closed_link(path: Path) -> bool:
+    """Whether what a link leads to may be a folder that cannot be entered."""
     try:
-        return own is not None and path.resolve().is_relative_to(own)
-    except (OSError, RuntimeError):  # links in a circle, of which the reader of the page will tell
-        return False
-
-
-@functools.lru_cache(maxsize=64)
-def _way(folder: Path, base: Path) -> tuple[_Identity, ...]:
-    """The folders from ``base`` to ``folder``, both with it; those that are gone are left out."""
-    found = []
-    for path in (folder, *folder.parents):
-        if path.is_relative_to(base):
-            with contextlib.suppress(FileNotFoundError):
-                found.append(_identity(path))
-    return tuple(found)
-
-
-def _identity(folder: Path) -> _Identity:
-    state = folder.stat()
-    return state.st_dev, state.st_ino
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Also where that cannot be found out: reading it then says why."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return True
+        path.stat()
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return False
 
 
 def _listed(path: Path, known: Sequence[str], walk: Walk) -> Iterator[Page]:
@@ -307,3 +286,120 @@ def file_problem(path: Path) -> str:
         size, most = state.st_size / 2**30, LARGEST_FILE / 2**30
         return f"{path} has {size:,.1f} GiB, more than {most:g}: give a smaller file."
     return ""
+
+
+#: The folder of all pages' folders, below the batch's.
+PAGES = "pages"
+
+_PACKAGES = ("torch", "transformers", "tokenizers")
+_STEM = 48
+
+
+@dataclass(frozen=True)
+class Job:
+    """One page to measure. ``id`` is equal exactly where page, settings, versions and model are equal.
+
+    ``sha256`` is the page file's (None where it cannot be read), ``model_hash`` a checkpoint folder's or
+    the built-in model's (None for a hub id: its commit is the setting ``revision``),
+    ``problem`` why the page fails without being measured (empty for most).
+    """
+
+    name: str
+    source: str
+    sha256: str | None
+    settings: dict[str, Any]
+    versions: dict[str, Any]
+    model_hash: str | None
+    problem: str = ""
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        # Where the page lies is no part of it: a folder that moved keeps its results.
+        known = {name: value for name, value in vars(self).items() if name not in ("id", "source")}
+        if self.sha256 is None:
+            known["source"] = self.source
+        object.__setattr__(self, "id", asked_id(known))
+
+    @property
+    def folder(self) -> str:
+        """Its folder below the batch's, 256 ways apart, because a million entries slow a folder down."""
+        file, _, number = Path(self.name).name.partition("#")
+        stem = re.sub(r"[^\w-]+", "-", f"{Path(file).stem}-{number}")[:_STEM].strip("-") or "page"
+        return f"{PAGES}/{self.id[:2]}/{stem}-{self.id}"
+
+
+def make_jobs(
+    pages: Iterable[Page], settings: Mapping[str, Any], auto_device: Callable[[], str] | None = None
+) -> Iterator[Job]:
+    """A job for each page, in order: ``settings`` with the page's own in their place; reads each file.
+
+    What a name leaves open is settled here: ``auto_device()`` is the device that ``auto`` stands for, and the
+    ``revision`` of a hub id is the commit in this machine's cache.
+    """
+    found = code_versions()
+    for page in pages:
+        merged = {**settings, **page.settings}
+        if merged.get("device") == "auto" and auto_device is not None:
+            merged["device"] = auto_device()
+        if commit := _hub_commit(merged["model"]):
+            merged["revision"] = commit
+        file = Path(split_page(page.source)[0])
+        problem = page.problem or file_problem(file)
+        sha256 = None
+        if not problem:
+            with contextlib.suppress(OcrPhasesError):  # measuring it says why it cannot be read
+                sha256 = file_hash(file)
+        model_hash = _model_hash(merged["model"])
+        yield Job(page.name, page.source, sha256, merged, found, model_hash, problem)
+
+
+@lru_cache(maxsize=1)
+def code_versions() -> dict[str, Any]:
+    """The versions that a measurement depends on, read without imports; None if not installed."""
+    installed: dict[str, Any] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            installed[package] = version(package)
+        except PackageNotFoundError:
+            installed[package] = None
+    return {**installed, "ocr_phases": __version__, "code": code_hash()}
+
+
+@lru_cache(maxsize=64)
+def _hub_commit(model: str) -> str | None:
+    """A hub id's commit; None for every other model."""
+    if _built_in(model):
+        return None
+    try:
+        return None if local_folder(model) is not None else hub_commit(model)
+    except OcrPhasesError:
+        return None  # no model at all: loading it says so
+
+
+def _built_in(model: str) -> bool:
+    return model == "tiny" or model.partition(":")[0] == "dummy"
+
+
+@lru_cache(maxsize=64)
+def _model_hash(model: str) -> str | None:
+    """Config, safetensors headers, and size and time of the files, whose bytes are too many to read.
+
+    Of a built-in model the files of ``data/tiny``: dummy, too, has its tokenizer.
+    """
+    if _built_in(model):
+        digest = hashlib.sha256()
+        for path in sorted(asset("data", "tiny").glob("*.*")):
+            if path.suffix in (".json", ".safetensors"):
+                digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+    try:
+        folder = local_folder(model)
+        if folder is None:
+            return None
+        digest = hashlib.sha256(folder_hash(folder).encode())
+        for path in sorted(folder.glob("*.safetensors")):
+            state = path.stat()
+            digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}".encode())
+    except (OSError, OcrPhasesError):
+        return None  # loading it says what is wrong with it
+    return digest.hexdigest()
