@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from conftest import PAGES
 
-from ocr_phases.batch import pool
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch import child as pool
+from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.store import finished
 from ocr_phases.cli import main
 from ocr_phases.show import index_page

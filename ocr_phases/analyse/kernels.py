@@ -123,11 +123,12 @@ def short_kernel(name: str, length: int = 80) -> str:
 
 @cached
 def idle_gaps(run: PhaseRun) -> pd.DataFrame:
-    """Idle time between the device's work, columns `GAP_COLUMNS`: by stage, cause and length of the gap.
+    """Idle time between the device's work, columns `GAP_COLUMNS`: by stage and cause.
 
     The stage is that of the kernel which ends the gap, the cause one of `GAP_CAUSES`: the host had waited for
-    the device, the host was late with the launch, or the launch was there in time. A gap is longer than
-    ``longer_than_us`` microseconds. Seen under the profiler, in ms.
+    the device, the host was late with the launch, or the launch was there in time. Earlier
+    records count gaps by length too: longer than ``longer_than_us`` microseconds. Seen under the profiler, in
+    ms.
     """
     table = _table(run, "gaps").rename(columns={"count": "gaps"})
     _per_step(run, table, "gaps", "idle_ms")
