@@ -245,7 +245,7 @@ def test_a_batch_with_damaged_records_has_its_index(tmp_path):
 
 
 def test_a_record_asks_for_settings_and_nothing_else(monkeypatch, tmp_path):
-    from ocr_phases import rerun as repeat
+    from ocr_phases import session as repeat
 
     base = BASES[0]
     asked = {
