@@ -486,7 +486,7 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
     tiny_session: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a device there are no kernels, but ranges, steps and the host's times are the real ones."""
-    monkeypatch.setattr("ocr_phases.session.check_kernels", lambda *args, **options: None)
+    monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
     options: dict[str, Any] = {"max_new_tokens": 12, "repeats": 2, "warmup": 0}
     trace = tmp_path / "trace.json.gz"
     run = tiny_session.run_inference(PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace)
@@ -552,7 +552,7 @@ def test_a_cpu_session_refuses_the_view(tiny_session: OCRSession) -> None:
 
 
 def test_a_failing_pass_loses_nothing(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocr_phases.session.check_kernels", lambda *args, **options: None)
+    monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
 
     def lost(*args: Any) -> Any:
         raise RuntimeError("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS\nat line 7")

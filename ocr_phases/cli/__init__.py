@@ -111,18 +111,14 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
 
 def _parser(words: Sequence[str]) -> Parser:
     texts = option_texts()
-    parser = Parser(prog="ocr-phases", description=texts["texts"]["about"], allow_abbrev=False)
+    parser = Parser(prog="ocr-phases", description=texts["texts"]["about"])
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
         name = verb.__name__.rpartition(".")[2]
         usage, summary = (texts[part][name] for part in ("usage", "summary"))
         command = verbs.add_parser(
-            name,
-            usage=f"ocr-phases {name} [options] {usage}",
-            help=summary,
-            description=verb.run.__doc__,
-            allow_abbrev=False,
+            name, usage=f"ocr-phases {name} [options] {usage}", help=summary, description=verb.run.__doc__
         )
         command.set_defaults(verb=name, run=verb.run)
         if name in words:  # building the options of every verb would slow --help down

@@ -23,10 +23,9 @@ from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.batch.cluster import DaskPool
+    from ocr_phases.batch.child import DaskPool, LocalPool
     from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.jobs import Page, Walk
-    from ocr_phases.batch.pool import LocalPool
+    from ocr_phases.batch.jobs import Job, Page, Walk
 
 _SHOWN_FAILURES = 10
 
@@ -74,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other, wrong settings, and files that the results would replace."""
-    from ocr_phases.batch.pool import check_workers
+    from ocr_phases.batch.child import check_workers
     from ocr_phases.batch.store import is_batch
     from ocr_phases.files import check_names
 
@@ -107,9 +106,10 @@ def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
 
 def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
-    from ocr_phases.batch.driver import Counts, auto_device, measure_pages
+    from ocr_phases.batch.child import GOES_ON
+    from ocr_phases.batch.driver import Counts, auto_device, measure_pages, standing
     from ocr_phases.batch.jobs import make_jobs
-    from ocr_phases.batch.outcome import GOES_ON
+    from ocr_phases.batch.store import is_batch
 
     left_out = dict(walk.left_out)
     if left_out:
@@ -133,20 +133,30 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
                 raise OcrPhasesError(f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}")
 
         device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
-        jobs = make_jobs(_found(arguments, walk), settings, device)
-        counts = measure_pages(jobs, out, pool, progress=show, **options)
+
+        def jobs() -> Iterator[Job]:
+            return make_jobs(_found(arguments, walk), settings, device)
+
+        before = standing(jobs(), out) if is_batch(out) else Counts()
+        if before.pages:
+            to_do = count_text(total - before.kept, "page")
+            print(
+                f"Resumed: {total:,} found, {before.kept:,} finished, {before.failed:,} failed before. "
+                f"This measures {to_do}."
+            )
+        counts = measure_pages(jobs(), out, pool, progress=show, **options)
     failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
     again = f", {counts.again:,} listed twice" if counts.again else ""
     pages = count_text(counts.pages, "page")
     print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
     result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
-    return {**result, "named_twice": counts.again, "left_out": left_out}
+    resumed = {"found": total, "finished": before.kept, "failed": before.failed}
+    return {**result, "named_twice": counts.again, "left_out": left_out, "resumed": resumed}
 
 
 def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
     """The workers: processes of this machine, or dask's where a scheduler is named."""
-    from ocr_phases.batch.cluster import DaskPool
-    from ocr_phases.batch.pool import LocalPool, worker_environments
+    from ocr_phases.batch.child import DaskPool, LocalPool, worker_environments
 
     if not arguments.scheduler:
         return LocalPool(worker_environments(arguments.workers, arguments.device))
@@ -159,7 +169,7 @@ def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
 
 def _add_truths(out: Path, path: Path | None) -> int:
     """Add what the pages say to their records, and tell for how many; how many truths could not be read."""
-    from ocr_phases.batch.truths import add_truths
+    from ocr_phases.batch.index import add_truths
 
     if path is None:
         return 0
@@ -172,8 +182,8 @@ def _add_truths(out: Path, path: Path | None) -> int:
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
     """Render the missing reports; returns how many failed."""
+    from ocr_phases.batch.child import LocalPool, thread_share
     from ocr_phases.batch.driver import render_pages
-    from ocr_phases.batch.pool import LocalPool, thread_share
     from ocr_phases.batch.store import read_listing, unrendered
 
     waiting = sum(unrendered(out / entry["folder"], entry["id"]) is not None for entry in read_listing(out))

@@ -50,6 +50,9 @@ class Parser(argparse.ArgumentParser):
     ``given`` of its result are the options on the command line, since a default may be given explicitly.
     """
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         """Raise the message with the usage of this verb."""
         raise OcrPhasesError(f"{message} ({' '.join(self.format_usage().split())})")
@@ -135,11 +138,7 @@ def model_list(text: str) -> list[str]:
 
 def number_list(text: str) -> list[int]:
     """Whole numbers from a comma-separated list."""
-    try:
-        return [int(part) for part in name_list(text)]
-    except ValueError as error:
-        told = f"{text!r} is not a list of whole numbers, such as 1,4,16"
-        raise argparse.ArgumentTypeError(told) from error
+    return [int(number(int, 1)(part)) for part in name_list(text)]
 
 
 def number(kind: type[int | float], least: float) -> Callable[[str], float]:

@@ -58,9 +58,8 @@ def _measure(arguments: argparse.Namespace) -> None:
     settings = {name: getattr(asked, name) for name in SETTINGS["report"]}
     truths = _truths(arguments, pages)
     folders = folders_of(pages, out or Path(REPORT_FOLDER))
-    others = [*pages, arguments.truth]
     for folder in folders if out else ():
-        check_names(folder, RESULTS, overwrite=arguments.overwrite, arguments=others)
+        check_names(folder, RESULTS, overwrite=arguments.overwrite, arguments=[*pages, arguments.truth])
     session = load_session(arguments, pages)
     for page in pages:
         session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
