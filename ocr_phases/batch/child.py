@@ -90,7 +90,7 @@ class Outcome(msgspec.Struct, frozen=True):
     report: str = ""
     """Why the report of a page that was measured could not be rendered with it; empty where it was."""
     place: str = ""
-    """The folder of this attempt's files, below the page's own: see `store.take_attempt`."""
+    """The folder of this attempt's files, below the page's own: see `store.take`."""
     device: str = ""
     """What ``auto`` stands for there, where that was the request."""
 
