@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ocr_phases.batch.child import LocalPool, Outcome, WorkerRequest
 from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.figures import FIGURES, write_figures
 from ocr_phases.batch.jobs import find_pages, make_jobs
-from ocr_phases.batch.outcome import Outcome, WorkerRequest
-from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import attempt_folder
 from ocr_phases.batch.tables import ROWS, write_rows
 from ocr_phases.batch.worker import rss_bytes, serve

@@ -262,20 +262,19 @@ def _agreements(record: dict[str, Any]) -> Any:
         yield f"results[{number}].text: its tokens make another one", made
     held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])
     yield "cache.entries: lengths has another number of steps", len(held) in (0, len(lengths))
-    spans = record["spans"]
-    columns = {len(spans[name]) for name in SPAN_COLUMNS}
-    yield "spans: its columns have different lengths", len(columns) == 1
-    repeats = len(set(spans["repeat"]))
+    tables = {"spans": {name: record["spans"][name] for name in SPAN_COLUMNS}}
+    if "error" not in view:
+        tables |= {f"kernels.{name}": view[name] for name in _KERNEL_TABLES}
+    for table, columns in tables.items():
+        equal = len({len(column) for column in columns.values()}) == 1
+        yield f"{table}: its columns have different lengths", equal
+    repeats = len(set(record["spans"]["repeat"]))
     for phase, peaks in record["memory"].get("peak_bytes", {}).items():
         yield f"memory.peak_bytes.{phase}: there are {repeats} repeats", len(peaks) == repeats
-    if "error" in view:
-        return
-    for name in _KERNEL_TABLES:
-        lengths = {len(column) for column in view[name].values()}
-        yield f"kernels.{name}: its columns have different lengths", len(lengths) == 1
-    stages = zip(*(view["stages"][name] for name in ("phase", "stage", "view")), strict=True)
-    most = max(Counter(stages).values(), default=0)
-    yield "kernels.stages: a stage stands there twice", most <= 1
+    if "error" not in view:
+        stages = zip(*(view["stages"][name] for name in ("phase", "stage", "view")), strict=True)
+        most = max(Counter(stages).values(), default=0)
+        yield "kernels.stages: a stage stands there twice", most <= 1
 
 
 def check_spans(spans: pd.DataFrame) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import hashlib
+import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,41 +19,33 @@ import torch
 from torch import Tensor
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.kernels import check_kernels, kernel_view
-from ocr_phases.collectors.live_checks import ForwardHooks, input_verdicts, syncs_counted
-from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilings
-from ocr_phases.collectors.parity import parity_check, parity_result
-from ocr_phases.collectors.probabilities import sureness_or_none
+from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
-from ocr_phases.families import GROUNDING_TAG
-from ocr_phases.files import TemporaryFolder
+from ocr_phases.files import TemporaryFolder, each_page, split_page
 from ocr_phases.inputs.images import load_page
-from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack
-from ocr_phases.models.load import Checkpoint, adopt, load_checkpoint
+from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.models.load import AT_HAND, Checkpoint, adopt, load_checkpoint
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import choose_attention, resolve_dtype
-from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.recorder import Run, cache_of, make_record, rows_until_end
-from ocr_phases.request import (
+from ocr_phases.record import PhaseRun, describe_page, elsewhere
+from ocr_phases.recorder import (
+    Measurement,
     Page,
-    check_length,
+    PreparedStrategies,
+    Setup,
     choose_preset,
+    execution,
     make_rows,
-    memory_errors_explained,
+    pack_pages,
 )
-from ocr_phases.settings import NEW_TOKENS, ModelSettings, Request, RunSettings, is_published, resolve_infer
-from ocr_phases.setup import PreparedStrategies, Setup
+from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import (
-    check_strategy,
     current_device,
-    decode_attention,
     decode_execution,
-    eos_interval,
 )
-from ocr_phases.steps.sampling import Sampler, one_shot
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_models import AXES, make_cells, one_sentence, run_sweep
+from ocr_phases.sweep_models import AXES, make_cells, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
 
@@ -161,8 +154,8 @@ class OCRSession:
         ``preset`` as in `run_inference`. See `ocr_phases.inputs.packing` for the rules and errors.
         """
         rows, prompts = make_rows(page, prompt, grounding, self.family.facts)
-        chosen = self._choose_preset(preset, rows)["preset"]
-        return self._pack(rows, chosen, prompts, NoTimeline())[0]
+        chosen = choose_preset(self.checkpoint, preset, rows)["preset"]
+        return pack_pages(self.checkpoint, rows, chosen, prompts, NoTimeline())[0]
 
     @checked(phases.prefill)
     def run_prefill(
@@ -171,20 +164,20 @@ class OCRSession:
         """`phases.prefill` on this session's model and device."""
         if isinstance(inputs, PageInputs):
             inputs = inputs.to(self.device, self.dtype)
-        with self._execution():
+        with execution(self.device):
             return phases.prefill(self.model, inputs, timeline, **options)
 
     def run_decode_step(self, state: phases.DecodeState, timeline: Timeline | None = None) -> Tensor:
         """`phases.decode_step`: one more token a row, int64 [B]."""
         hooks = stage_hooks(self.model, self.family, timeline or NoTimeline(), [])
-        with self._execution(), decode_execution(self.model), hooks:
+        with execution(self.device), decode_execution(self.model), hooks:
             return phases.decode_step(self.model, state, timeline)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.checkpoint.name!r}, device={self.device!r}, dtype={self.dtype})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        text, parameters = self._text_config, self.family.parameters(self.model)
+        text, parameters = self.model.config.get_text_config(), self.family.parameters(self.model)
         weights = sum(tensor.numel() * tensor.element_size() for tensor in self.model.parameters())
         total = parameters.pop("total")
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
@@ -232,42 +225,20 @@ class OCRSession:
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
         self.last_run = None
-        asked = RunSettings(prompt=prompt, **settings)
-        request, packed = self._request(page, asked)
-        warmup, total = request.warmup, request.warmup + request.repeats
-        runs: list[Run] = []
-        after: dict[str, Any] = {}
+        measurement = Measurement(self.checkpoint, page, RunSettings(prompt=prompt, **settings))
+        ceilings = partial(self.hardware_ceilings, autocast=measurement.request.autocast)
         interrupt: KeyboardInterrupt | None = None
-        explained = memory_errors_explained(self.device, request, self.family.facts)
-        with current_device(self.device), explained:
-            try:
-                setup = self._set_up(request, packed)
-                memory, conditions = PeakMemory(self.device), Conditions(self.device)
-                for number in range(-warmup, request.repeats):
-                    if progress is not None:
-                        progress(number + warmup, total)
-                    notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-                    with conditions.of(number):
-                        run = self._run_once(request, setup, number, memory, notify)
-                    if run.waits is not None:
-                        after["waits"] = run.waits
-                    if number >= 0:
-                        runs.append(run)
-                if progress is not None:
-                    progress(total, total)
-                self._measure_after(request, setup, runs[0], after)
-            except Stopped:
-                if not runs:
-                    raise
-            except KeyboardInterrupt as signalled:
-                interrupt = signalled
+        try:
+            measurement.measure(self._set_up, ceilings, on_tokens, progress or (lambda done, total: None))
+        except Stopped:
+            if not measurement.runs:
+                raise
+        except KeyboardInterrupt as signalled:
+            interrupt = signalled
         try:
             with stop_signals():
-                if runs:
-                    source, prepared, around = memory.source, setup.described(), conditions.described()
-                    self.last_run = make_record(
-                        self.checkpoint, request, runs, source, prepared, around, after
-                    )
+                if measurement.runs:
+                    self.last_run = measurement.record()
         except KeyboardInterrupt as signalled:
             interrupt = signalled
         if interrupt is not None:
@@ -278,24 +249,7 @@ class OCRSession:
     @checked(RunSettings)
     def check_request(self, page: Page | Sequence[Page], **settings: Any) -> None:
         """Raise the `OcrPhasesError` that `run_inference` would raise before its first run."""
-        request, packed = self._request(page, RunSettings(**settings))
-        self._check_length(packed or self._pack_request(request), request)
-
-    def _measure_after(self, request: Request, setup: Setup, run: Run, after: dict[str, Any]) -> None:
-        """What runs after everything timed goes into ``after``, by its setting: an interrupt keeps that."""
-        assert run.packed is not None
-        inputs = partial(run.packed.to, self.device, self.dtype)
-        if request.verify:
-            after["verify"] = self._compare_with_generate(request, inputs, run.ids)
-        if request.token_probabilities:
-            ids = rows_until_end(self.checkpoint, request, run)
-            with self._execution(request.autocast):
-                after["token_probabilities"] = sureness_or_none(self.checkpoint, run.packed, ids)
-        if request.kernels:
-            once = partial(self._run_once, setup=setup, number=0, memory=PeakMemory(self.device))
-            after["kernels"] = kernel_view(lambda short: once(short).spans, request, self.device)
-        if request.ceilings:
-            after["ceilings"] = self.hardware_ceilings(autocast=request.autocast)
+        Measurement(self.checkpoint, page, RunSettings(**settings))
 
     @checked(make_cells, run_sweep)
     def sweep(self, page: str | Path, *, folder: str | Path | None = None, **options: Any) -> Any:
@@ -310,53 +264,11 @@ class OCRSession:
             run_sweep(self, page, cells, kept, **options)
             return elsewhere("SweepResult").load(kept)
 
-    def _request(self, page: Page | Sequence[Page], asked: RunSettings) -> tuple[Request, PageInputs | None]:
-        """What was asked for with every default filled in, and its inputs where that took packing them.
-
-        Raises `OcrPhasesError` for what cannot run here.
-        """
-        facts = self.family.facts
-        rows, prompts = make_rows(page, asked.prompt, asked.grounding, facts)
-        several = any(len(row) > 1 for row in rows)
-        infer, autocast = resolve_infer(asked.infer, asked.autocast, facts.name, several_pages=several)
-        every, ignore_eos, grounding = asked.eos_check_every, asked.ignore_eos, asked.grounding
-        if grounding is None and facts.leads[1]:
-            grounding = any(GROUNDING_TAG in text for text in prompts)
-        resolved = {
-            **vars(asked),
-            **self._choose_preset(asked.preset, rows),
-            "prompt": asked.prompt if isinstance(asked.prompt, str) else prompts[0],
-            "infer": infer,
-            "autocast": autocast,
-            "grounding": grounding,
-            "ignore_eos": self.checkpoint.default_ignore_eos if ignore_eos is None else ignore_eos,
-            "eos_check_every": eos_interval(asked.strategy) if every is None else every,
-            "max_new_tokens": asked.max_new_tokens or NEW_TOKENS,
-        }
-        request, packed = Request(pages=rows, prompts=prompts, **resolved), None
-        if asked.max_new_tokens is None and is_published(asked.infer):
-            packed = self._pack_request(request)
-            request = replace(request, max_new_tokens=self._published_limit(packed.prefill_len))
-        if request.kernels:
-            check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
-        check_strategy(
-            request.strategy, request.vision, family=self.family, device=self.device, autocast=autocast
-        )
-        return request, packed
-
-    def _published_limit(self, prompt_len: int) -> int:
-        """New tokens after which the published code ends, as far as the model's positions reach."""
-        facts = self.family.facts
-        limit = facts.published_limit - prompt_len * facts.limit_has_prompt
-        return max(1, min(limit, self._text_config.max_position_embeddings - prompt_len))
-
-    def _set_up(self, request: Request, packed: PageInputs | None) -> Setup:
+    def _set_up(self, request: Request, packed: PageInputs) -> Setup:
         """What the request's strategies need, made before anything is measured."""
         if request.strategy == request.vision == "eager":
             return Setup()
-        packed = packed or self._pack_request(request)
-        self._check_length(packed, request)
-        with self._execution():
+        with execution(self.device):
             return self.prepared.set_up(request, packed.to(self.device, self.dtype))
 
     def hardware_ceilings(self, *, autocast: bool = False) -> dict[str, Any] | None:
@@ -369,143 +281,6 @@ class OCRSession:
             with current_device(self.device):
                 self._ceilings[dtype] = measure_ceilings(self.device, dtype)
         return self._ceilings[dtype]
-
-    def _compare_with_generate(
-        self, request: Request, inputs: Callable[[], DeviceInputs], ids: list[list[int]]
-    ) -> dict[str, Any]:
-        """The ``parity`` check: the same request through ``model.generate()``, after everything measured."""
-        try:
-            on_device = inputs()
-            with self._execution(request.autocast):
-                theirs = one_shot(self.checkpoint, on_device, request)
-                return parity_check(self.checkpoint, request, on_device, ids, theirs)
-        # A class without generate(), or out of memory: what was measured stands.
-        except (OcrPhasesError, RuntimeError, MemoryError) as error:
-            return parity_result("n/a", one_sentence(error))
-
-    def _run_once(
-        self,
-        request: Request,
-        setup: Setup,
-        number: int,
-        memory: PeakMemory,
-        on_tokens: Callable[[list[list[int]]], None] | None = None,
-    ) -> Run:
-        """Prepare, prefill and decode once (or prepare and ``model.generate()``)."""
-        timeline, state = Timeline(self.device), None
-        with memory.of("prepare"), timeline.in_phase("prepare"):
-            packed, pages = self._pack(request.pages, request.preset, request.prompts, timeline)
-            with timeline.span("transfer"):
-                inputs = packed.to(self.device, self.dtype)
-        self._check_length(packed, request)
-        # Counting takes time, so it is in no timed run.
-        waits: list[str] | None = [] if number < 0 and torch.device(self.device).type == "cuda" else None
-        hooks = ForwardHooks(self.family)
-        with self._execution(request.autocast), setup.vision_execution():
-            if request.generate:
-                with memory.of("generate"), timeline.in_phase("generate"):
-                    ids = one_shot(self.checkpoint, inputs, request, on_tokens)
-            else:
-                state = self._two_phases(request, setup, inputs, timeline, memory, hooks, waits, on_tokens)
-                ids = state.ids
-        seen = {} if state is None else hooks.verdicts(packed, state, timeline.vectors)
-        return Run(
-            ids=ids,
-            spans=timeline.rows(number),
-            peaks=memory.taken(),
-            verdicts=input_verdicts(self.checkpoint, packed, autocast=request.autocast) | seen,
-            cache=cache_of(state, self.family.window(self.model), setup.step),
-            waits=None if waits is None or state is None else (len(waits), len(state.lengths) - 1),
-            # All runs have the same.
-            packed=packed if number == 0 else None,
-            pages=pages if number == 0 else None,
-        )
-
-    def _two_phases(
-        self,
-        request: Request,
-        setup: Setup,
-        inputs: DeviceInputs,
-        timeline: Timeline,
-        memory: PeakMemory,
-        hooks: ForwardHooks,
-        waits: list[str] | None,
-        on_tokens: Callable[[list[list[int]]], None] | None,
-    ) -> phases.DecodeState:
-        """Prefill and decode, watched by ``hooks``; the host's waits in decode go into ``waits``."""
-        step = setup.step
-        sampler = Sampler(request.infer, request.seed, self.device)
-        with memory.of("prefill"), hooks.watching(self.model, "prefill"):
-            state = phases.prefill(self.model, inputs, timeline, sampler=sampler, step=step)
-        if request.first_token == "redecode":
-            phases.redecode(state)
-        elif on_tokens is not None:
-            on_tokens([list(row) for row in state.ids])
-        # Only an eager step calls the model itself.
-        watched = hooks.watching(self.model, "decode") if step is None else nullcontext()
-        with memory.of("decode"), watched:
-            return phases.decode(
-                self.model,
-                state,
-                request.max_new_tokens,
-                timeline,
-                eos_ids=() if request.ignore_eos else (self.eos_id,),
-                pad_id=self.pad_id,
-                eos_check_every=request.eos_check_every,
-                on_tokens=on_tokens,
-                step=step,
-                around=nullcontext() if waits is None else syncs_counted(waits),
-            )
-
-    # -- parts ------------------------------------------------------------------------------------
-
-    def _choose_preset(self, asked: str | None, rows: list[list[Page]]) -> dict[str, Any]:
-        checkpoint, facts = self.checkpoint, self.family.facts
-        default = checkpoint.default_preset or facts.default_preset
-        return choose_preset(asked, rows, default, facts)
-
-    def _pack_request(self, request: Request) -> PageInputs:
-        return self._pack(request.pages, request.preset, request.prompts, NoTimeline())[0]
-
-    def _pack(
-        self, rows: list[list[Page]], preset_name: str, prompts: list[str], timeline: Timeline
-    ) -> tuple[PageInputs, list[list[tuple]]]:
-        """Load, cut and tokenise; also gives each page as (image, bytes, name)."""
-        preset = self.family.facts.preset(preset_name)
-        with timeline.span("load_image"):
-            pages = [[load_page(page) for page in row] for row in rows]
-            views = [[make_views(image, preset) for image, _, _ in row] for row in pages]
-        with timeline.span("tokenizer"):
-            packed = pack(
-                views,
-                prompts,
-                self.encode,
-                image_token_id=self.checkpoint.image_token_id,
-                bos_token_id=self._text_config.bos_token_id,
-                pad_token_id=self.pad_id,
-            )
-        return packed, pages
-
-    @property
-    def _text_config(self) -> Any:
-        return self.model.config.get_text_config()
-
-    @contextlib.contextmanager
-    def _execution(self, autocast: bool = False) -> Iterator[None]:
-        """Around all that runs here: the prefill and `generate()` have no cuDNN attention either.
-
-        Decode chooses its kernels once more inside (`decode_execution`): other ones for a static step, and it
-        can be called without a session.
-        """
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(current_device(self.device))
-            stack.enter_context(decode_attention(self.device))
-            if autocast:
-                stack.enter_context(torch.autocast(torch.device(self.device).type, torch.bfloat16))
-            yield
-
-    def _check_length(self, packed: PageInputs, request: Request) -> None:
-        check_length(packed.prefill_len, request, self._text_config.max_position_embeddings)
 
 
 _kept: dict[ModelSettings, OCRSession] = {}
@@ -522,6 +297,107 @@ def kept_session(**settings: Any) -> OCRSession:
         gc.collect()  # a model has cycles, and the next one may need its memory
         _kept[key] = OCRSession.load(**vars(key))
     return _kept[key]
+
+
+# -- the measurement in a record, once more ------------------------------------------------------------
+
+
+def repeat_run(
+    record: PhaseRun,
+    *,
+    page: str | Path | None = None,
+    model: str | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> PhaseRun:
+    """Measure again what ``record`` measured, with every setting of its request.
+
+    ``page`` names the page's file where the record does not hold it, ``model`` the checkpoint where it has
+    moved; both must be the very ones. A record of the vendor's class needs ``trust_remote_code``. ``options``
+    are `run_inference`'s callbacks and the settings that a request does not have. Raises `OcrPhasesError`
+    where page or model cannot be had or differ.
+    """
+    pages = recorded_pages(record, page)
+    asked = record.request
+    settings = {name: asked[name] for name in REQUEST_SETTINGS if name in asked and name != "prompt"}
+    RunSettings(**settings)  # a wrong one is refused before the model is loaded
+    session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
+    prompts = record.request["prompts"]
+    run = session.run_inference(
+        pages if len(pages) > 1 else pages[0],
+        prompts if len(set(prompts)) > 1 else record.request["prompt"],
+        **settings,
+        **options,
+    )
+    names = [{**new, "file": old["file"]} for new, old in zip(run.pages, record.pages, strict=True)]
+    return replace(run, pages=names)
+
+
+def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Page]:
+    """The record's pages as they were measured, or as ``file`` has them, proved by their hash."""
+    if file is not None:
+        files = each_page(str(file))
+        if len(files) != len(record.pages):
+            raise OcrPhasesError(f"{file} does not stand for the {len(record.pages):,} pages of the record.")
+        for one, recorded in zip(files, record.pages, strict=True):
+            found = describe_page(*load_page(one), embed=False)
+            numbers = {split_page(page["file"])[1] for page in (found, recorded)} - {""}
+            if found["sha256"] != recorded["sha256"] or len(numbers) > 1:
+                raise OcrPhasesError(f"{one} is not the page of the record, {recorded['file']}.")
+        return list(files)
+    pages: list[Page] = []
+    for number, page in enumerate(record.pages):
+        kept = record.page_data(number)
+        if kept is None or hashlib.sha256(kept).hexdigest() != page["sha256"]:
+            what = "not" if kept is None else "only as a smaller copy"
+            raise OcrPhasesError(
+                f"The page {page['file']} is {what} in the record: name its file beside --from to repeat it."
+            )
+        pages.append(kept)
+    return pages
+
+
+def load_recorded(
+    record: PhaseRun, *, model: str | None = None, device: str = "auto", trust_remote_code: bool = False
+) -> OCRSession:
+    """Load the record's model, or ``model`` in its place; `OcrPhasesError` where its revision differs.
+
+    Only what you name is fetched from the hub, so a record of a hub's model needs ``model``.
+    """
+    known = record.model
+    missing = [name for name in ("source", "revision", "implementation") if name not in known]
+    if missing:
+        raise OcrPhasesError(f"The record does not say which model to repeat it with (no {missing[0]}).")
+    revision = known["revision"]
+    # A folder is known by its content, a hub id by its commit, and what is built in by its name.
+    local = revision.startswith("sha256:") and known["source"] != "built-in"
+    pinned = None if revision.startswith(("sha256:", "seed:")) else revision
+    options: dict[str, Any] = {"device": device, "dtype": known["dtype"], "revision": pinned}
+    options["attention"] = known.get("attention")
+    if known["implementation"] != "native":
+        options |= {"implementation": known["implementation"], "trust_remote_code": trust_remote_code}
+        options["cuda_calls"] = known.get("cuda_calls") or "refuse"
+    source = known["source"] if local else known["name"]
+    if source == AT_HAND:
+        raise OcrPhasesError(
+            f"The record is of a model object, {known['name']}, which no name loads: give it to "
+            "OCRSession.from_model and measure the page again."
+        )
+    here = os.path.isdir(source) if local else source.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
+    if model is None and not here:
+        raise OcrPhasesError(f"The record's model {source} is not on this machine: name it with --model.")
+    session = OCRSession.load(model or source, **options)
+    if session.checkpoint.revision != revision:
+        raise OcrPhasesError(
+            f"The record was made with {known['name']} at {_short(revision)}, here it is at "
+            f"{_short(session.checkpoint.revision)}: repeat it with the same weights (--model)."
+        )
+    return session
+
+
+def _short(revision: str) -> str:
+    return revision if len(revision) <= 24 else f"{revision[:20]}…"
 
 
 #: The session's first name, of when it knew one family.

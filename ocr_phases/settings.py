@@ -320,16 +320,13 @@ def setting_from_text(name: str, text: str) -> Any:
     return _converted(name, text, _declared(Settings).get(name, str), strict=False)
 
 
-@functools.cache
-def _texts() -> dict[str, str]:
-    texts = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    names = {"prompts": ", ".join(PROMPTS), "presets": ", ".join(PRESET_NAMES)}
-    return {name: text.format(**names) for name, text in texts.items()}
+_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def help_text(setting: Field[Any]) -> str:
     """A setting's one-line help, with its choices."""
-    text, known = _texts()[setting.name], choices(setting)
+    text, known = _TEXTS[setting.name], choices(setting)
+    text = text.format(prompts=", ".join(PROMPTS), presets=", ".join(PRESET_NAMES))
     return f"{text}: {', '.join(known)}" if known and known[0] not in text else text
 
 

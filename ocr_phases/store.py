@@ -20,7 +20,7 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 import msgspec
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import write_atomic
+from ocr_phases.files import write_atomic, writing
 
 SCHEMA = 1
 CELL_STATUS = ".status.json"
@@ -75,13 +75,10 @@ def read_status(path: Path, kind: type[_Kind]) -> _Kind | None:
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:
     """Write a status, all of it but its version; `OcrPhasesError` if that fails."""
-    text = json.dumps(
-        {"schema": SCHEMA, **status}, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-    )
-    try:
+    kept = {"schema": SCHEMA, **status}
+    text = json.dumps(kept, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OcrPhasesError(f"{path.parent} cannot be written ({error.strerror or error}).") from error
     write_atomic(path, text.encode("utf-8", "replace") + b"\n")
 
 

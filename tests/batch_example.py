@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from example_run import make_run
 
+from ocr_phases.batch.child import LocalPool, Outcome
 from ocr_phases.batch.driver import Counts, measure_pages
 from ocr_phases.batch.index import BatchIndex
 from ocr_phases.batch.jobs import Job, find_pages, make_jobs
-from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import (
     Listing,
     read_listing,
@@ -68,8 +67,8 @@ def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen
         "from ocr_phases.batch.driver import measure_pages\n"
         "from ocr_phases.batch.jobs import make_jobs\n"
         "from ocr_phases.batch.jobs import find_pages\n"
-        "from ocr_phases.batch.cluster import DaskPool\n"
-        "from ocr_phases.batch.pool import LocalPool\n"
+        "from ocr_phases.batch.child import DaskPool\n"
+        "from ocr_phases.batch.child import LocalPool\n"
         "folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
         "(folder / 'out').mkdir(exist_ok=True)\n"
         "pages = find_pages([str(folder / 'in')], list(settings))\n"

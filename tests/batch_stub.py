@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ocr_phases.batch.outcome import Outcome, WorkerRequest
+from ocr_phases.batch.child import Outcome, WorkerRequest
 from ocr_phases.batch.store import attempt_folder
 from ocr_phases.batch.worker import Refused, serve
 

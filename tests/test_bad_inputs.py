@@ -40,8 +40,7 @@ from ocr_phases.explorer.rendered import markdown_nodes
 from ocr_phases.explorer.view_data import boxes
 from ocr_phases.families import resolve_prompt
 from ocr_phases.inputs.images import load_page, page_count
-from ocr_phases.rerun import load_recorded
-from ocr_phases.session import OCRSession
+from ocr_phases.session import OCRSession, load_recorded
 from ocr_phases.settings import RunSettings
 from ocr_phases.show.overlay import region_boxes
 from ocr_phases.sweep_models import make_cells

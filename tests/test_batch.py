@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
+from ocr_phases.batch.child import LocalPool
 from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import finished, read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
@@ -60,15 +60,14 @@ def test_every_failure_has_its_reason_and_stops_no_other_page(tmp_path):
     ):
         assert status["failure"] == failure
         assert reason in status["reason"]
-    assert "something nobody thought of" in found[2]["attempts"][0]["stderr"]
+    assert "something nobody thought of" in found[2]["attempts"][0].stderr
 
 
 def test_failures_are_retried_as_often_as_asked(tmp_path):
     pages = make_pages(tmp_path / "in", "kill 2", "bad", "ok")
     assert measure(pages, tmp_path / "out", retries=2).failed == 1
     attempts = [
-        [attempt["failure"] for attempt in status["attempts"]]
-        for status in statuses(tmp_path / "out").values()
+        [attempt.failure for attempt in status["attempts"]] for status in statuses(tmp_path / "out").values()
     ]
     assert attempts == [["died", "died", None], ["page"], [None]]
 
@@ -209,7 +208,7 @@ def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
         ([page, "--timeout", "nan"], "--timeout: 'nan' is not"),
         ([page, "--timeout", "inf"], "--timeout: 'inf' is not"),
         ([page, "--timeout", "1e300"], "--timeout: '1e300' is not"),
-        ([page, "--render", "only"], "drop the page arguments"),
+        ([page, "--render", "only"], "Name the pages, or give --render only"),
         ([page, "--wait-workers", "0"], "--wait-workers: '0' is not"),
         ([page, "--render-workers", "0"], "render-workers is 0"),
         ([page, "--render-workers", "99999"], "render-workers is 99999"),

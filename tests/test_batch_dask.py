@@ -28,10 +28,8 @@ from conftest import PAGES
 from wording import says
 
 from ocr_phases.batch import driver
-from ocr_phases.batch.cluster import DaskPool
+from ocr_phases.batch.child import DaskPool, Outcome, worker_environments
 from ocr_phases.batch.driver import Counts, measure_pages
-from ocr_phases.batch.outcome import Outcome
-from ocr_phases.batch.pool import worker_environments
 from ocr_phases.batch.store import LISTING
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
@@ -55,7 +53,7 @@ TWO_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 )
 def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr("ocr_phases.batch.pool.cores", lambda: 6)
+    monkeypatch.setattr("ocr_phases.batch.child.cores", lambda: 6)
     if isinstance(expected, str):
         with pytest.raises(OcrPhasesError, match=expected):
             worker_environments(workers, device)
@@ -65,7 +63,7 @@ def test_each_worker_has_a_device_of_its_own(gpus, workers, device, expected, mo
 
 def test_workers_on_a_cpu_share_its_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("ocr_phases.batch.pool.cores", lambda: 9)
+    monkeypatch.setattr("ocr_phases.batch.child.cores", lambda: 9)
     assert worker_environments(4, "auto") == [TWO_THREADS] * 4
 
 
@@ -83,7 +81,7 @@ def dask_cluster(workers: int = 1, **options: Any) -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
     import dask
 
-    from ocr_phases.batch.cluster import stop_children
+    from ocr_phases.batch.child import stop_children
 
     options = {"processes": False, "protocol": "tcp://", "silence_logs": 50, **options}
     # Closing waits so long for who is gone.
@@ -127,7 +125,7 @@ def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
 
 def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
     pytest.importorskip("distributed")
-    monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr("ocr_phases.batch.child._CONNECT_SECONDS", 0.5)
     with pytest.raises(OcrPhasesError, match="does not answer"):
         DaskPool("tcp://127.0.0.1:1")
 
@@ -135,7 +133,7 @@ def test_a_scheduler_that_does_not_answer_is_one_sentence(monkeypatch):
 def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path, monkeypatch):
     pages, out = make_pages(tmp_path / "in", *["ok"] * 60), tmp_path / "out"
     out.mkdir()
-    monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 2)  # so long it waits for a new one
+    monkeypatch.setattr("ocr_phases.batch.child._CONNECT_SECONDS", 2)  # so long it waits for a new one
 
     def lose_scheduler(counts: Counts) -> None:
         if counts.done >= 3 and cluster.scheduler.status.name == "running":
@@ -175,12 +173,12 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
             assert driver.auto_device(pool) == "cpu"
             assert measure_pages(jobs(pages), out, pool).done == 1
             (status,) = statuses(out).values()
-            host, _, child = status["attempts"][0]["worker"].rpartition(":")
+            host, _, child = status["attempts"][0].worker.rpartition(":")
             assert Path(f"/proc/{child}").exists()
         finally:
             pool.close()
         wait_for(lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in status_of(child))
-        monkeypatch.setattr("ocr_phases.batch.cluster._CONNECT_SECONDS", 0.5)
+        monkeypatch.setattr("ocr_phases.batch.child._CONNECT_SECONDS", 0.5)
         other = {name: str(tmp_path / "none.pem") for name in tls}
         for wrong, config in (
             (address, dict.fromkeys(tls)),
@@ -193,7 +191,7 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ocr_phases.batch.cluster._COUNT_SECONDS", 0.0)
+    monkeypatch.setattr("ocr_phases.batch.child._COUNT_SECONDS", 0.0)
     with dask_cluster(0) as cluster:
         options = ["--scheduler", cluster.scheduler_address, "--wait-workers", "0.5"]
         page = str(PAGES / "slide.png")

@@ -202,7 +202,7 @@ def test_distributions_have_a_panel_a_figure_with_its_median():
 
 def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, capsys):
     make_batch(tmp_path)
-    monkeypatch.setattr("ocr_phases.batch.pool.LocalPool", Renderer)
+    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", Renderer)
     assert main(["batch", "--render", "only", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr()
     assert says(said.out, "2 reports", "1 rendered", "1 failed")

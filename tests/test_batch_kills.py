@@ -25,8 +25,7 @@ from batch_example import (
 )
 from conftest import PAGES
 
-from ocr_phases.batch.child import Child
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.child import Child, Outcome
 from ocr_phases.batch.store import read_listing
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.store import take

@@ -19,9 +19,9 @@ from conftest import PAGES
 from wording import says
 
 from ocr_phases import PhaseRun
+from ocr_phases.batch.child import LocalPool
 from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.pool import LocalPool
 from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
@@ -65,7 +65,7 @@ def test_batch_measures_a_pdf_page_by_page_and_bad_files_beside_it(tmp_path, cap
     assert [run.page["file"] for run in runs.values()] == ["two.pdf#1", "two.pdf#2"]
     assert all(run.page["data"] is None for run in runs.values())
     # The model was loaded once and stayed.
-    workers = {status["attempts"][-1]["worker"] for status in found.values()}
+    workers = {status["attempts"][-1].worker for status in found.values()}
     assert len(workers - {""}) == 1  # a PDF that cannot be opened needs none
 
 

@@ -11,9 +11,9 @@ import pytest
 from conftest import GOLDEN, PAGES
 
 from ocr_phases import PhaseRun
+from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.jobs import Page, make_jobs
-from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.store import read_listing, read_status
 from ocr_phases.batch.worker import measure_page
 from ocr_phases.errors import CannotWrite, NotebookFailed

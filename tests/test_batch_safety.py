@@ -185,7 +185,7 @@ def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp
     lines[-1] = "[1]"
     (out / LISTING).write_text("\n".join(lines))
 
-    monkeypatch.setattr("ocr_phases.batch.pool.LocalPool", Renderer)
+    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", Renderer)
     assert main(["batch", "--render", "only", "--out", str(out)]) == 1
     said = capsys.readouterr()
     assert says(said.out, "1 reports", "1 rendered", "0 failed")
@@ -230,7 +230,7 @@ def test_several_workers_listen_nowhere_and_ctrl_c_is_one_line_and_an_index(tmp_
     pages, out = make_pages(tmp_path / "in", "ok", "wait", "sleep", *["ok"] * 5), tmp_path / "out"
     program = (
         "import functools, json, sys\n"
-        "from ocr_phases.batch import pool\n"
+        "from ocr_phases.batch import child as pool\n"
         "from ocr_phases.cli import main\n"
         "pool.cores = lambda: 2\n"
         "pool.LocalPool = functools.partial(pool.LocalPool, command=json.loads(sys.argv[1]))\n"

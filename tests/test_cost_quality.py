@@ -33,7 +33,7 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
-from ocr_phases.batch.index import build_index
+from ocr_phases.batch.index import add_truths, build_index
 from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import (
     Listing,
@@ -42,7 +42,6 @@ from ocr_phases.batch.store import (
     read_listing,
     unrendered,
 )
-from ocr_phases.batch.truths import add_truths
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality

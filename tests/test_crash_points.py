@@ -15,11 +15,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import PAGES
 
-from ocr_phases.batch import pool
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch import child as pool
+from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.store import finished
 from ocr_phases.cli import main
 from ocr_phases.show import index_page
@@ -74,7 +75,7 @@ def finished_pages(out: Path) -> dict[str, Any]:
         status = finished(path.parent, json.loads(path.read_bytes())["id"])
         if status is not None:
             digest = hashlib.sha256(path.with_name("run.json").read_bytes()).hexdigest()
-            found[status["name"]] = [digest, {**status, "report": None}]
+            found[status["name"]] = [digest, msgspec.to_builtins({**status, "report": None})]
     return found
 
 

@@ -21,7 +21,6 @@ from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.batch import figures, store
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.outcome import Outcome
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.show import compare as compare_show
@@ -233,7 +232,7 @@ def test_a_batch_with_damaged_records_has_its_index(tmp_path):
             job = Job(f"{number}.png", f"/{number}.png", f"{number}", settings, {}, None)
             listing.add(job)
             folder = tmp_path / job.folder
-            attempts = [Outcome(seconds=1.0).as_dict()]
+            attempts = [{"failure": None, "seconds": 1.0}]
             state = {"state": "done", "failure": None, "reason": "", "attempts": attempts, "report": None}
             folder.mkdir(parents=True)
             (folder / "run.json").write_bytes(as_file(damaged))
@@ -246,7 +245,7 @@ def test_a_batch_with_damaged_records_has_its_index(tmp_path):
 
 
 def test_a_record_asks_for_settings_and_nothing_else(monkeypatch, tmp_path):
-    from ocr_phases import rerun as repeat
+    from ocr_phases import session as repeat
 
     base = BASES[0]
     asked = {

@@ -57,8 +57,8 @@ from ocr_phases.explorer.view_data import row_data, timeline_data
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record import PHASES
+from ocr_phases.recorder import Setup
 from ocr_phases.settings import Settings
-from ocr_phases.setup import Setup
 from ocr_phases.show.sections import Section
 from ocr_phases.versions import asset
 

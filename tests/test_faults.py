@@ -31,8 +31,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from wording import says
 
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
-from ocr_phases import session as session_module
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, recorder
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
@@ -43,6 +42,7 @@ from ocr_phases.collectors.parity import bfloat16_step
 from ocr_phases.families import PRESETS, PROMPTS, resolve_prompt
 from ocr_phases.files import LOCK_NAME, only_writer
 from ocr_phases.inputs.packing import image_token_count, make_views, pack
+from ocr_phases.models.load import Checkpoint
 from ocr_phases.report.render import page_report
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import html
@@ -232,30 +232,30 @@ def gradients(patch: pytest.MonkeyPatch) -> None:
 
 
 def spaces_lost(patch: pytest.MonkeyPatch) -> None:
-    honest = OCRSession.encode
-    patch.setattr(OCRSession, "encode", lambda self, text: honest(self, text.replace(" ", "")))
+    honest = Checkpoint.encode
+    patch.setattr(Checkpoint, "encode", lambda self, text: honest(self, text.replace(" ", "")))
 
 
 def image_tokens_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    honest = OCRSession._pack
+    honest = recorder.pack_pages
 
-    def shifted(self: OCRSession, *args: Any) -> Any:
-        packed, pages = honest(self, *args)
+    def shifted(*args: Any) -> Any:
+        packed, pages = honest(*args)
         return dataclasses.replace(packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)), pages
 
-    patch.setattr(OCRSession, "_pack", shifted)
+    patch.setattr(recorder, "pack_pages", shifted)
 
 
 def other_tokens_for_generate(patch: pytest.MonkeyPatch) -> None:
     """Another tokenisation for the one-shot path: the beginning token twice."""
-    honest = session_module.one_shot
+    honest = recorder.one_shot
 
     def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
         ids = inputs.input_ids.clone()
         ids[:, -1] = ids[:, -3]
         return honest(self, dataclasses.replace(inputs, input_ids=ids), request)
 
-    patch.setattr(session_module, "one_shot", generate)
+    patch.setattr(recorder, "one_shot", generate)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_class_without_generate_keeps_its_measurement(
         raise OcrPhasesError("SomeClass has no generate() here.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(session_module, "one_shot", generate)
+        patch.setattr(recorder, "one_shot", generate)
         run = session.run_inference(RECEIPT, verify=True, **QUICK)
     assert verdicts(run)["parity"] == "n/a"
     assert not failures(run)
@@ -318,7 +318,7 @@ def test_autocast_and_mixed_norms_are_notes(session: OCRSession) -> None:
         packed = session.prepare(RECEIPT)
         from ocr_phases.collectors.live_checks import input_verdicts
 
-        verdict, measured = input_verdicts(session, packed, autocast=False)["norm_layers"]
+        verdict, measured = input_verdicts(session.checkpoint, packed, autocast=False)["norm_layers"]
     finally:
         norm.float()
     assert (verdict, says(measured, "1 LayerNorm", "float16")) == ("note", True)
@@ -354,7 +354,7 @@ def test_the_first_difference_is_judged_by_its_margin(
 ) -> None:
     """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
     session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
-    honest_scores, honest = parity._scores, session_module.one_shot
+    honest_scores, honest = parity._scores, recorder.one_shot
     other = 17
 
     def scores(*args: Any) -> dict[int, torch.Tensor]:
@@ -370,7 +370,7 @@ def test_the_first_difference_is_judged_by_its_margin(
         return ids
 
     monkeypatch.setattr(parity, "_scores", scores)
-    monkeypatch.setattr(session_module, "one_shot", generate)
+    monkeypatch.setattr(recorder, "one_shot", generate)
     run = session.run_inference(
         RECEIPT, preset="tiny", ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 8}
     )

@@ -24,7 +24,7 @@ from wording import says
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.sentences import kernel_sentence, verdict
+from ocr_phases.analyse.sentences import kernel_account, kernel_sentence, verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
@@ -128,17 +128,15 @@ def test_every_kernel_of_a_graph_belongs_to_the_step_that_launched_it() -> None:
 
 
 def test_gaps_have_their_cause() -> None:
-    gaps = rows(reduce_trace(*mini_trace()), "gaps", "phase", "stage", "cause", "longer_than_us")
+    gaps = rows(reduce_trace(*mini_trace()), "gaps", "phase", "stage", "cause")
     found = {key: (row["count"], row["idle_ms"]) for key, row in gaps.items()}
     assert found == {
-        ("prefill", "language_model", "launch", 50.0): (1, pytest.approx(0.070)),
-        ("prefill", "language_model", "launch", 100.0): (1, pytest.approx(0.170)),
-        ("prefill", "language_model", "device", 5.0): (1, pytest.approx(0.010)),
-        ("prefill", "language_model", "host sync", 100.0): (1, pytest.approx(0.170)),
-        ("prefill", "sampling", "launch", 200.0): (1, pytest.approx(0.440)),
-        ("decode", "decode_step", "device", 0.0): (2, pytest.approx(0.002)),
-        ("decode", "decode_step", "host sync", 200.0): (1, pytest.approx(0.330)),
-        ("decode", "decode_step", "device", 20.0): (1, pytest.approx(0.050)),
+        ("prefill", "language_model", "launch"): (2, pytest.approx(0.240)),
+        ("prefill", "language_model", "device"): (1, pytest.approx(0.010)),
+        ("prefill", "language_model", "host sync"): (1, pytest.approx(0.170)),
+        ("prefill", "sampling", "launch"): (1, pytest.approx(0.440)),
+        ("decode", "decode_step", "device"): (3, pytest.approx(0.052)),
+        ("decode", "decode_step", "host sync"): (1, pytest.approx(0.330)),
     }
 
 
@@ -257,11 +255,11 @@ def test_verdicts_with_and_without_floors(monkeypatch: pytest.MonkeyPatch) -> No
     step = table.loc["decode", "decode_step", ""]
     assert step["verdict"] == "launch-bound"
     assert "164 launches" in step["reason"] or "165 launches" in step["reason"]
-    assert says(kernel_sentence(run), "decode", "launch-bound")
-    assert says(kernel_sentence(run), "CUDA graph")
-    assert kernel_sentence(run) in verdict(run)
+    assert says(kernel_account(run), "Decode", "launch-bound")
+    assert says(kernel_account(run), "CUDA graph")
+    assert kernel_sentence(run, "decode") in verdict(run)
     graph = dataclasses.replace(run, model={**run.model, "strategy": "cuda_graph"})
-    assert "CUDA graph" not in kernel_sentence(graph)
+    assert "CUDA graph" not in kernel_account(graph)
     assert not {"prepare", "decode"} & set(table.index.get_level_values("stage"))
     # A wall as long as the device's work is bound by the device, and the floors say by what.
     spans = run.spans.copy()
@@ -282,8 +280,8 @@ def test_verdicts_with_and_without_floors(monkeypatch: pytest.MonkeyPatch) -> No
         assert found["mbu"] == 0.41
         assert found["of_floor"] == pytest.approx(share)
         assert says(found["reason"], bound_by, ms_text(floor_ms), "MFU 1.0 %", "MBU 41 %")
-        sentence = kernel_sentence(busy)
-        assert says(sentence, "decode", word)
+        sentence = kernel_account(busy)
+        assert says(sentence, "Decode", word)
         for text in (found["reason"], sentence):
             assert says(text, "9.0 %") == (word == "device-bound")
     monkeypatch.undo()
@@ -335,20 +333,20 @@ def test_time_on_the_host_alone_is_no_wait_for_the_device() -> None:
 )
 def test_the_sentence_of_the_recorded_runs(name: str, waits: tuple[str, ...], prefill: str) -> None:
     run = PhaseRun.load(GOLDEN.parents[1] / f"data/runs/h200-dummy-{name}.json")
-    sentence = kernel_sentence(run)
-    assert says(sentence, "Prefill", prefill, *waits, "decode", "launch-bound")
+    sentence = kernel_account(run)
+    assert says(sentence, "Prefill", prefill, *waits, "Decode", "launch-bound")
     # The same waits in a prefill that is thirty times as long are not worth a word.
     assert run.kernels is not None
     stages = {**run.kernels["stages"], "host_ms": [30 * ms for ms in run.kernels["stages"]["host_ms"]]}
     longer = dataclasses.replace(run, kernels={**run.kernels, "stages": stages})
-    assert "aten::index" not in kernel_sentence(longer)
+    assert "aten::index" not in kernel_account(longer)
 
 
 def test_a_captured_run_s_sentence_leaves_out_the_read_of_the_first_token() -> None:
     run = PhaseRun.load(RUNS / "h200-dummy-base-compiled.json")
-    sentence = kernel_sentence(run)
+    sentence = kernel_account(run)
     assert says(sentence, "Prefill is device-bound", "9.82 of 11.4 ms", "2 times in aten::item of fusion")
-    assert says(sentence, "decode is device-bound", "0.604 of 0.604 ms")
+    assert says(sentence, "Decode is device-bound", "0.604 of 0.604 ms")
     assert "sampling" not in sentence
     assert says(kernel_details_html(run), "Attention in prefill and decode is n/a")
 
@@ -356,9 +354,9 @@ def test_a_captured_run_s_sentence_leaves_out_the_read_of_the_first_token() -> N
 def test_the_sentence_puts_busy_beside_wall() -> None:
     assert analyse.of_text(2.1, 18.62) == "2.10 of 18.6 ms"
     assert analyse.of_text(950.0, 2000.0) == "950 ms of 2.00 s"
-    assert kernel_sentence(make_run()) == ""
+    assert kernel_account(make_run()) == ""
     failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "The profiler saw no kernel."})
-    assert says(kernel_sentence(failed), "failed", "The profiler saw no kernel")
+    assert says(kernel_account(failed), "failed", "The profiler saw no kernel")
     with pytest.raises(OcrPhasesError, match="saw no kernel"):
         analyse.kernel_table(failed)
     with pytest.raises(OcrPhasesError, match="--kernels"):
@@ -488,7 +486,7 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
     tiny_session: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a device there are no kernels, but ranges, steps and the host's times are the real ones."""
-    monkeypatch.setattr("ocr_phases.session.check_kernels", lambda *args, **options: None)
+    monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
     options: dict[str, Any] = {"max_new_tokens": 12, "repeats": 2, "warmup": 0}
     trace = tmp_path / "trace.json.gz"
     run = tiny_session.run_inference(PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace)
@@ -554,7 +552,7 @@ def test_a_cpu_session_refuses_the_view(tiny_session: OCRSession) -> None:
 
 
 def test_a_failing_pass_loses_nothing(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocr_phases.session.check_kernels", lambda *args, **options: None)
+    monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
 
     def lost(*args: Any) -> Any:
         raise RuntimeError("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS\nat line 7")

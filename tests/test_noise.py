@@ -279,9 +279,10 @@ def test_the_time_of_another_thread_is_kept() -> None:
 
 
 def test_shares_of_the_cores_are_of_what_others_had() -> None:
-    before = machine._Moment(0.0, 0.0, {1: 1.0, 2: 9.0}, 0.5, 1.0, (10.0, 4.0, 0.0))
-    after = machine._Moment(2.0, 0.6, {1: 1.25, 3: 0.5}, 1.5, 2.0, (14.0, 5.0, 0.4))
-    found = machine._between(before, after)
+    names = ("wall_s", "cpu_s", "threads_s", "waited_s", "load", "cores_s", "idle_s", "steal_s")
+    before = 0.0, 0.0, {1: 1.0, 2: 9.0}, 0.5, 1.0, 10.0, 4.0, 0.0
+    after = 2.0, 0.6, {1: 1.25, 3: 0.5}, 1.5, 2.0, 14.0, 5.0, 0.4
+    found = machine._between(*(dict(zip(names, values, strict=True)) for values in (before, after)))
     assert (found["wall_s"], found["waited_s"]) == (2.0, 1.0)
     # One thread went on, one ended and one began.
     assert found["other_threads_s"] == 0.75

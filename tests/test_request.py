@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.request import make_rows
+from ocr_phases.recorder import make_rows
 from ocr_phases.settings import RunSettings, SamplingSettings
 from ocr_phases.steps.sampling import Sampler
 

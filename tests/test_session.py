@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import pkgutil
 import signal
 import warnings
 from dataclasses import replace
@@ -18,7 +19,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ocr_phases import OcrPhasesError, OCRSession
-from ocr_phases import session as session_module
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.collectors.live_checks import host_syncs_check, syncs_counted
@@ -27,7 +27,7 @@ from ocr_phases.families import FAMILIES
 from ocr_phases.models import weights
 from ocr_phases.models.load import TokenReader, load_tokenizer, token_texts
 from ocr_phases.recorder import _describe_row
-from ocr_phases.rerun import repeat_run
+from ocr_phases.session import repeat_run
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.versions import asset
 
@@ -204,21 +204,28 @@ def test_an_interrupt_keeps_finished_repeats(tiny_session, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "part", ["one_shot", "sureness_or_none", "kernel_view", "measure_ceilings", "make_record"]
+    "part",
+    [
+        "recorder.one_shot",
+        "recorder.sureness_or_none",
+        "recorder.kernel_view",
+        "session.measure_ceilings",
+        "recorder.Measurement.record",
+    ],
 )
 def test_an_interrupt_after_the_repeats_keeps_them(part, tiny_session, monkeypatch):
-    honest = getattr(session_module, part)
+    honest = pkgutil.resolve_name(f"ocr_phases.{part}")
 
     def interrupted(*args, **options):
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
         return honest(*args, **options)
 
-    for name, value in {part: interrupted, "check_kernels": lambda *args, **options: None}.items():
-        monkeypatch.setattr(session_module, name, value)
+    monkeypatch.setattr(f"ocr_phases.{part}", interrupted)
+    monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
     monkeypatch.setattr(tiny_session, "_ceilings", {})
     with pytest.raises(Interrupted):
-        tiny_session.run_inference(RECEIPT, verify=True, kernels=part == "kernel_view", **QUICK)
+        tiny_session.run_inference(RECEIPT, verify=True, kernels=part == "recorder.kernel_view", **QUICK)
     assert tiny_session.last_run.repeats == [0]
 
 
@@ -230,7 +237,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch
         raise error
 
     for name in (
-        "ocr_phases.session.one_shot",
+        "ocr_phases.recorder.one_shot",
         "ocr_phases.collectors.probabilities.token_probabilities",
         "ocr_phases.collectors.machine._copy",
     ):
@@ -260,7 +267,9 @@ def test_generate_tells_of_its_tokens_and_leaves_the_callers_random_numbers(tiny
 def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
     requests = []
     monkeypatch.setattr(tiny_session, "_set_up", lambda request, _: requests.append(request) or stop())
-    monkeypatch.setattr(tiny_session, "family", replace(tiny_session.family, facts=FAMILIES[family]))
+    facts = replace(tiny_session.family, facts=FAMILIES[family])
+    monkeypatch.setitem(vars(tiny_session.checkpoint), "family", facts)
+    monkeypatch.setattr(tiny_session, "family", facts)
     monkeypatch.setattr(tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000)
     limits = {"deepseek-ocr": 8192, "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0])}
     for options in ({"infer": "published"}, {"infer": "published", "max_new_tokens": 7}, {}):
@@ -450,8 +459,8 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
         raise Stopped
 
     monkeypatch.setattr(golden_session, "_set_up", set_up)
-    monkeypatch.setattr("ocr_phases.rerun.load_recorded", lambda *args, **options: golden_session)
-    monkeypatch.setattr("ocr_phases.rerun.recorded_pages", lambda *args: [RECEIPT])
+    monkeypatch.setattr("ocr_phases.session.load_recorded", lambda *args, **options: golden_session)
+    monkeypatch.setattr("ocr_phases.session.recorded_pages", lambda *args: [RECEIPT])
     for prompt, asked, recorded in (
         ("markdown", None, True),
         ("free", None, False),

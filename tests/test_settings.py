@@ -15,7 +15,7 @@ import pytest
 from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
 from ocr_phases import OcrPhasesError, OCRSession, Settings
 from ocr_phases.analyse.statistics import LEAST_REPEATS
-from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS, Parser, add_options, settings_of
+from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS, Parser, add_options
 from ocr_phases.explorer.form import LEFT_OUT, Form
 from ocr_phases.settings import (
     REQUEST_SETTINGS,
@@ -56,7 +56,7 @@ def test_the_options_of_a_verb_have_the_settings_defaults(verb: str) -> None:
     asked = parser.parse_args([])
     own = {"token_probabilities": False} if verb == "batch" else {}
     if verb != "sweep":
-        assert settings_of(asked) == Settings(**own)
+        assert Settings.among(vars(asked)) == Settings(**own)
         assert set(EVERY) - set(vars(asked)) <= {*LEFT_OUT, "revision", "verify"}
     shared = set(vars(asked)) & set(DEFAULTS) - {"max_new_tokens" if verb == "sweep" else ""}
     assert {name: vars(asked)[name] for name in shared} == {

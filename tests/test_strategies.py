@@ -246,7 +246,7 @@ def test_the_last_used_steps_are_kept(golden_session):
     assert kept_step(kept, golden_session.model, 1, 64, "eager")[0] is first
     kept_step(kept, golden_session.model, 1, 128, "eager")
     assert [key[1:] for key in kept] == [(3, 64), (4, 64), (1, 64), (1, 128)]
-    assert first.setup.allocated_bytes == 64 * 2 * 3 * 2 * 40 * 4
+    assert first.setup["allocated_bytes"] == 64 * 2 * 3 * 2 * 40 * 4
 
 
 # -- refusals -----------------------------------------------------------------------------------------

@@ -514,7 +514,7 @@ def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
         ([str(tmp_path / "none.png")], "There is no file"),
         ([str(PAGE), "--strategies", "fast"], "Unknown strategy"),
         ([str(PAGE), "--model", "tiny", "--models", "tiny,dummy"], "drop --model"),
-        ([str(PAGE), "--batch", "1,x"], "not a list of whole numbers"),
+        ([str(PAGE), "--batch", "1,x"], "'x' is not a whole number from 1"),
         (["--records", str(tmp_path)], "holds no records"),
     ):
         assert main(["sweep", *arguments, *out]) == 2

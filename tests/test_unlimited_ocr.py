@@ -35,8 +35,8 @@ from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import make_views, pack
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, native_config
+from ocr_phases.recorder import make_rows
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
-from ocr_phases.request import make_rows
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.regions import page_html, plot_page
 from ocr_phases.steps.captured import StaticStep, max_cache_len_for

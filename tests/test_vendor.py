@@ -22,7 +22,7 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, Timeline, decode, d
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.caches import cache_bytes_per_token, cache_layers, cache_length
 from ocr_phases.models.wiring import VENDORS, family_of
-from ocr_phases.rerun import repeat_run
+from ocr_phases.session import repeat_run
 from ocr_phases.steps.phases import generate, prompt_loss
 
 NEW = 16

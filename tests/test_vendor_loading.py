@@ -201,7 +201,7 @@ def test_a_folder_named_by_a_dot_has_a_name(standin, monkeypatch):
 @pytest.mark.skipif(transformers_version() < (5, 20), reason="here the native class is not there")
 def test_native_takes_none_of_the_class_s_options(standin):
     refuse('cuda_calls is for implementation="vendor"', standin, cuda_calls="ignore")
-    refuse("needs a CUDA device", standin, attention="flash_attention_2")
+    refuse("needs a CUDA device", "tiny", device="cpu", attention="flash_attention_2")
 
 
 def test_weights_that_do_not_fit_are_refused(standin, tmp_path):

@@ -123,11 +123,12 @@ def short_kernel(name: str, length: int = 80) -> str:
 
 @cached
 def idle_gaps(run: PhaseRun) -> pd.DataFrame:
-    """Idle time between the device's work, columns `GAP_COLUMNS`: by stage, cause and length of the gap.
+    """Idle time between the device's work, columns `GAP_COLUMNS`: by stage and cause.
 
     The stage is that of the kernel which ends the gap, the cause one of `GAP_CAUSES`: the host had waited for
-    the device, the host was late with the launch, or the launch was there in time. A gap is longer than
-    ``longer_than_us`` microseconds. Seen under the profiler, in ms.
+    the device, the host was late with the launch, or the launch was there in time. Earlier
+    records count gaps by length too: longer than ``longer_than_us`` microseconds. Seen under the profiler, in
+    ms.
     """
     table = _table(run, "gaps").rename(columns={"count": "gaps"})
     _per_step(run, table, "gaps", "idle_ms")
@@ -201,16 +202,15 @@ def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
-def kernel_clauses(run: PhaseRun) -> list[str]:
-    """What limits prefill and decode, a clause each, over all the steps that were profiled."""
+def kernel_clauses(run: PhaseRun, phase: str) -> list[str]:
+    """What limits ``prefill`` or ``decode``, in clauses; none where the profiler did not see it."""
     table = stage_verdict(run)
-    wholes = table[table["stage"] == table["phase"].map(_whole)]
     clauses = []
-    for row in wholes.to_dict("records"):
-        unit = " a step" if row["phase"] == "decode" else ""
+    for row in table[(table["phase"] == phase) & (table["stage"] == _whole(phase))].to_dict("records"):
+        unit = " a step" if phase == "decode" else ""
         works = of_text(row["busy_ms"], row["wall_ms"])
-        clauses.append(f"{row['phase']} is {row['verdict']}: the GPU is busy {works}{unit}{_at_floor(row)}")
-        if row["phase"] == "prefill":
+        clauses.append(f"{phase} is {row['verdict']}: the GPU is busy {works}{unit}{_at_floor(row)}")
+        if phase == "prefill":
             clauses += _waits(run)
         elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
             clauses.append("a CUDA graph (strategy cuda_graph) would remove most of the wait for launches")

@@ -44,13 +44,12 @@ def headline(run: PhaseRun) -> str:
     """Where the time went: the larger of prefill and decode, and the vision stages' share of the prefill."""
     if _is_generate(run):
         return f"generate() read {_pages_text(run)} in {ms_text(run['generate_ms'])}."
-    total = run["page_ms"]
-    parts = {"Decode": run["decode_ms"] or 0.0, "The prefill": run["prefill_ms"]}
-    name = max(parts, key=lambda part: parts[part])
+    total, larger = run["page_ms"], _larger_phase(run)
+    name = "Decode" if larger == "decode" else "The prefill"
     verb = "took" if len(run.results) == 1 and len(run.pages) == 1 else "took together"
     share = run["vision_share"]
     vision = f"; vision is {percent_text(share)} of the prefill" if share else ""
-    share_of = f"{percent_text(parts[name] / total)} of the {ms_text(total)}"
+    share_of = f"{percent_text(run[f'{larger}_ms'] / total)} of the {ms_text(total)}"
     return f"{name} is {share_of} that {_pages_text(run)} {verb}{vision}."
 
 
@@ -66,13 +65,17 @@ def account(run: PhaseRun) -> str:
 
 def limit_sentence(run: PhaseRun) -> str:
     """What limits the larger phase, in one sentence: from the kernel view, else from the floors."""
-    return kernel_sentence(run) or floor_sentence(run)
+    return kernel_sentence(run, _larger_phase(run)) or floor_sentence(run)
 
 
 def findings(run: PhaseRun) -> list[str]:
-    """What else is worth knowing, a sentence each, the distance from the floor first."""
-    floor = floor_sentence(run) if kernel_sentence(run) else ""
-    return [each for each in [floor, *_phase_sentences(run), *_caveats(run)] if each]
+    """What else is worth knowing, a sentence each: the other phase's limit and the floor's distance first."""
+    larger = _larger_phase(run)
+    other = kernel_sentence(run, "prefill" if larger == "decode" else "decode")
+    floor = floor_sentence(run) if kernel_sentence(run, larger) else ""
+    limits = dict.fromkeys([other, floor])  # of a kernel view that failed, both say so
+    limits.pop(limit_sentence(run), None)
+    return [each for each in [*limits, *_phase_sentences(run), *_caveats(run)] if each]
 
 
 def noise_warning(run: PhaseRun) -> str:
@@ -158,14 +161,21 @@ def _quality_metrics(run: PhaseRun) -> list[tuple[str, str, str]]:
 # -- sentences ----------------------------------------------------------------------------------------
 
 
-def kernel_sentence(run: PhaseRun) -> str:
-    """What limits prefill and decode by the kernel view; empty without one."""
+def kernel_sentence(run: PhaseRun, phase: str) -> str:
+    """What limits ``prefill`` or ``decode`` by the kernel view; empty without one."""
     if run.kernels is None:
         return ""
     if "error" in run.kernels:
         return f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."
-    text = "; ".join(kernel_clauses(run))
+    text = "; ".join(kernel_clauses(run, phase))
     return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def kernel_account(run: PhaseRun) -> str:
+    """What limits both phases by the kernel view; empty without one."""
+    return " ".join(
+        dict.fromkeys(filter(None, (kernel_sentence(run, phase) for phase in ("prefill", "decode"))))
+    )
 
 
 def floor_sentence(run: PhaseRun) -> str:
@@ -303,6 +313,10 @@ def _caveats(run: PhaseRun) -> list[str]:
     if spent:
         caveats.append(f"Compile and capture time is not included: {', '.join(spent)}.")
     return caveats
+
+
+def _larger_phase(run: PhaseRun) -> str:
+    return "decode" if (run["decode_ms"] or 0.0) > (run["prefill_ms"] or 0.0) else "prefill"
 
 
 def _is_generate(run: PhaseRun) -> bool:

@@ -1,11 +1,15 @@
-"""A worker process from its parent's side: started when needed, killed when it takes too long.
+"""Worker processes from their parent's side, and pools of them: of this machine, and of a dask scheduler.
 
 Whatever can go wrong with a page goes wrong in such a process, with dask and without, so that timeouts and
 crashes are handled in one place: dask can neither stop a task nor survive one that takes its process with it.
+dask places pages, notices workers that are lost and hands their pages out again; a dask worker itself never
+loads torch, and its death takes its child with it. When a driver is gone, its scheduler cancels its pages,
+and the children that were at them are killed: the device is free again.
 """
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import itertools
@@ -14,17 +18,39 @@ import math
 import os
 import platform
 import queue
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from ocr_phases.batch.outcome import Outcome
+import msgspec
+
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.versions import child_environment
+
+WorkerRequest = Mapping[str, Any]
+
+#: Why an attempt failed, as the index names it.
+FAILURES = {
+    "page": "the page cannot be read",
+    "request": "the request cannot be met",
+    "model": "the model cannot be loaded",
+    "versions": "the worker has other versions",
+    "memory": "out of memory",
+    "output": "the results cannot be written",
+    "report": "the report cannot be rendered",
+    "error": "unexpected error",
+    "died": "the worker died",
+    "timeout": "timeout",
+}
+#: The end of what a batch that stops says.
+GOES_ON = "Finished pages are kept: the same command resumes."
+SCHEDULER_LOST = f"The scheduler was lost. {GOES_ON}"
 
 # With -P nothing is imported from the current folder, which may hold a timeit.py.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "ocr_phases.batch.worker")
@@ -39,6 +65,39 @@ _STDERR_LINES = 12
 _SHOWN = 80  # characters of an answer that cannot be read
 
 _numbers = itertools.count()
+_CONNECT_SECONDS = 30
+_COUNT_SECONDS = 5.0
+_WATCH_SECONDS = 1.0
+_ENCRYPTED = ("tls://", "wss://", "gateway://")  # dask-gateway's is TLS, too
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One attempt at one page: ``failure`` is None for success, else a key of `FAILURES`.
+
+    ``seconds`` is the page's own time in the worker, ``load_s`` what loading the model took on top (0 where
+    it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was done. ``worker`` is the
+    process, ``slot`` its place, which stays the same when the process is replaced.
+    """
+
+    failure: str | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    load_s: float = 0.0
+    started: float = 0.0
+    worker: str = ""
+    slot: str = ""
+    rss_bytes: int = 0
+    report: str = ""
+    """Why the report of a page that was measured could not be rendered with it; empty where it was."""
+    place: str = ""
+    """The folder of this attempt's files, below the page's own: see `store.take`."""
+    device: str = ""
+    """What ``auto`` stands for there, where that was the request."""
+
+    pages: int = 0
+    """How many pages a PDF has, where that was the request."""
+    stderr: str = ""
+    """The last lines that a process wrote which died or met an unexpected error."""
 
 
 class Child:
@@ -78,7 +137,9 @@ class Child:
             if outcome.failure == "error":
                 self._end()
         broken = outcome.failure in ("died", "error")
-        return replace(outcome, slot=self.slot, stderr="\n".join(self.errors) if broken else "")
+        return msgspec.structs.replace(
+            outcome, slot=self.slot, stderr="\n".join(self.errors) if broken else ""
+        )
 
     def kill(self) -> None:
         """Kill the process for good, from another thread: its page ends as died."""
@@ -190,3 +251,236 @@ def _pump(pipe: Any, put: Any) -> None:
         for line in pipe:
             put(line)
     put(None)
+
+
+class LocalPool:
+    """A worker process of this machine for each of ``environments``, which is put over this process's own."""
+
+    def __init__(
+        self, environments: Sequence[Mapping[str, str]] = ({},), command: Sequence[str] = WORKER_COMMAND
+    ) -> None:
+        self.count = len(environments)
+        self.environments = list(environments)
+        self.command = command
+        self.threads = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
+        self.own = threading.local()
+        self.children: list[Child] = []
+        self.closed = False
+
+    def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
+        """Queue one page; the future's result is its outcome."""
+        return self.threads.submit(self._run, request, timeout)
+
+    def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
+        """Send a request to every worker that may differ from the others: here all are alike."""
+        return [self.submit(request, None)]
+
+    def room(self) -> int:
+        """The most pages to assign at once: one running and one waiting per worker."""
+        return 2 * self.count
+
+    def workers(self) -> int:
+        """How many workers there are now."""
+        return self.count
+
+    def close(self) -> None:
+        """Kill running work and free everything."""
+        self.closed = True
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for child in self.children:
+            child.kill()
+        self.threads.shutdown(wait=True)
+        for child in self.children:
+            child.stop()
+
+    def _run(self, request: WorkerRequest, timeout: float | None) -> Outcome:
+        if not hasattr(self.own, "child"):
+            self.own.child = Child(self.environments.pop(), self.command)
+            self.children.append(self.own.child)
+            if self.closed:  # while it was being made
+                self.own.child.kill()
+        return self.own.child.run(request, timeout)
+
+
+def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
+    """The variables that give each worker of this machine its own device: a GPU, or a share of the cores.
+
+    Without a number, one worker a GPU that is visible here, and one where there is none. Raises
+    `OcrPhasesError` for more workers than GPUs or cores, or several on one named GPU.
+    """
+    if workers is not None:
+        check_workers("workers", workers)
+    gpus = [] if device == "cpu" else visible_gpus()
+    named = device.partition(":")[2]
+    if named or not gpus:
+        count = workers or 1
+        if count == 1:
+            return [{}]
+        if device.startswith("cuda"):
+            raise OcrPhasesError(f"{count} workers on {device}: give --device cuda, which is one GPU each.")
+        return [thread_share(count) for _ in range(count)]
+    count = len(gpus) if workers is None else workers
+    if count > len(gpus):
+        raise OcrPhasesError(f"{count} workers on {len(gpus)} GPUs: timings need a GPU each; ask for fewer.")
+    if count == 1:
+        return [{"CUDA_VISIBLE_DEVICES": gpus[0]}]
+    return [{"CUDA_VISIBLE_DEVICES": gpu, **thread_share(count)} for gpu in gpus[:count]]
+
+
+def check_workers(option: str, workers: int) -> None:
+    """Raise `OcrPhasesError` for less than one worker of this machine, or more than it has cores."""
+    if not 1 <= workers <= cores():
+        raise OcrPhasesError(f"{option} is {workers}: give 1 to {cores()}, at most one for each core.")
+
+
+def thread_share(workers: int) -> dict[str, str]:
+    """A worker's environment: its share of the cores."""
+    share = str(max(1, cores() // workers))
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names, without loading a library."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OcrPhasesError(
+            f"nvidia-smi names no GPUs ({error}): set CUDA_VISIBLE_DEVICES, or use --device cpu."
+        ) from error
+    gpus = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(gpus))]
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_children: dict[tuple[str, ...], Child] = {}
+_one_page_at_a_time = threading.Lock()
+
+
+def run_on_worker(
+    request: Mapping[str, Any], timeout: float | None, command: Sequence[str] | None = None
+) -> Outcome:
+    """One page in this dask worker's child, which stays for the next; one at a time, whatever its threads.
+
+    Without a ``command`` it is this worker's own interpreter, which need not lie where the driver's does.
+    """
+    with _one_page_at_a_time:
+        key = tuple(command or WORKER_COMMAND)
+        if key not in _children:
+            _children[key] = Child(command=key)
+            atexit.register(_children[key].stop)
+        child = _children[key]
+        with _killed_when_cancelled(child):
+            outcome = child.run(request, timeout)
+        if child.killed and _children.pop(key, None) is not None:
+            atexit.unregister(child.stop)
+        return outcome
+
+
+@contextlib.contextmanager
+def _killed_when_cancelled(child: Child) -> Iterator[None]:
+    """Kill the child when this task is cancelled, which dask does to a driver's tasks when it is gone."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    task = worker.get_current_task()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_WATCH_SECONDS):
+            known = worker.state.tasks.get(task)
+            if known is None or known.state == "cancelled":
+                child.kill()
+                return
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def stop_children() -> None:
+    """End this dask worker's children, so that the device is free again; the next page starts a new one."""
+    while _children:
+        _, child = _children.popitem()
+        child.kill()
+        atexit.unregister(child.stop)
+
+
+class DaskPool:
+    """The workers of the dask scheduler at ``address``.
+
+    dask's own configuration names the files of a TLS connection. ``plain`` says that the connection is not
+    encrypted, and so that the scheduler asks nobody who they are.
+    Raises `OcrPhasesError` without dask.distributed, or where the scheduler does not answer.
+    """
+
+    def __init__(self, address: str, command: Sequence[str] | None = None) -> None:
+        try:
+            import distributed
+        except ImportError as error:
+            raise OcrPhasesError(
+                'A scheduler needs dask.distributed: pip install "ocr_phases[cluster]".'
+            ) from error
+        self.command = command
+        try:
+            self.client = distributed.Client(address, timeout=_CONNECT_SECONDS)
+        except (OSError, ValueError, TypeError, RuntimeError) as error:  # the last two: of certificates
+            raise OcrPhasesError(f"The scheduler {address} does not answer ({error}).") from error
+        self.plain = not str(self.client.scheduler.address).startswith(_ENCRYPTED)
+        self.executor = self.client.get_executor(pure=False)
+        self.counted = (0.0, 0)
+
+    def submit(self, request: Mapping[str, Any], timeout: float | None) -> Future[Outcome]:
+        """As in `LocalPool`; raises `OcrPhasesError` where the scheduler was lost."""
+        self._check()
+        return self.executor.submit(run_on_worker, dict(request), timeout, self.command)
+
+    def ask(self, request: Mapping[str, Any]) -> list[Future[Outcome]]:
+        """As in `LocalPool`."""
+        self._check()
+        executors = [
+            self.client.get_executor(pure=False, workers=[worker], allow_other_workers=True)
+            for worker in self.client.nthreads()
+        ]
+        return [executor.submit(run_on_worker, dict(request), None, self.command) for executor in executors]
+
+    def room(self) -> int:
+        """As in `LocalPool`."""
+        return max(2, 2 * self.workers())
+
+    def workers(self) -> int:
+        """How many workers the scheduler has now; they may come and go."""
+        when, count = self.counted
+        if time.monotonic() - when > _COUNT_SECONDS:
+            self._check()
+            try:
+                count = len(self.client.nthreads())
+            except (OSError, TimeoutError) as error:
+                raise OcrPhasesError(SCHEDULER_LOST) from error
+            self.counted = (time.monotonic(), count)
+        return count
+
+    def close(self) -> None:
+        """As in `LocalPool`; the workers live on, without a model."""
+        if self.client.status == "running":
+            self.executor.shutdown(wait=False)
+            self.client.run(stop_children, on_error="ignore")
+        self.client.close()
+
+    def _check(self) -> None:
+        if self.client.status != "running":
+            raise OcrPhasesError(SCHEDULER_LOST)
+
+
+#: The workers of a batch, as the driver uses them.
+Pool = LocalPool | DaskPool

@@ -16,9 +16,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ocr_phases.batch.child import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome, Pool
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.outcome import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome
-from ocr_phases.batch.pool import Pool
 from ocr_phases.batch.store import (
     RECORD,
     STATUS,
@@ -199,6 +200,18 @@ def measure_pages(
     return counts
 
 
+def standing(jobs: Iterable[Job], out: Path) -> Counts:
+    """How the jobs stand before any is measured: ``kept`` are finished, ``failed`` failed or were damaged."""
+    counts = Counts()
+    for job in jobs:
+        folder = out / job.folder
+        if finished(folder, job.id) is not None:
+            counts.kept += 1
+        elif (folder / STATUS).exists():
+            counts.failed += 1
+    return counts
+
+
 def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     """The device that ``--device auto`` selects on the pool's workers: ``cuda`` or ``cpu``.
 
@@ -242,7 +255,7 @@ def render_pages(
 
     def ended(task: _Task, outcome: Outcome) -> None:
         status = {**statuses.pop(task.folder), "report": _report(outcome, truth_hash(task.folder))}
-        write_status(task.folder / STATUS, status)
+        write_status(task.folder / STATUS, msgspec.to_builtins(status))
         numbers[outcome.failure is None] += 1
 
     with _Work(
@@ -304,18 +317,13 @@ def _stop_if_all_fail_the_same(outcome: Outcome, counts: Counts, reasons: collec
     )
 
 
-def _attempt(outcome: Outcome) -> dict[str, Any]:
-    names = ("failure", "reason", "started", "seconds", "load_s", "worker", "rss_bytes", "stderr")
-    return {name: getattr(outcome, name) for name in names}
-
-
 def write_page(folder: Path, job: Mapping[str, Any], attempts: Sequence[Outcome], mode: str) -> None:
     """Write the status of a page whose last attempt was its end."""
     outcome = attempts[-1]
     status: dict[str, Any] = {
         **job,
         "failure": None,
-        "attempts": [_attempt(each) for each in attempts],
+        "attempts": msgspec.to_builtins(attempts),
         "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "report": None,
     }

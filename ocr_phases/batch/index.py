@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import heapq
-import math
+import json
 import time
-from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 import pandas as pd
 
 from ocr_phases.analyse.scaling import agreements
+from ocr_phases.analyse.truths import page_truth
 from ocr_phases.batch.figures import QUALITY_COLUMNS, Figures, read_figures
-from ocr_phases.batch.store import RECORD, Entry, page_status, read_listing
-from ocr_phases.batch.tables import Measured
+from ocr_phases.batch.store import RECORD, TRUTH, Entry, finished, page_status, read_listing
+from ocr_phases.batch.tables import write_tables
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import write_atomic
 from ocr_phases.store import check_record
@@ -54,6 +54,7 @@ REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
 _SLOWEST = 25
+_FRAME = 1_000  # rows that are kept as they come: a dict takes 2 kB
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
 _TEXTS = (
     "page",
@@ -69,7 +70,6 @@ _TEXTS = (
     "id",
     "folder",
 )
-_LISTS = (*_TEXTS, "report")
 _COUNTS = ("tokens", "attempts")
 
 
@@ -90,32 +90,38 @@ def build_index(out: Path) -> BatchIndex:
     In ``pages.csv`` a text that a spreadsheet would take for a formula has a single quote in front. Raises
     `OcrPhasesError` where the listing is missing or a table cannot be written.
     """
-    rows, slowest = _Rows(), list[tuple[float, int, dict[str, Any]]]()
-    seen: dict[str, int] = {}
-    same_page = _SamePage(rows)
-    measured = Measured(out)
+    frames, rows, slowest = list[pd.DataFrame](), list[dict[str, Any]](), list[tuple[Any, ...]]()
+    places, names, seen = list[int](), list[str](), dict[str, int]()
+    digests = dict[str, str]()  # of the records, by page
     for number, entry in enumerate(read_listing(out)):
-        if entry["id"] and entry["id"] in seen:
-            rows.repeat(seen[entry["id"]], entry["page"])
+        names.append(entry["page"])
+        places.append(seen.get(entry["id"], len(frames) * _FRAME + len(rows)))
+        if entry["id"] in seen:
             continue
-        seen[entry["id"]] = number
+        if entry["id"]:
+            seen[entry["id"]] = places[-1]
         row, figures = _page_row(out, entry)
-        rows.add(row)
+        rows.append(row)
+        if len(rows) == _FRAME:
+            frames.append(_frame(rows))
+            rows = []
         if figures is None:
             continue
-        measured.add(entry, figures["record"])
-        same_page.add(number, figures)
+        digests[entry["id"]] = figures["record"]
         for place, region in enumerate(figures["regions"]):
             region = {"page": entry["page"], "folder": entry["folder"], **region}
             item = (region["decode_ms"], -number * 10_000 - place, region)
             (heapq.heappush if len(slowest) < _SLOWEST else heapq.heappushpop)(slowest, item)
-    same_page.end()
-    pages = rows.table()
+    pages = pd.concat([*frames, _frame(rows)], ignore_index=True)
+    for _, runs in pages[pages["page_id"].notna()].groupby("page_id", sort=False):
+        if len(runs) > 1:
+            _agree(out, pages, runs, digests)
+    pages = pages.iloc[places].assign(page=names).reset_index(drop=True)
     regions = pd.DataFrame([item[2] for item in sorted(slowest, reverse=True)], columns=list(REGION_COLUMNS))
     table = pages.assign(**{name: pages[name].map(_no_formula) for name in _TEXTS})
     text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
-    return BatchIndex(pages, regions, (out / "pages.csv", *measured.write_tables()))
+    return BatchIndex(pages, regions, (out / "pages.csv", *write_tables(out, digests)))
 
 
 def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
@@ -138,29 +144,12 @@ def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
     return index.pages
 
 
-class _Rows:
-    """`PAGE_COLUMNS` of many pages, column by column: a number takes eight bytes."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, Any] = {name: [] if name in _LISTS else array("d") for name in PAGE_COLUMNS}
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """The next page; what it lacks is missing."""
-        for name, column in self.columns.items():
-            value = row.get(name)
-            column.append(math.nan if value is None and name not in _LISTS else value)
-
-    def repeat(self, place: int, page: str) -> None:
-        """The same as the page at ``place``, by another name."""
-        for name, column in self.columns.items():
-            column.append(page if name == "page" else column[place])
-
-    def table(self) -> pd.DataFrame:
-        """All of it."""
-        numbers = {name: np.asarray(self.columns[name]) for name in PAGE_COLUMNS if name not in _LISTS}
-        pages = pd.DataFrame({**self.columns, **numbers})
-        kinds = {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(_TEXTS, "object")}
-        return pages.astype({**kinds, "report": "bool"})
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The rows of some pages; a number takes eight bytes."""
+    kinds = {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(_TEXTS, "object"), "report": "bool"}
+    numbers = {name: "float64" for name in PAGE_COLUMNS if name not in kinds}
+    cells = [[row.get(name) for name in PAGE_COLUMNS] for row in rows]
+    return pd.DataFrame(cells, columns=list(PAGE_COLUMNS)).astype({**numbers, **kinds})
 
 
 def _no_formula(cell: Any) -> Any:
@@ -178,7 +167,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
             "model": status["settings"].get("model"),
             "preset": status["settings"].get("preset"),
             "attempts": len(status["attempts"]),
-            "seconds": status["attempts"][-1]["seconds"],
+            "seconds": status["attempts"][-1].seconds,
         }
         if status["failure"]:
             return {**base, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
@@ -196,28 +185,52 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
     return row, figures
 
 
-class _SamePage:
-    """The runs of one page at several settings, which come one after another: fills in their agreement."""
+def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[str, str]) -> None:
+    """Fill in the agreement of ``runs`` of one page at several settings, where nothing tells its truth."""
+    found = {
+        place: read_figures(out / run["folder"], digests[run["id"]])
+        for place, run in runs.to_dict("index").items()
+    }
+    texts = {place: figures["text"] for place, figures in found.items() if figures["text"]}
+    if len(texts) > 1:
+        reference = max(texts, key=lambda place: found[place]["richness"])
+        for place, agreement in agreements(texts, reference).items():
+            pages.loc[place, "agreement"] = agreement
 
-    def __init__(self, rows: _Rows) -> None:
-        self.rows = rows
-        self.page = ""
-        self.runs: dict[int, Figures] = {}
 
-    def add(self, place: int, figures: Figures) -> None:
-        """The next run; one of another page ends those before."""
-        page = figures["row"]["page_id"]
-        if page != self.page:
-            self.end()
-        self.page = page
-        if figures["text"]:
-            self.runs[place] = figures
+@dataclass
+class Truths:
+    """How many pages have a truth, how many lack one, and why one could not be read, by page."""
 
-    def end(self) -> None:
-        """No more of this page."""
-        if len(self.runs) > 1:
-            reference = max(self.runs, key=lambda place: self.runs[place]["richness"])
-            texts = {place: figures["text"] for place, figures in self.runs.items()}
-            for place, agreement in agreements(texts, reference).items():
-                self.rows.columns["agreement"][place] = agreement
-        self.runs = {}
+    found: int = 0
+    lacking: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def add_truths(out: Path, path: Path) -> Truths:
+    """Put the truth at ``path`` beside the record of every finished page, unless it is there.
+
+    ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered again. A
+    truth that cannot be read leaves its page without, and is named. Raises `OcrPhasesError` where a truth
+    cannot be written.
+    """
+    truths = Truths()
+    for entry in read_listing(out):
+        folder = out / entry["folder"]
+        status = finished(folder, entry["id"])
+        if status is None:
+            continue
+        try:
+            truth = page_truth(path, entry["page"])
+        except OcrPhasesError as error:
+            truths.problems[entry["page"]] = str(error)
+            continue
+        if truth is None or not status["settings"].get("return_text", True):
+            truths.lacking += 1
+            continue
+        truths.found += 1
+        kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode("utf-8", "replace")
+        file = folder / TRUTH
+        if not file.exists() or file.read_bytes() != kept:
+            write_atomic(file, kept)
+    return truths

@@ -19,8 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.batch.child import Child
-from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.child import Child, Outcome
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import LARGEST_FILE, MOST_FILE_PAGES, PAGE_SUFFIXES, PAGED_SUFFIXES, split_page
 from ocr_phases.models.folders import hub_commit, local_folder

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from ocr_phases import store
+from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import PAGES, Job
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import RECORD, output_folder
@@ -48,19 +49,6 @@ class Entry(TypedDict):
     folder: Annotated[str, msgspec.Meta(pattern=rf"^{PAGES}/[0-9a-f]{{2}}/[\w-]+\Z")]
 
 
-class Attempt(TypedDict):
-    """One attempt at a page, as `Outcome` has it."""
-
-    failure: str | None
-    seconds: float
-    reason: NotRequired[str]
-    started: NotRequired[float]
-    load_s: NotRequired[float]
-    worker: NotRequired[str]
-    rss_bytes: NotRequired[int]
-    stderr: NotRequired[str]
-
-
 class Report(TypedDict):
     """What became of a page's report; ``truth`` is the SHA-256 of the ``truth.json`` that it shows."""
 
@@ -81,7 +69,7 @@ class PageStatus(Status):
     model_hash: str | None
     problem: NotRequired[str]
     failure: str | None
-    attempts: Annotated[list[Attempt], msgspec.Meta(min_length=1)]
+    attempts: Annotated[list[Outcome], msgspec.Meta(min_length=1)]
     finished: NotRequired[str]
     report: Report | None
 

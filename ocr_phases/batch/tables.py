@@ -6,14 +6,14 @@ import contextlib
 import csv
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 
 from ocr_phases.batch.figures import TOKENS
-from ocr_phases.batch.store import Entry, read_listing
+from ocr_phases.batch.store import read_listing
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import RECORD, write_atomic
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun
@@ -33,41 +33,44 @@ _HELD = "tables.sha256"
 _KEY = "\0"  # no text of a CSV file has it
 
 
-class Measured:
-    """The measured pages of a batch, in their order, and its span and token tables."""
+def write_tables(out: Path, digests: Mapping[str, str]) -> list[Path]:
+    """Write ``spans`` and ``tokens`` of a batch, unless they hold these pages already; their paths.
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.digests: dict[str, str] = {}
-
-    def add(self, entry: Entry, record: str) -> None:
-        """The next page, by its record's SHA-256."""
-        self.digests[entry["id"]] = record
-
-    def write_tables(self) -> list[Path]:
-        """Write ``spans`` and ``tokens``, unless they hold these pages already; their paths.
-
-        Raises `OcrPhasesError` where that fails.
-        """
-        paths = [self.out / f"{name}.csv" for name in COLUMNS]
-        told = "".join(f"{name} {digest}\n" for name, digest in self.digests.items())
-        held = hashlib.sha256(told.encode()).hexdigest()
-        mark = self.out / _HELD
-        with contextlib.suppress(OSError):
-            if mark.read_text() == held and all(path.is_file() for path in paths):
-                return paths
-        mark.unlink(missing_ok=True)
-        writers = [TableWriter(path, COLUMNS[name]) for name, path in zip(COLUMNS, paths, strict=True)]
-        for entry in read_listing(self.out):
-            digest = self.digests.pop(entry["id"], None)
-            if digest is not None:
-                rows = read_rows(self.out / entry["folder"], digest)
-                for name, writer in zip(COLUMNS, writers, strict=True):
-                    writer.add(entry, rows["tables"][name])
-        for writer in writers:
-            writer.close()
-        write_atomic(mark, held.encode())
-        return paths
+    ``digests`` has the SHA-256 of each measured page's record by its id. A file takes its place when all rows
+    are there. Raises `OcrPhasesError` where that fails.
+    """
+    paths = {name: out / f"{name}.csv" for name in COLUMNS}
+    told = "".join(f"{name} {digest}\n" for name, digest in digests.items())
+    held = hashlib.sha256(told.encode()).hexdigest()
+    mark = out / _HELD
+    with contextlib.suppress(OSError):
+        if mark.read_text() == held and all(path.is_file() for path in paths.values()):
+            return list(paths.values())
+    mark.unlink(missing_ok=True)
+    scratch = {name: path.with_name(f".{path.name}.part") for name, path in paths.items()}
+    missing = dict(digests)
+    try:
+        with contextlib.ExitStack() as stack:
+            files = {}
+            for name, path in scratch.items():
+                file = path.open("w", encoding="utf-8", errors="replace", newline="")
+                files[name] = stack.enter_context(file)
+                csv.writer(file, lineterminator="\n").writerow((*KEY_COLUMNS, *COLUMNS[name]))
+            for entry in read_listing(out):
+                digest = missing.pop(entry["id"], None)
+                if digest is None:
+                    continue
+                key = io.StringIO()
+                csv.writer(key, lineterminator="").writerow((entry["id"], entry["page"]))
+                rows = read_rows(out / entry["folder"], digest)
+                for name, file in files.items():
+                    file.write(rows["tables"][name].replace(_KEY, key.getvalue()))
+        for name, path in scratch.items():
+            path.replace(paths[name])
+    except OSError as error:
+        raise OcrPhasesError(f"The tables in {out} cannot be written ({error.strerror or error}).") from error
+    write_atomic(mark, held.encode())
+    return list(paths.values())
 
 
 class Rows(TypedDict):
@@ -113,36 +116,3 @@ def read_rows(folder: Path, digest: str) -> Rows:
 def _plain(value: Any) -> Any:
     """A text without `_KEY`, and of valid Unicode; any other value as it is."""
     return value.replace(_KEY, "").encode("utf-8", "replace").decode() if isinstance(value, str) else value
-
-
-class TableWriter:
-    """Appends rows to one file, which takes its place when all are there."""
-
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.path = path
-        self.scratch = path.with_name(f".{path.name}.part")
-        with _explained(path):
-            self.file = self.scratch.open("w", encoding="utf-8", errors="replace", newline="")
-        self.rows = csv.writer(self.file, lineterminator="\n")
-        self.rows.writerow((*KEY_COLUMNS, *columns))
-
-    def add(self, entry: Entry, rows: str) -> None:
-        """The `Rows` of a page."""
-        key = io.StringIO()
-        csv.writer(key, lineterminator="").writerow((entry["id"], entry["page"]))
-        with _explained(self.path):
-            self.file.write(rows.replace(_KEY, key.getvalue()))
-
-    def close(self) -> None:
-        """Put the file in its place."""
-        with _explained(self.path):
-            self.file.close()
-            self.scratch.replace(self.path)
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OcrPhasesError(f"{path} cannot be written ({error.strerror or error}).") from error

@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
+from ocr_phases.batch.child import Outcome, WorkerRequest
 from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.jobs import Job, code_versions
-from ocr_phases.batch.outcome import Outcome, WorkerRequest
 from ocr_phases.batch.store import TRUTH, attempt_folder, drop_open_attempts
 from ocr_phases.batch.tables import write_rows
 from ocr_phases.errors import CannotWrite, OcrPhasesError, OutOfMemory
@@ -36,7 +38,7 @@ Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 
 
 class Refused(Exception):
-    """A page that could not be done, with the kind of its failure (a key of `outcome.FAILURES`)."""
+    """A page that could not be done, with the kind of its failure (a key of `child.FAILURES`)."""
 
     def __init__(self, failure: str, reason: str) -> None:
         super().__init__(reason)
@@ -72,7 +74,14 @@ def serve(handler: Handler) -> None:
             traceback.print_exc()
             outcome = Outcome("error", f"{type(error).__name__}: {error}")
             broken = True
-        answer({**outcome.as_dict(), **clock.times(), "worker": worker_name(), "rss_bytes": rss_bytes()})
+        answer(
+            {
+                **msgspec.to_builtins(outcome),
+                **clock.times(),
+                "worker": worker_name(),
+                "rss_bytes": rss_bytes(),
+            }
+        )
         if broken:
             sys.exit(1)
 

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import Bar
-from ocr_phases.cli.options import BATCH, option_texts, settings_of
+from ocr_phases.cli.options import BATCH, option_texts
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
+from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.batch.cluster import DaskPool
+    from ocr_phases.batch.child import DaskPool, LocalPool
     from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.jobs import Page, Walk
-    from ocr_phases.batch.pool import LocalPool
+    from ocr_phases.batch.jobs import Job, Page, Walk
 
 _SHOWN_FAILURES = 10
 
@@ -53,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
             unread = _add_truths(out, arguments.truth)
             unrendered = 0 if arguments.render == "none" else _render(out, arguments)
         except (OcrPhasesError, KeyboardInterrupt):
-            _index_unfinished(out)
+            # Why it stopped is the message; the index may fail of the same cause, or where no page was found.
+            with contextlib.suppress(OcrPhasesError):
+                write_index(out, stopped=True)
             raise
         pages = write_index(out)
         index = wrote(out / "index.html")
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other, wrong settings, and files that the results would replace."""
-    from ocr_phases.batch.pool import check_workers
+    from ocr_phases.batch.child import check_workers
     from ocr_phases.batch.store import is_batch
     from ocr_phases.files import check_names
 
@@ -81,11 +83,9 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     check_workers("render-workers", arguments.render_workers)
-    if not arguments.pages and not only:
-        raise OcrPhasesError("Name the pages: files, folders, globs, or a list (.csv, .jsonl).")
-    if arguments.pages and only:
-        raise OcrPhasesError("--render only renders the pages in --out: drop the page arguments.")
-    settings_of(arguments)
+    if only == bool(arguments.pages):
+        raise OcrPhasesError("Name the pages, or give --render only for those that are in --out.")
+    Settings.among(vars(arguments))
     if only and not batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
     names = r"index\.html|jobs\.jsonl|(pages|spans|tokens)\.csv|tables\.sha256"
@@ -106,15 +106,16 @@ def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
 
 def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
-    from ocr_phases.batch.driver import Counts, auto_device, measure_pages
+    from ocr_phases.batch.child import GOES_ON
+    from ocr_phases.batch.driver import Counts, auto_device, measure_pages, standing
     from ocr_phases.batch.jobs import make_jobs
-    from ocr_phases.batch.outcome import GOES_ON
+    from ocr_phases.batch.store import is_batch
 
     left_out = dict(walk.left_out)
     if left_out:
         kinds = ", ".join(sorted(suffix or "none" for suffix in left_out))
         print(f"{count_text(sum(left_out.values()), 'file')} left out ({kinds})")
-    asked = vars(settings_of(arguments))
+    asked = vars(Settings.among(vars(arguments)))
     settings = {name: asked[name] for name in BATCH}
     mode = "notebook" if arguments.render == "during" else "measure"
     options = {"mode": mode, "retries": arguments.retries, "timeout": arguments.timeout}
@@ -132,20 +133,30 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
                 raise OcrPhasesError(f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}")
 
         device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
-        jobs = make_jobs(_found(arguments, walk), settings, device)
-        counts = measure_pages(jobs, out, pool, progress=show, **options)
+
+        def jobs() -> Iterator[Job]:
+            return make_jobs(_found(arguments, walk), settings, device)
+
+        before = standing(jobs(), out) if is_batch(out) else Counts()
+        if before.pages:
+            to_do = count_text(total - before.kept, "page")
+            print(
+                f"Resumed: {total:,} found, {before.kept:,} finished, {before.failed:,} failed before. "
+                f"This measures {to_do}."
+            )
+        counts = measure_pages(jobs(), out, pool, progress=show, **options)
     failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
     again = f", {counts.again:,} listed twice" if counts.again else ""
     pages = count_text(counts.pages, "page")
     print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
     result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
-    return {**result, "named_twice": counts.again, "left_out": left_out}
+    resumed = {"found": total, "finished": before.kept, "failed": before.failed}
+    return {**result, "named_twice": counts.again, "left_out": left_out, "resumed": resumed}
 
 
 def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
     """The workers: processes of this machine, or dask's where a scheduler is named."""
-    from ocr_phases.batch.cluster import DaskPool
-    from ocr_phases.batch.pool import LocalPool, worker_environments
+    from ocr_phases.batch.child import DaskPool, LocalPool, worker_environments
 
     if not arguments.scheduler:
         return LocalPool(worker_environments(arguments.workers, arguments.device))
@@ -158,7 +169,7 @@ def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
 
 def _add_truths(out: Path, path: Path | None) -> int:
     """Add what the pages say to their records, and tell for how many; how many truths could not be read."""
-    from ocr_phases.batch.truths import add_truths
+    from ocr_phases.batch.index import add_truths
 
     if path is None:
         return 0
@@ -171,8 +182,8 @@ def _add_truths(out: Path, path: Path | None) -> int:
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
     """Render the missing reports; returns how many failed."""
+    from ocr_phases.batch.child import LocalPool, thread_share
     from ocr_phases.batch.driver import render_pages
-    from ocr_phases.batch.pool import LocalPool, thread_share
     from ocr_phases.batch.store import read_listing, unrendered
 
     waiting = sum(unrendered(out / entry["folder"], entry["id"]) is not None for entry in read_listing(out))
@@ -197,15 +208,3 @@ def _print_reasons(reasons: Iterable[tuple[str, str]]) -> None:
     """Print the first pages that failed, or whose report or truth did, and why."""
     for page, reason in itertools.islice(reasons, _SHOWN_FAILURES):
         print(f"{page}: {reason}")
-
-
-def _index_unfinished(out: Path) -> None:
-    """Write the index of a batch that stops before all pages are through."""
-    from ocr_phases.batch.index import write_index
-    from ocr_phases.batch.store import LISTING
-
-    try:
-        if (out / LISTING).exists():
-            write_index(out, stopped=True)
-    except OcrPhasesError as error:  # why it stopped is the message; this may have the same cause
-        print(f"The index could not be written: {error}", file=sys.stderr)

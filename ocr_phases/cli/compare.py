@@ -32,8 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     compared = Comparison(runs, run_labels(runs, paths), margin=arguments.margin)
     table, labels = compared.table, compared.labels
     judged = None if limit is None else compared.against_limit(limit, arguments.metric)
-    options = {"overwrite": overwrite, "arguments": paths}
-    folder = folder_for(arguments.out, FOLDER, r"compare\.(ipynb|html)", **options)
+    folder = folder_for(arguments.out, FOLDER, r"compare\.(ipynb|html)", overwrite=overwrite, arguments=paths)
     print_compared(compared, table)
     parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"

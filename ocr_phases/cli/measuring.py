@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from ocr_phases.cli.options import refuse, settings_of
+from ocr_phases.cli.options import refuse
 from ocr_phases.errors import Interrupted, stop_signals
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, save_new, save_or_rescue
+from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
@@ -52,19 +53,6 @@ class Bar(tqdm):
         self.update(0)
 
 
-def look_at(page: str) -> None:
-    """Raise `OcrPhasesError` for an unreadable page.
-
-    ``page`` may name several of a file (`ocr_phases.files.each_page`).
-    """
-    from ocr_phases.inputs.images import load_page, unnamed_pages
-
-    if others := unnamed_pages(page):
-        print(others, file=sys.stderr)
-    for each in each_page(page):
-        load_page(each)
-
-
 def warn_of_remote_code(model: str) -> None:
     """Warn on stderr that the checkpoint's own code will run."""
     print(f"Warning: this runs the Python files of {model} on this machine.", file=sys.stderr)
@@ -72,9 +60,14 @@ def warn_of_remote_code(model: str) -> None:
 
 def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession:
     """Load the requested model; a wrong page or setting is refused before anything slow starts."""
-    settings = settings_of(arguments)
+    from ocr_phases.inputs.images import load_page, unnamed_pages
+
+    settings = Settings.among(vars(arguments))
     for page in pages or [arguments.page]:
-        look_at(page)
+        if others := unnamed_pages(page):
+            print(others, file=sys.stderr)
+        for each in each_page(page):
+            load_page(each)
     if settings.implementation == "native":
         refuse(arguments, ("trust_remote_code",), "The native implementation runs no remote code")
     if settings.trust_remote_code:
@@ -92,7 +85,7 @@ def measure(
 ) -> PhaseRun:
     """Measure ``page``, or the command's, with the command's settings and ``changes``."""
     session = session or load_session(arguments)
-    settings = settings_of(arguments)
+    settings = Settings.among(vars(arguments))
     run = partial(session.run_inference, page or arguments.page, **settings.of_run() | changes)
     return watched(arguments, run, settings.expected_tokens)
 

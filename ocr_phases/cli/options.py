@@ -122,11 +122,6 @@ def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bo
     return saved
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings of these options; `OcrPhasesError` for a wrong one."""
-    return Settings.among(vars(arguments))
-
-
 def name_list(text: str, comma: str = ",") -> list[str]:
     """Names from a list, separated by the regular expression ``comma``; at least one."""
     names = [part.strip() for part in re.split(comma, text) if part.strip()]
@@ -143,11 +138,7 @@ def model_list(text: str) -> list[str]:
 
 def number_list(text: str) -> list[int]:
     """Whole numbers from a comma-separated list."""
-    try:
-        return [int(part) for part in name_list(text)]
-    except ValueError as error:
-        told = f"{text!r} is not a list of whole numbers, such as 1,4,16"
-        raise argparse.ArgumentTypeError(told) from error
+    return [int(number(int, 1)(part)) for part in name_list(text)]
 
 
 def number(kind: type[int | float], least: float) -> Callable[[str], float]:

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
-    from ocr_phases.rerun import recorded_pages, repeat_run
+    from ocr_phases.session import recorded_pages, repeat_run
 
     recorded_pages(then, arguments.page)
     options |= {name: getattr(arguments, name) for name in _EACH}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import load_session, measure
-from ocr_phases.cli.options import SETTINGS, settings_of, shows_saved
+from ocr_phases.cli.options import SETTINGS, shows_saved
 from ocr_phases.cli.results import run_result, wrote
 from ocr_phases.files import (
     NOTHING,
@@ -21,6 +21,7 @@ from ocr_phases.files import (
     save_or_rescue,
     split_page,
 )
+from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
@@ -53,13 +54,12 @@ def _measure(arguments: argparse.Namespace) -> None:
     from ocr_phases.report.artifacts import RESULTS
 
     pages, out = arguments.pages, arguments.out
-    asked, kernels = settings_of(arguments), arguments.kernels or arguments.trace
+    asked, kernels = Settings.among(vars(arguments)), arguments.kernels or arguments.trace
     settings = {name: getattr(asked, name) for name in SETTINGS["report"]}
     truths = _truths(arguments, pages)
     folders = folders_of(pages, out or Path(REPORT_FOLDER))
-    others = [*pages, arguments.truth]
     for folder in folders if out else ():
-        check_names(folder, RESULTS, overwrite=arguments.overwrite, arguments=others)
+        check_names(folder, RESULTS, overwrite=arguments.overwrite, arguments=[*pages, arguments.truth])
     session = load_session(arguments, pages)
     for page in pages:
         session.check_request(page, **(asked.of_run() | {"kernels": kernels}))

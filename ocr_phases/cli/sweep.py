@@ -7,17 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ocr_phases.cli.options import SHARED, settings_of, shows_saved
+from ocr_phases.cli.options import SHARED, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
+from ocr_phases.settings import Settings
 
 if TYPE_CHECKING:
     from ocr_phases.analyse.scaling import SweepResult
 
 FOLDER = "ocr_phases_sweep"
-#: What the cells differ in.
-_AXES = ("presets", "strategies", "batches", "lengths", "visions")
-#: Output lengths where the end token is ignored, and where it ends a text.
-_LENGTHS, _LIMIT = [32, 128], [1024]
 _COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
 _COLUMNS += ["page_ms", "pages_per_min"]
 
@@ -72,18 +69,18 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     from ocr_phases.inputs.images import load_page, unnamed_pages
 
     # A wrong page, setting or list is refused before anything slow starts.
-    load = settings_of(arguments).of_model()
+    load = Settings.among(vars(arguments)).of_model()
     models = [load.pop("model")]
     name = load_page(arguments.page)[2]
     if arguments.truth:
         load_truth(arguments.truth, name)
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
-    from ocr_phases.sweep_models import Cell, CellOutcome, make_cells, sweep
+    from ocr_phases.sweep_models import AXES, Cell, CellOutcome, make_cells, sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
-    arguments.lengths = arguments.lengths or (_LIMIT if ends else _LENGTHS)
-    axes = {name: getattr(arguments, name) for name in _AXES}
+    arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])
+    axes = {name: getattr(arguments, name) for name in AXES}
     models = arguments.models or models
     count = len(make_cells(**axes)) * len(models)
     folder = _folder(arguments)

@@ -66,11 +66,8 @@ class ForwardHooks:
             )
             self.calls.append(call)
 
-        handle = model.register_forward_pre_hook(look, with_kwargs=True)
-        try:
+        with model.register_forward_pre_hook(look, with_kwargs=True):
             yield
-        finally:
-            handle.remove()
 
     def verdicts(self, packed: PageInputs, state: DecodeState, vectors: int) -> dict[str, Verdict]:
         """What the calls of this run show, by the check's name; without steps the steps' checks are missing.
@@ -80,28 +77,36 @@ class ForwardHooks:
         """
         steps = [call for call in self.calls if call.phase == "decode"]
         seen = f"{count_text(len(self.calls), 'forward')} looked at"
+        # Line breaks and a separator a page have image tokens of their own, which the projector never sees.
+        breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
+        places = sum(packed.image_tokens)
+        features = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
+        mask, device = state.attention_mask, state.token.device
+        shape, wanted = list(mask.shape), [len(state.ids), state.length]
+        right = shape == wanted and mask.device == device
+        at_end = f"{shape} on {mask.device} at the end"
+        wrong = f"{shape} on {mask.device} where {wanted} on {device} is right"
         training = any(call.training for call in self.calls)
         tracked = any(call.gradients for call in self.calls)
-        found = {
-            "eval_mode": _verdict(not training, seen, "the model was in training"),
-            "gradients_off": _verdict(not tracked, seen, "gradients were tracked"),
-            "cache_growth": ("pass", _growth(state)),
-            "attention_mask": _attention_mask(state),
-            "image_features": _image_features(packed, vectors),
-        }
-        if not steps:
-            return found
-        some = f"{count_text(len(steps), 'step')} looked at"
-        widths = sorted({call.tokens for call in steps})
-        leaked = sorted({name for call in steps for name in call.images})
-        wide = f"steps of {', '.join(map(str, widths[:4]))} tokens"
-        return {
-            **found,
-            "single_token_steps": _verdict(widths == [1], some, wide),
-            "no_image_arguments_in_decode": _verdict(not leaked, some, f"{', '.join(leaked)} arrived"),
-            "cache_reused": ("pass", f"1 object in {some}"),
-            "mask_handed_over": _mask_handed_over(steps, packed, state),
-        }
+        checks = [
+            ("eval_mode", not training, seen, "the model was in training"),
+            ("gradients_off", not tracked, seen, "gradients were tracked"),
+            ("cache_growth", True, _growth(state), ""),
+            ("attention_mask", right, at_end, wrong),
+            ("image_features", vectors + breaks == places, features, features),
+        ]
+        if steps:
+            some = f"{count_text(len(steps), 'step')} looked at"
+            widths = sorted({call.tokens for call in steps})
+            leaked = sorted({name for call in steps for name in call.images})
+            wide = f"steps of {', '.join(map(str, widths[:4]))} tokens"
+            checks += [
+                ("single_token_steps", widths == [1], some, wide),
+                ("no_image_arguments_in_decode", not leaked, some, f"{', '.join(leaked)} arrived"),
+                ("cache_reused", True, f"1 object in {some}", ""),
+                ("mask_handed_over", *_mask_handed_over(steps, packed, state)),
+            ]
+        return {name: _verdict(good, held, broken) for name, good, held, broken in checks}
 
 
 def input_verdicts(checkpoint: Checkpoint, packed: PageInputs, *, autocast: bool) -> dict[str, Verdict]:
@@ -148,13 +153,12 @@ def host_syncs_check(
         counts = view["decode_steps"]["host_syncs"]
         seen.append(("the profiler saw ", sum(counts), len(counts)))
     good = all(syncs <= -(-steps // every) for _, syncs, steps in seen)
-    verdict = "pass" if good else "note"
     measured = "; ".join(f"{who}{syncs} in {count_text(steps, 'step')}" for who, syncs, steps in seen)
+    missing = "" if seen else "counted in a warm-up run, and there was none"
     if torch.device(device).type != "cuda":
-        verdict, measured = "n/a", "a CPU has no device to wait for"
-    elif not seen:
-        verdict, measured = "n/a", "counted in a warm-up run, and there was none"
-    return {"name": "host_syncs", "verdict": verdict, "measured": measured}
+        missing = "a CPU has no device to wait for"
+    verdict = "n/a" if missing else "pass" if good else "note"
+    return {"name": "host_syncs", "verdict": verdict, "measured": missing or measured}
 
 
 def merged(runs: list[dict[str, Verdict]]) -> list[dict[str, str]]:
@@ -181,16 +185,6 @@ def _growth(state: DecodeState) -> str:
     return f"{seen}, {entries[-1]} entries held, window {state.window}"
 
 
-def _attention_mask(state: DecodeState) -> Verdict:
-    mask, wanted = state.attention_mask, (len(state.ids), state.length)
-    text, device = f"{list(mask.shape)} on {mask.device}", state.token.device
-    return _verdict(
-        tuple(mask.shape) == wanted and mask.device == device,
-        f"{text} at the end",
-        f"{text} where {list(wanted)} on {device} is right",
-    )
-
-
 def _mask_of(mask: Any) -> tuple[str, tuple[int, ...] | None, str]:
     """What an attention mask is, in words, and a tensor's shape and device.
 
@@ -205,7 +199,8 @@ def _mask_of(mask: Any) -> tuple[str, tuple[int, ...] | None, str]:
     return kind, tuple(mask.shape), str(mask.device)
 
 
-def _mask_handed_over(steps: list[Call], packed: PageInputs, state: DecodeState) -> Verdict:
+def _mask_handed_over(steps: list[Call], packed: PageInputs, state: DecodeState) -> tuple[bool, str, str]:
+    """Whether every step got a right mask, what they got, and what was wrong."""
     rows, wrong = packed.batch_size, []
     first = state.length - len(steps) + 1
     for number, call in enumerate(steps):
@@ -219,7 +214,7 @@ def _mask_handed_over(steps: list[Call], packed: PageInputs, state: DecodeState)
             wrong.append(f"step {number} got none, with padded rows")
     kinds = " and ".join(sorted({call.mask[0] for call in steps}))
     broken = f"{wrong[0]}; {len(wrong)} of {count_text(len(steps), 'step')} wrong" if wrong else ""
-    return _verdict(not wrong, f"{kinds} in {len(steps)} steps", broken)
+    return not wrong, f"{kinds} in {len(steps)} steps", broken
 
 
 def _image_mask(packed: PageInputs, image_token_id: int) -> Verdict:
@@ -227,17 +222,8 @@ def _image_mask(packed: PageInputs, image_token_id: int) -> Verdict:
     needed = sum(image_token_count(view.preset, view.grid) for view in packed.views)
     marked = sum(packed.image_tokens)
     text = f"{marked} marked for {count_text(len(packed.views), 'page')} that need {needed}"
-    return _verdict(
-        same and marked == needed, text, text if same else f"{text}; other places than the tokens'"
-    )
-
-
-def _image_features(packed: PageInputs, vectors: int) -> Verdict:
-    """Line breaks and one separator a page have image tokens of their own, which the projector never sees."""
-    places = sum(packed.image_tokens)
-    breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
-    text = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
-    return _verdict(vectors + breaks == places, text, text)
+    broken = text if same else f"{text}; other places than the tokens'"
+    return _verdict(same and marked == needed, text, broken)
 
 
 def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> Verdict:

@@ -9,16 +9,18 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+import pandas as pd
 import psutil
 import torch
 
 from ocr_phases.steps.execution import decode_backends
+from ocr_phases.steps.timeline import Timeline
 from ocr_phases.versions import __version__, code_hash, git_state
 
 _CODE = code_hash()  # while the modules are loaded, not when they may have been edited
@@ -40,7 +42,7 @@ def versions() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,
         "cuda": torch.version.cuda,
-        "driver": _driver(),
+        "driver": _found(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", "/proc/driver/nvidia/version"),
         "ocr_phases": __version__,
         "code": _CODE,
         "git": git_state(),
@@ -53,12 +55,9 @@ def describe_device(device: str) -> dict[str, Any]:
     ``cores`` are multiprocessors on CUDA, else those that this process may use, as ``host_cores`` are;
     ``threads`` is how many of them torch computes with.
     """
-    host = {
-        "host": _cpu_name(),
-        "host_cores": len(_cores()),
-        "threads": torch.get_num_threads(),
-        "ceilings": None,
-    }
+    name = _found(r"model name\s*:\s*(.+)", "/proc/cpuinfo") or platform.processor() or platform.machine()
+    cores = len(_cores())
+    host = {"host": name, "host_cores": cores, "threads": torch.get_num_threads(), "ceilings": None}
     if torch.device(device).type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {
@@ -69,14 +68,9 @@ def describe_device(device: str) -> dict[str, Any]:
             "cache_bytes": getattr(properties, "L2_cache_size", None),
             **host,
         }
-    return {
-        "name": host["host"],
-        "kind": "cpu",
-        "memory_bytes": psutil.virtual_memory().total,
-        "cores": host["host_cores"],
-        "cache_bytes": _last_cache_bytes(),
-        **host,
-    }
+    memory = psutil.virtual_memory().total
+    known = {"memory_bytes": memory, "cores": cores, "cache_bytes": _last_cache_bytes()}
+    return {"name": name, "kind": "cpu", **known, **host}
 
 
 def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
@@ -84,10 +78,10 @@ def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
     return [backend.name.lower() for backend in decode_backends(device, strategy)] or ["default"]
 
 
-def _cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+def _found(pattern: str, path: str) -> str | None:
+    """The group of ``pattern`` in a file of the system; None where either is missing."""
+    match = re.search(pattern, Path(path).read_text()) if Path(path).exists() else None
+    return match[1].strip() if match else None
 
 
 def _cores() -> Sequence[int]:
@@ -101,12 +95,6 @@ def _last_cache_bytes() -> int | None:
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size")]
     known = [int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]] for size in sizes if size[-1:] in "KM"]
     return max(known, default=None)
-
-
-def _driver() -> str | None:
-    path = Path("/proc/driver/nvidia/version")
-    found = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", path.read_text()) if path.exists() else None
-    return found[1] if found else None
 
 
 _MIB = 1 << 20
@@ -160,7 +148,7 @@ def _copy(device: torch.device) -> tuple[int, list[float]]:
         count = min(count, torch.cuda.mem_get_info(device)[0] // 8)
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return count, _times(device, lambda: target.copy_(source), _REPEATS[device.type])
+    return count, _times(device, partial(target.copy_, source), _REPEATS[device.type])
 
 
 def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[int, list[float]]:
@@ -171,10 +159,7 @@ def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[int, list[float]]
     while True:
         left = torch.randn((size, size), device=device, generator=generator, dtype=torch.float32).to(dtype)
         target = torch.empty_like(left)
-
-        def product(left: torch.Tensor = left, target: torch.Tensor = target) -> None:
-            torch.mm(left, left, out=target)
-
+        product = partial(torch.mm, left, left, out=target)
         times = _times(device, product, 2)
         if size >= _LARGEST_PRODUCT or 8 * min(times) > limit:
             return size, [*times, *_times(device, product, _REPEATS[device.type])]
@@ -195,21 +180,11 @@ def _launch(device: torch.device) -> float:
 def _times(device: torch.device, action: Callable[[], Any], repeats: int) -> list[float]:
     """Milliseconds of each of ``repeats`` calls, after one that warms up."""
     action()
-    if device.type != "cuda":
-        return [_host_ms(action) for _ in range(repeats)]
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    events[0].record()
-    for event in events[1:]:
-        action()
-        event.record()
-    torch.cuda.synchronize(device)
-    return [before.elapsed_time(after) for before, after in zip(events, events[1:], strict=False)]
-
-
-def _host_ms(action: Callable[[], Any]) -> float:
-    start = perf_counter()
-    action()
-    return (perf_counter() - start) * 1e3
+    timeline = Timeline(device)
+    for _ in range(repeats):
+        with timeline.span("ceiling"):
+            action()
+    return timeline.table()["device_ms"].tolist()
 
 
 _LEAST_CORES_S = 0.2  # in less time than this, ticks of 10 ms say nothing
@@ -241,40 +216,41 @@ class Conditions:
         return {"repeats": self._repeats, "gpu": gpu}
 
 
-@dataclass(frozen=True)
-class _Moment:
-    wall_s: float
-    cpu_s: float
-    threads_s: dict[int, float]  # of the other Python threads, by id
-    waited_s: float | None
-    load: float
-    cores_s: tuple[float, float, float]  # all, idle, stolen; of the cores that this process may use
+def _read() -> dict[str, Any]:
+    """Seconds so far, those of other Python threads by id, and the load; ``cores_s`` has idle ones too."""
+    cores = pd.DataFrame(psutil.cpu_times(percpu=True)).reindex(list(_cores())).sum()
+    threads_s, waited_s = _threads()
+    return {
+        # Guests are counted among the users already.
+        "cores_s": cores.sum() - cores.get("guest", 0.0) - cores.get("guest_nice", 0.0),
+        "idle_s": cores["idle"] + cores.get("iowait", 0.0),
+        "steal_s": cores.get("steal", 0.0),
+        "wall_s": perf_counter(),
+        "cpu_s": process_time(),
+        "threads_s": threads_s,
+        "waited_s": waited_s,
+        "load": psutil.getloadavg()[0],
+    }
 
 
-def _read() -> _Moment:
-    load = psutil.getloadavg()[0]
-    return _Moment(perf_counter(), process_time(), *_threads(), load, _core_seconds())
-
-
-def _between(before: _Moment, after: _Moment) -> dict[str, Any]:
+def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Seconds of wall, of CPU time, of other threads and of waiting; shares of all cores; load averages."""
-    cpu_s = after.cpu_s - before.cpu_s
-    others_s = sum(now - before.threads_s.get(thread, 0.0) for thread, now in after.threads_s.items())
-    waited = None
-    if before.waited_s is not None and after.waited_s is not None:
-        waited = max(0.0, after.waited_s - before.waited_s)  # a thread that has ended took its count along
-    total, idle, stolen = (now - then for then, now in zip(before.cores_s, after.cores_s, strict=True))
+    names = ("wall_s", "cpu_s", "cores_s", "idle_s", "steal_s")
+    wall_s, cpu_s, total, idle, stolen = (after[name] - before[name] for name in names)
+    threads, known = before["threads_s"], after["waited_s"] is not None
+    others_s = sum(now - threads.get(thread, 0.0) for thread, now in after["threads_s"].items())
     enough = total >= _LEAST_CORES_S
     found = {
-        "wall_s": after.wall_s - before.wall_s,
+        "wall_s": wall_s,
         "cpu_s": cpu_s,
-        "other_threads_s": None if after.waited_s is None else others_s,
-        "waited_s": waited,
+        "other_threads_s": others_s if known else None,
+        # A thread that has ended took its count along.
+        "waited_s": max(0.0, after["waited_s"] - (before["waited_s"] or 0.0)) if known else None,
         "others": max(0.0, (total - idle - stolen - cpu_s) / total) if enough else None,
         "steal": stolen / total if enough else None,
     }
-    rounded = {name: None if value is None else round(value, 4) for name, value in found.items()}
-    return {**rounded, "load_start": before.load, "load_end": after.load}
+    rounded = {name: None if value is None else round(float(value), 4) for name, value in found.items()}
+    return {**rounded, "load_start": before["load"], "load_end": after["load"]}
 
 
 def _threads() -> tuple[dict[int, float], float | None]:
@@ -291,17 +267,6 @@ def _threads() -> tuple[dict[int, float], float | None]:
             if int(path.parent.name) in others:
                 ran[int(path.parent.name)] = run / 1e9
     return ran, waited / 1e9 if waited else None
-
-
-def _core_seconds() -> tuple[float, float, float]:
-    every = psutil.cpu_times(percpu=True)
-    cores = [every[core]._asdict() for core in _cores() if core < len(every)]
-    idle, stolen, guests = (
-        sum(core.get(name, 0.0) for core in cores for name in names)
-        for names in (("idle", "iowait"), ("steal",), ("guest", "guest_nice"))
-    )
-    # Guests are counted among the users already.
-    return sum(sum(core.values()) for core in cores) - guests, idle, stolen
 
 
 def gpu_state(device: torch.device) -> dict[str, Any] | None:
@@ -363,8 +328,9 @@ class PeakMemory:
         if not self.cuda:
             try:
                 self._reset()
-                self._read()
-            except (OSError, ValueError):
+            except OSError:
+                self.source = None
+            if self._read() is None:
                 self.source = None
 
     @contextlib.contextmanager
@@ -388,9 +354,5 @@ class PeakMemory:
     def _read(self) -> int | None:
         if self.cuda:
             return torch.cuda.max_memory_allocated(self._device)
-        if not self.source:
-            return None
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found is None:
-            raise ValueError("no VmHWM in /proc/self/status")
-        return int(found[1]) * 1024
+        kilobytes = _found(r"VmHWM:\s+(\d+) kB", "/proc/self/status")
+        return int(kilobytes) * 1024 if self.source and kilobytes else None

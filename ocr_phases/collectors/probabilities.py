@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 
 from ocr_phases.errors import Stopped
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
-from ocr_phases.models.wiring import Family, family_of
+from ocr_phases.models.wiring import family_of
+from ocr_phases.steps.phases import until_end
 
 if TYPE_CHECKING:
     from ocr_phases.models.load import Checkpoint
@@ -41,7 +41,9 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
     long as the sequence. From an image token among the ``ids`` on nothing is known: the classes would ask for
     its image.
     """
-    known = [_before(row, _image_token(inputs)) for row in ids]
+    image_token = int(inputs.input_ids[inputs.images_seq_mask][0])
+    # The image token's own probability needs no forward over it.
+    known = [until_end(list(row), (image_token,)) for row in ids]
     longest = max(map(len, known))
     if not longest:
         return [Sureness([None] * len(row), [None] * len(row)) for row in ids]
@@ -73,16 +75,6 @@ def sureness_or_none(
         return None
 
 
-def _image_token(inputs: DeviceInputs) -> int:
-    return int(inputs.input_ids[inputs.images_seq_mask][0])
-
-
-def _before(ids: Sequence[int], end: int) -> list[int]:
-    """Up to and with the first ``end``, whose own probability needs no forward over it."""
-    ids = list(ids)
-    return ids[: ids.index(end) + 1] if end in ids else ids
-
-
 def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
     """What the head makes the logits of ``tokens`` [B, N] from: [B, N, hidden]."""
     family, count = family_of(model), tokens.shape[1]
@@ -92,7 +84,13 @@ def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Te
         # Without a cache the class takes all of it for the prompt, which has no window.
         mask = windowed_mask(inputs.attention_mask, count - 1, window)
         arguments["attention_mask"] = family.ready_mask(mask)
-    with _head_of_last(model, family) as hidden:
+    hidden: list[Tensor] = []
+
+    def keep(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        hidden.append(given[0])
+        return (given[0][:, -1:],)  # the head's logits of all positions would take much memory
+
+    with family.stages(model)["lm_head"].register_forward_pre_hook(keep):
         family.forward(model, arguments, use_cache=False, logits_to_keep=0)
     return hidden[0][:, -count:]
 
@@ -109,22 +107,6 @@ def windowed_mask(mask: Tensor, new: int, window: int) -> Tensor:
     seen = (key <= query) & ((key < prompt) | (query - key < window))
     real = nn.functional.pad(mask.bool(), (0, new), value=True)
     return ((seen & real[:, None]) | (query == key))[:, None]
-
-
-@contextlib.contextmanager
-def _head_of_last(model: nn.Module, family: Family) -> Iterator[list[Tensor]]:
-    """In a ``with`` block the head gets the last position only; what it was to get is in the list."""
-    hidden: list[Tensor] = []
-
-    def keep(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-        hidden.append(given[0])
-        return (given[0][:, -1:],)
-
-    handle = family.stages(model)["lm_head"].register_forward_pre_hook(keep)
-    try:
-        yield hidden
-    finally:
-        handle.remove()
 
 
 def _sureness(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -12,27 +12,28 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from ocr_phases.errors import OcrPhasesError
 
 #: The range that the measuring pass puts around the cache's ``update``.
 KV_RANGE = "kv_cache_update"
 
-#: Idle gaps are counted by length: those above each of these microseconds and not above the next.
-GAP_EDGES_US = (0.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
-
-_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _SYNC = re.compile(r"^(cuda|cu)(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy$")
 _GRAPH_LAUNCH = re.compile(r"^(cuda|cu)GraphLaunch")
 _ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
 # A replayed graph has no operators: its kernels can only be told by their names. index_copy_ writes the
 # static cache and nothing else; attention over it is the plain formula, whose products look like any other's.
-_GRAPH_KV_UPDATE = re.compile(r"index_copy")
+_GRAPH_KV_UPDATE = "index_copy"
 _TOP = 12
 _NAME_LENGTH = 240
+_DECIMALS = 6
 
 Identity = tuple[str, str, str, "int | None"]  # phase, stage, view, step: as in a span
 Key = tuple[str, ...]
@@ -51,20 +52,13 @@ class Event(NamedTuple):
 
 
 class Range(NamedTuple):
-    """One stage's stretch of host time, in ms."""
+    """One stage's stretch of host time, in ms; ``key`` is phase, stage and view: what tables group by."""
 
-    phase: str
-    stage: str
-    view: str
+    key: Key
     step: int | None
     start: float
     end: float
     thread: Any
-
-    @property
-    def key(self) -> Key:
-        """Phase, stage and view: what tables group by."""
-        return self.phase, self.stage, self.view
 
 
 class DeviceWork(NamedTuple):
@@ -96,23 +90,19 @@ class Nesting:
             place = self.parents[place]
         return place
 
-    def chain(self, place: int) -> list[int]:
+    def chain(self, place: int) -> Iterator[int]:
         """``place`` and all that lie around it, the innermost first."""
-        found = []
         while place >= 0:
-            found.append(place)
+            yield place
             place = self.parents[place]
-        return found
 
 
-def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
+def busy_ms(intervals: Sequence[tuple[float, float]]) -> float:
     """Length of the union of ``(start, end)`` intervals: what overlaps counts once."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(intervals):
-        if end > until:
-            total += end - max(start, until)
-            until = end
-    return total
+    if not intervals:
+        return 0.0
+    whole = max(end for _, end in intervals) - min(start for start, _ in intervals)
+    return whole - sum(end - start for _, start, end in gaps_between(intervals))
 
 
 def gaps_between(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:
@@ -120,14 +110,10 @@ def gaps_between(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, fl
 
     The lengths of all gaps and `busy_ms` add up to the time from the first start to the last end.
     """
-    gaps = []
-    until: float | None = None
-    for place in sorted(range(len(intervals)), key=lambda place: intervals[place]):
-        start, end = intervals[place]
-        if until is not None and start > until:
-            gaps.append((place, until, start))
-        until = end if until is None else max(until, end)
-    return gaps
+    order = sorted(range(len(intervals)), key=intervals.__getitem__)
+    ends = accumulate((intervals[place][1] for place in order), max)
+    spaces = ((place, end, intervals[place][0]) for end, place in zip(ends, order[1:], strict=False))
+    return [(place, end, start) for place, end, start in spaces if start > end]
 
 
 def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[str, Any]:
@@ -139,7 +125,7 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     ``stages``: calls, kernels, copies, launches and busy time (union) of each stage with all that lies inside
     it, and the host's time in it. ``decode_steps``: the same for each step. ``top``: the kernels that took
     longest, by the innermost stage; the rest is one row without a name. ``gaps``: idle time by the innermost
-    stage of the kernel that ended it, by cause (`_cause`) and by length. ``parts``: KV cache update and
+    stage of the kernel that ended it and by cause (`_cause`). ``parts``: KV cache update and
     attention of the language model. ``host_syncs``: the host's waits for the device. ``unattributed``: what
     was launched outside every stage.
 
@@ -154,17 +140,18 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     operators = [event for event in events if event.category == "cpu_op" and event.thread in threads]
     inside = [item for item in work if item.place >= 0]
     outside = [item for item in work if item.place < 0]
+    within = _grouped((place, item) for item in inside for place in nesting.chain(item.place))
     syncs = [event for event in events if event.category in _CALLS and _SYNC.match(event.name)]
-    sync_rows = _host_syncs(syncs, ranges, nesting, operators, work)
+    steps = _decode_steps(ranges, nesting, within, syncs)
     return {
-        "steps": sum(span.stage == "decode_step" for span in ranges),
-        "stages": _stages(ranges, nesting, inside),
-        "decode_steps": _decode_steps(ranges, nesting, inside, syncs),
+        "steps": len(steps["step"]),
+        "stages": _stages(ranges, within),
+        "decode_steps": steps,
         "top": _top(ranges, inside),
         "gaps": _gaps(ranges, inside, syncs),
         "parts": _parts(events, ranges, inside, operators),
-        "host_syncs": sync_rows,
-        "unattributed": {"events": len(outside), "busy_ms": _ms(busy_ms(map(_interval, outside)))},
+        "host_syncs": _host_syncs(syncs, ranges, nesting, operators, work),
+        "unattributed": {"events": len(outside), "busy_ms": _busy(outside)},
     }
 
 
@@ -173,7 +160,7 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
 
 def _events(trace: Mapping[str, Any]) -> list[Event]:
     """The complete events (``ph`` X) of all categories that matter, by start and then longest first."""
-    wanted = {*_DEVICE, *_CALLS, "cpu_op", "user_annotation"}
+    wanted = (*_DEVICE, *_CALLS, "cpu_op", "user_annotation")
     found = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in wanted]
     # Microseconds since some epoch: differences keep more digits.
     origin = min((float(event["ts"]) for event in found), default=0.0)
@@ -188,21 +175,18 @@ def _events(trace: Mapping[str, Any]) -> list[Event]:
 
 
 def _ranges(events: Sequence[Event], spans: Sequence[Identity]) -> list[Range]:
-    waiting: dict[str, list[Identity]] = defaultdict(list)
-    for span in reversed(spans):
-        waiting[span[1]].append(span)
-    expected = {stage: len(named) for stage, named in waiting.items()}
-    annotations = [
-        event for event in events if event.category == "user_annotation" and event.name in expected
-    ]
-    found = Counter(event.name for event in annotations)
-    for stage, count in expected.items():
-        if found[stage] != count:
+    waiting = _grouped((span[1], span) for span in spans)
+    annotations = _grouped((event.name, event) for event in events if event.category == "user_annotation")
+    found = []
+    for stage, expected in waiting.items():
+        if len(annotations[stage]) != len(expected):
             raise OcrPhasesError(
-                f"The profiler kept {found[stage]} of {count} ranges of {stage}: its buffers were too small "
-                "for this run; ask for fewer steps in the kernel view (kernel_steps)."
+                f"The profiler kept {len(annotations[stage])} of {len(expected)} ranges of {stage}: its "
+                "buffers were too small for this run; ask for fewer steps in the kernel view (kernel_steps)."
             )
-    return [Range(*waiting[span.name].pop(), span.start, span.end, span.thread) for span in annotations]
+        for (*key, step), event in zip(expected, annotations[stage], strict=True):
+            found.append(Range(tuple(key), step, event.start, event.end, event.thread))
+    return sorted(found, key=lambda span: (span.start, -span.end))
 
 
 def _work(events: Sequence[Event], nesting: Nesting) -> list[DeviceWork]:
@@ -233,24 +217,37 @@ def _columns(names: str, rows: Sequence[tuple]) -> dict[str, list]:
     return {name: [row[place] for row in rows] for place, name in enumerate(names.split())}
 
 
-def _stages(ranges: Sequence[Range], nesting: Nesting, work: Sequence[DeviceWork]) -> dict[str, list]:
-    within = _grouped((ranges[place].key, item) for item in work for place in nesting.chain(item.place))
+def _totals(names: str, rows: Sequence[tuple], **figures: Any) -> pd.DataFrame:
+    """A row for each combination of the columns ``names``: ``figures`` of the ms, which stand last."""
+    table = pd.DataFrame(rows, columns=[*names.split(), "ms"])
+    return table.groupby(names.split(), sort=False)["ms"].agg(**figures).reset_index()
+
+
+def _plain(table: pd.DataFrame) -> dict[str, list]:
+    """To the nanosecond: the trace has no more."""
+    return {str(name): column.tolist() for name, column in table.round(_DECIMALS).items()}
+
+
+def _stages(ranges: Sequence[Range], within: Mapping[int, list[DeviceWork]]) -> dict[str, list]:
     rows = []
-    for key, own in _grouped((span.key, span) for span in ranges).items():
-        host_ms = sum(span.end - span.start for span in own)
-        rows.append((*key, len(own), *_counts(within[key]), _ms(host_ms)))
+    for key, places in _grouped((span.key, place) for place, span in enumerate(ranges)).items():
+        host_ms = sum(ranges[place].end - ranges[place].start for place in places)
+        work = [item for place in places for item in within[place]]
+        rows.append((*key, len(places), *_counts(work), _ms(host_ms)))
     return _columns("phase stage view calls kernels copies launches busy_ms host_ms", rows)
 
 
 def _decode_steps(
-    ranges: Sequence[Range], nesting: Nesting, work: Sequence[DeviceWork], syncs: Sequence[Event]
+    ranges: Sequence[Range],
+    nesting: Nesting,
+    within: Mapping[int, list[DeviceWork]],
+    syncs: Sequence[Event],
 ) -> dict[str, list]:
-    within = _grouped((place, item) for item in work for place in nesting.chain(item.place))
     waits = Counter(place for sync in syncs for place in nesting.chain(nesting.innermost(sync.start)))
     rows = [
         (span.step, *_counts(within[place]), waits[place], _ms(span.end - span.start))
         for place, span in enumerate(ranges)
-        if span.stage == "decode_step"
+        if span.key[1] == "decode_step"
     ]
     return _columns("step kernels copies launches busy_ms host_syncs host_ms", rows)
 
@@ -259,33 +256,31 @@ def _counts(work: Sequence[DeviceWork]) -> tuple[int, int, int, float]:
     """Kernels, copies (and fills), launching calls, and the time the device worked."""
     kernels = sum(item.event.category == "kernel" for item in work)
     launches = len({item.event.correlation for item in work})
-    return kernels, len(work) - kernels, launches, _ms(busy_ms(map(_interval, work)))
+    return kernels, len(work) - kernels, launches, _busy(work)
 
 
 def _top(ranges: Sequence[Range], work: Sequence[DeviceWork]) -> dict[str, list]:
-    times = _grouped(
-        ((*ranges[item.place].key[:2], item.event.name), item.event.end - item.event.start) for item in work
-    )
-    rows: list[tuple] = []
-    for stage, kernels in _grouped((key[:2], (key[2], ms)) for key, ms in times.items()).items():
-        kernels.sort(key=lambda kernel: -sum(kernel[1]))
-        rest = [one for _, ms in kernels[_TOP:] for one in ms]
-        kept = [*kernels[:_TOP], *([("", rest)] if rest else [])]
-        rows += [(*stage, name[:_NAME_LENGTH], len(ms), _ms(sum(ms))) for name, ms in kept]
-    return _columns("phase stage kernel count device_ms", rows)
+    times = [
+        (*ranges[item.place].key[:2], item.event.name, item.event.end - item.event.start) for item in work
+    ]
+    table = _totals("phase stage kernel", times, count="count", device_ms="sum")
+    table["place"] = table.groupby(["phase", "stage"], sort=False).ngroup()
+    table = table.sort_values(["place", "device_ms"], ascending=[True, False], kind="stable")
+    table.loc[table.groupby("place").cumcount() >= _TOP, "kernel"] = ""
+    keys = ["phase", "stage", "kernel"]
+    table = table.groupby(keys, sort=False)[["count", "device_ms"]].sum().reset_index()
+    return _plain(table.assign(kernel=[name[:_NAME_LENGTH] for name in table["kernel"]]))
 
 
 def _gaps(ranges: Sequence[Range], work: Sequence[DeviceWork], syncs: Sequence[Event]) -> dict[str, list]:
     returns = sorted(event.end for event in syncs)
     found = []
-    for inside in _grouped((ranges[item.place].phase, item) for item in work).values():
+    for inside in _grouped((ranges[item.place].key[0], item) for item in work).values():
         for place, start, end in gaps_between([_interval(item) for item in inside]):
-            ended_by = inside[place]
-            edge = GAP_EDGES_US[bisect_left(GAP_EDGES_US, round((end - start) * 1e3, 3)) - 1]
-            key = (*ranges[ended_by.place].key, _cause(ended_by, start, end, returns), edge)
-            found.append((key, end - start))
-    rows = [(*key, len(ms), _ms(sum(ms)), _ms(max(ms))) for key, ms in _grouped(found).items()]
-    return _columns("phase stage view cause longer_than_us count idle_ms longest_ms", rows)
+            cause = _cause(inside[place], start, end, returns)
+            found.append((*ranges[inside[place].place].key, cause, 0.0, end - start))
+    keys = "phase stage view cause longer_than_us"
+    return _plain(_totals(keys, found, count="count", idle_ms="sum", longest_ms="max"))
 
 
 def _cause(ended_by: DeviceWork, start: float, end: float, sync_returns: Sequence[float]) -> str:
@@ -311,19 +306,18 @@ def _parts(
         [event for event in events if event.category == "user_annotation" and event.name == KV_RANGE]
     )
     attention = Nesting([event for event in operators if event.name == _ATTENTION_OPERATOR])
-    found = []
+    groups: dict[Key, list[DeviceWork]] = defaultdict(list)
     for item in work:
         phase, stage, _ = ranges[item.place].key
         time = item.launched.start
         if _GRAPH_LAUNCH.match(item.launched.name):
-            if _GRAPH_KV_UPDATE.search(item.event.name):
-                found.append(((phase, "kv_update", "name"), item))
+            if _GRAPH_KV_UPDATE in item.event.name:
+                groups[phase, "kv_update", "name"].append(item)
         elif updates.innermost(time) >= 0:
-            found.append(((phase, "kv_update", "range"), item))
+            groups[phase, "kv_update", "range"].append(item)
         elif stage == "language_model" and attention.innermost(time) >= 0:
-            found.append(((phase, "attention", "operator"), item))
-    groups = _grouped(found).items()
-    rows = [(*key, len(inside), _ms(busy_ms(map(_interval, inside)))) for key, inside in groups]
+            groups[phase, "attention", "operator"].append(item)
+    rows = [(*key, len(inside), _busy(inside)) for key, inside in groups.items()]
     return _columns("phase part by kernels busy_ms", rows)
 
 
@@ -357,9 +351,12 @@ def _host_syncs(
             direction = match[0] if match else ""
             waited += copies[before].launched.end - starts[before]
         names = (around[-1].name, around[0].name) if around else ("", "")
-        found.append(((*ranges[place].key[:2], sync.name, *names, direction), waited))
-    rows = [(*key, len(ms), _ms(sum(ms))) for key, ms in _grouped(found).items()]
-    return _columns("phase stage call operator through copy count wait_ms", rows)
+        found.append((*ranges[place].key[:2], sync.name, *names, direction, waited))
+    return _plain(_totals("phase stage call operator through copy", found, count="count", wait_ms="sum"))
+
+
+def _busy(work: Sequence[DeviceWork]) -> float:
+    return _ms(busy_ms([_interval(item) for item in work]))
 
 
 def _interval(work: DeviceWork) -> tuple[float, float]:
@@ -368,4 +365,4 @@ def _interval(work: DeviceWork) -> tuple[float, float]:
 
 def _ms(value: float) -> float:
     """To the nanosecond: the trace has no more, and what touches must not seem to be apart."""
-    return round(value, 6)
+    return round(value, _DECIMALS)

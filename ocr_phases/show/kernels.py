@@ -73,7 +73,7 @@ def plot_busy(run: PhaseRun) -> Figure:
 
 
 def plot_idle_gaps(run: PhaseRun) -> Figure:
-    """Idle time between the device's work by length of the gap, coloured by cause: prefill and a decode step.
+    """Idle time between the device's work by its cause: prefill and a decode step.
 
     The titles say how long the device is idle in the timed runs. The bars were seen under the profiler, where
     the host is slower and gaps are longer. Raises `OcrPhasesError` without a kernel view.
@@ -83,10 +83,9 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
     if not phases:
         return sentence_figure("The device was never idle between two kernels.")
     figure = blank_figure(3.7)
-    edges = sorted(table["longer_than_us"].unique())
     stages = kernel_table(run)
     for axes, phase in zip(figure.subplots(1, len(phases), squeeze=False)[0], phases, strict=True):
-        _draw_gaps(axes, phase, table[table["phase"] == phase], edges)
+        _draw_gaps(axes, table[table["phase"] == phase])
         title_axes(axes, _idle_title(phase, stages))
     keys = [Patch(color=colour, label=_CAUSE_NAMES[cause]) for cause, colour in _CAUSE_COLOURS.items()]
     legend_below(figure, keys, 3)
@@ -111,21 +110,15 @@ def _draw_busy(axes: Axes, phase: str, rows: pd.DataFrame) -> None:
     title_axes(axes, f"{_UNITS[phase].capitalize()} is {rows.iloc[0]['verdict']}")
 
 
-def _draw_gaps(axes: Axes, phase: str, gaps: pd.DataFrame, edges: list[float]) -> None:
+def _draw_gaps(axes: Axes, gaps: pd.DataFrame) -> None:
     style_axes(axes)
-    tops = dict.fromkeys(edges, 0.0)
-    idle = gaps.groupby(["cause", "longer_than_us"])["idle_ms"].sum().to_dict()
-    for cause, colour in _CAUSE_COLOURS.items():
-        bars = []
-        for place, edge in enumerate(edges):
-            bars.append((place - 0.4, tops[edge], 0.8, idle.get((cause, edge), 0.0)))
-            tops[edge] += bars[-1][-1]
-        draw_bars(axes, bars, colour, edgecolors="white", linewidths=0.6)
-    axes.set_xticks(range(len(edges)), [f"{edge:g}" for edge in edges])
+    idle = gaps.groupby("cause")["idle_ms"].sum()
+    for place, (cause, colour) in enumerate(_CAUSE_COLOURS.items()):
+        draw_bars(axes, [(place - 0.4, 0.0, 0.8, idle.get(cause, 0.0))], colour)
+    axes.set_xticks(range(len(_CAUSE_COLOURS)), _CAUSE_COLOURS)
     axes.grid(visible=False, axis="x")
-    seen = f"{gaps['gaps'].sum():,.0f} gaps, {ms_text(sum(tops.values()))} under the profiler"
-    axes.set_xlabel(f"gap longer than (µs): {seen}")
-    axes.set_ylim(0, 1.15 * max(tops.values()))
+    axes.set_xlabel(f"{gaps['gaps'].sum():,.0f} gaps, {ms_text(idle.sum())} under the profiler")
+    axes.set_ylim(0, 1.15 * idle.max())
     time_axis(axes.yaxis, "idle time under the profiler")
 
 

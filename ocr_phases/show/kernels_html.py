@@ -13,7 +13,7 @@ from ocr_phases.analyse.kernels import (
     stage_verdict,
     top_kernels,
 )
-from ocr_phases.analyse.sentences import kernel_sentence
+from ocr_phases.analyse.sentences import kernel_account
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.blocks import Html, fold, fragment, section_heading
 from ocr_phases.show.html import note_html, table_html
@@ -45,7 +45,7 @@ def kernels_html(run: PhaseRun) -> Html:
     """
     if run.kernels is None:
         return fragment()
-    head = fragment(section_heading("Kernels"), note_html(kernel_sentence(run)))
+    head = fragment(section_heading("Kernels"), note_html(kernel_account(run)))
     if not has_kernels(run):
         return head
     table = kernel_table(run).merge(

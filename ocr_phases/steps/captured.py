@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -55,19 +54,6 @@ _WANTED_OPTIONS = {
 KEPT_STEPS = 4
 
 
-@dataclass(frozen=True)
-class StepSetup:
-    """What a static step holds and what making it took: ms of wall time, None where there was nothing to do.
-
-    ``max_cache_len`` is the cache's length, ``allocated_bytes`` what it takes for the whole batch.
-    """
-
-    max_cache_len: int
-    allocated_bytes: int
-    compile_ms: float | None
-    capture_ms: float | None
-
-
 def read_lengths(max_cache_len: int) -> list[int]:
     """How many entries captured steps read: lengths that double, and all.
 
@@ -93,7 +79,9 @@ class StaticStep:
     ``strategy``: ``cuda_graph`` captures the step and replays it; ``compiled`` compiles it, and captures it
     too on CUDA; ``eager`` runs the same step as it is. Hand it to `prefill`, then to `decode`: it continues
     from the state it is called with, also where a caller changed the state's token.
-    The logits it gives are overwritten by the next step. Raises `OcrPhasesError` where it cannot be compiled.
+    The logits it gives are overwritten by the next step. ``setup`` says for the record what it holds (the
+    cache's length, and bytes for the whole batch) and what making it took (ms, None for nothing).
+    Raises `OcrPhasesError` where it cannot be compiled.
     """
 
     @torch.no_grad()
@@ -107,8 +95,9 @@ class StaticStep:
         self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
         self.cache = static_cache(config, max_cache_len, self.window, self._slot)
         self._read = max_cache_len
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.cache.early_initialization(
-            batch, config.num_key_value_heads, _head_dim(config), parameter.dtype, self.device
+            batch, config.num_key_value_heads, width, parameter.dtype, self.device
         )
         self._token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._position = torch.zeros_like(self._token)
@@ -131,7 +120,12 @@ class StaticStep:
         with current_device(self.device), self.execution():
             self._runs, compile_ms, capture_ms = self._made()
         allocated = cache_bytes_per_token(self.cache) * max_cache_len
-        self.setup = StepSetup(max_cache_len, allocated, compile_ms, capture_ms)
+        self.setup: dict[str, int | float | None] = {
+            "max_cache_len": max_cache_len,
+            "allocated_bytes": allocated,
+            "compile_ms": compile_ms,
+            "capture_ms": capture_ms,
+        }
 
     @contextmanager
     def execution(self) -> Iterator[None]:
@@ -229,7 +223,9 @@ class StaticStep:
         compile_ms = capture_ms = None
         if self.strategy == "compiled":
             preparing.get()("compiling the decode step")
-            run = compiled_apart(self._body, options=_cuda_options() if cuda else None)
+            known = torch._inductor.list_options()  # of this version
+            options = {name: value for name, value in _WANTED_OPTIONS.items() if name in known}
+            run = compiled_apart(self._body, options=options if cuda else None)
             with tuned_steadily():
                 _, compile_ms = first_call_ms(self.device, run)
             runs = {self.max_cache_len: run}
@@ -268,16 +264,6 @@ def kept_step(
     reused = key in kept
     make = partial(StaticStep, model, batch, max_cache_len, strategy)
     return last_used(kept, key, make, KEPT_STEPS), reused
-
-
-def _cuda_options() -> dict[str, Any]:
-    """What is wanted of the compiler, as far as this version has it."""
-    known = torch._inductor.list_options()
-    return {name: value for name, value in _WANTED_OPTIONS.items() if name in known}
-
-
-def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 #: Prompt lengths whose graphs are kept, each with its activations.

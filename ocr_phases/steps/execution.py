@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import shutil
 import sys
@@ -106,12 +107,10 @@ def stoppable(model: nn.Module, check: Callable[[], None]) -> Iterator[None]:
         check()
 
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    handles = [layer.register_forward_pre_hook(before) for layers in lists for layer in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for layer in itertools.chain.from_iterable(lists):
+            hooks.enter_context(layer.register_forward_pre_hook(before))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager

@@ -171,10 +171,8 @@ def one_shot(
 @contextlib.contextmanager
 def _seeded(request: Request, device: torch.device) -> Iterator[None]:
     """torch's own generator of ``device``, which is what generate() samples with, at the request's seed."""
-    if not request.infer.do_sample:
-        yield
-        return
     cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if cuda else []):
-        (torch.cuda.manual_seed if cuda else torch.default_generator.manual_seed)(request.seed)
+    with torch.random.fork_rng([device] if cuda else [], enabled=request.infer.do_sample):
+        if request.infer.do_sample:
+            (torch.cuda.manual_seed if cuda else torch.default_generator.manual_seed)(request.seed)
         yield

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -188,39 +189,29 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     if isinstance(timeline, NoTimeline):
         yield
         return
-    handles: list[Any] = []
     open_spans: dict[str, Span] = {}
     calls: dict[str, int] = {}
     vision = family.facts.vision_stages
 
-    def before(stage: str) -> Any:
-        def hook(module: nn.Module, args: Any) -> None:
-            view = ""
-            if stage in vision:
-                number = calls.get(stage, 0)
-                calls[stage] = number + 1
-                view = views[number % len(views)] if views else ""
-            elif stage == "language_model" and "vision_fusion" in open_spans:
-                timeline.end(open_spans.pop("vision_fusion"))
-            open_spans[stage] = timeline.begin(stage, view)
+    def before(stage: str, module: nn.Module, args: Any) -> None:
+        view = ""
+        if stage in vision:
+            number = calls.get(stage, 0)
+            calls[stage] = number + 1
+            view = views[number % len(views)] if views else ""
+        elif stage == "language_model" and "vision_fusion" in open_spans:
+            timeline.end(open_spans.pop("vision_fusion"))
+        open_spans[stage] = timeline.begin(stage, view)
 
-        return hook
+    def after(stage: str, module: nn.Module, args: Any, output: Any) -> None:
+        timeline.end(open_spans.pop(stage))
+        if stage == "projector" and timeline.phase == "prefill":
+            timeline.vectors += prod(output.shape[:-1])
+        if stage == "projector" and views and calls[stage] % len(views) == 0:
+            open_spans["vision_fusion"] = timeline.begin("vision_fusion")
 
-    def after(stage: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            timeline.end(open_spans.pop(stage))
-            if stage == "projector" and timeline.phase == "prefill":
-                timeline.vectors += prod(output.shape[:-1])
-            if stage == "projector" and views and calls[stage] % len(views) == 0:
-                open_spans["vision_fusion"] = timeline.begin("vision_fusion")
-
-        return hook
-
-    try:
+    with contextlib.ExitStack() as hooks:
         for stage, (first, last) in family.timed(model).items():
-            handles.append(first.register_forward_pre_hook(before(stage)))
-            handles.append(last.register_forward_hook(after(stage)))
+            hooks.enter_context(first.register_forward_pre_hook(partial(before, stage)))
+            hooks.enter_context(last.register_forward_hook(partial(after, stage)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
