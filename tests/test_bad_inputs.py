@@ -331,7 +331,7 @@ WRONG_COMMANDS = {
     "profile PAGE --max-new-token 8": "mean --max-new-tokens?",
     "profile PAGE --json=1": "--json",
     "batch PAGE --render non": "mean none?",
-    "batch PAGE --render after": "use during or none or only",
+    "batch PAGE --render after": "use during, none or only",
     "compare RUN": "B.json (usage: ocr-phases compare",
     "profile PAGE --preset tinny": "mean tiny?",
     "profile PAGE --strategy cudagraph": "mean cuda_graph?",

@@ -16,7 +16,7 @@ from kernel_example import example_view
 from mutants import mutants
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse import checks, comparison, floors, headline, scaling
+from ocr_phases.analyse import checks, comparison, floors, scaling, sentences
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.batch import figures, store
 from ocr_phases.batch.index import build_index
@@ -79,7 +79,7 @@ def headline_figures(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def sentences(run: PhaseRun, base: PhaseRun) -> None:
-    headline.headline(run), headline.verdict(run)
+    sentences.headline(run), sentences.verdict(run)
 
 
 def token_tables(run: PhaseRun, base: PhaseRun) -> None:
