@@ -443,7 +443,7 @@ def test_bad_comparisons_are_one_sentence_and_write_nothing(
         ([record, str(tmp_path / "bad.json")], "no schema number"),
         ([record, record, "--metric", "prefill_ms"], "drop --metric"),
         ([record, record, "--fail-above", "5"], "5 repeats or more"),
-        ([record, record, "--fail-above", "5", "--metric", "speed"], "no metric speed"),
+        ([record, record, "--fail-above", "5", "--metric", "speed"], "Unknown metric 'speed'"),
     ):
         assert main(["compare", *arguments, *out]) == 2
         error = capsys.readouterr().err.strip()
