@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from wording import says
 
 from ocr_phases.analyse.comparison import Comparison
-from ocr_phases.analyse.scaling import sweep_table
-from ocr_phases.analyse.strategy_text import ways_sentence
+from ocr_phases.analyse.scaling import sweep_table, ways_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import ms_text
 

@@ -20,9 +20,9 @@ from ocr_phases.analyse.scaling import (
     SWEEP_COLUMNS,
     SweepResult,
     decode_curves,
+    models_sentence,
     sweep_table,
 )
-from ocr_phases.analyse.strategy_text import models_sentence
 from ocr_phases.cli import main
 from ocr_phases.cli.options import model_list
 from ocr_phases.errors import OcrPhasesError

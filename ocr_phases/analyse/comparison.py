@@ -19,18 +19,16 @@ import pandas as pd
 
 from ocr_phases.analyse.noise import ceilings_apart, is_noisy
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table
-from ocr_phases.analyse.scaling import sweep_table
+from ocr_phases.analyse.scaling import sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_warning
-from ocr_phases.analyse.stages import repeat_table, step_ms
+from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, stage_repeats, stage_table, step_ms
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, LogMean, holm, log_ratio
-from ocr_phases.analyse.steps import first_other_token
-from ocr_phases.analyse.strategy_text import ways_sentence
 from ocr_phases.analyse.text import plain_text
 from ocr_phases.analyse.truths import reference_of
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.record import PHASES, PhaseRun, elsewhere
-from ocr_phases.text import count_text, percent_text, stage_name
+from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.text import count_text, first_difference, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     *("run", "metric", "verdict", "unit", "baseline", "other", "difference"),
@@ -110,17 +108,15 @@ def _figures(run: PhaseRun) -> Iterator[Metric]:
 
 
 def _stages(run: PhaseRun) -> Iterator[Metric]:
-    groups = run.spans.groupby(["phase", "stage", "view"], sort=False)
-    order = sorted(groups, key=lambda item: (PHASES.index(item[0][0]), item[1]["host_start_ms"].min()))
-    for key, spans in order:
-        phase, stage, view = map(str, key)
-        if stage in (phase, "decode_step"):
-            continue
-        grouped = spans.groupby("repeat")["device_ms"]
-        each = grouped.median() if phase == "decode" else grouped.sum()
-        times = each.reindex(run.repeats, fill_value=0.0).to_numpy(dtype=np.float64)
-        name = "/".join(filter(None, (phase, stage, view)))
-        yield Metric(name, "ms", float(np.median(times)), times, phase, stage, view)
+    decode = run.spans[run.spans["phase"] == "decode"]
+    steps = decode.groupby([*STAGE_KEYS, "repeat"])["device_ms"].median().unstack("repeat")
+    each = pd.concat([stage_repeats(run).drop(index=steps.index), steps.reindex(columns=run.repeats)])
+    for key in stage_table(run)[list(STAGE_KEYS)].itertuples(index=False, name=None):
+        phase, stage, view = key
+        if stage not in (phase, "decode_step"):
+            times = each.loc[key].fillna(0.0).to_numpy(dtype=np.float64)
+            name = "/".join(filter(None, key))
+            yield Metric(name, "ms", float(np.median(times)), times, phase, stage, view)
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
@@ -352,15 +348,9 @@ class Comparison:
         Raises `OcrPhasesError` where a name is unknown, a record lacks a named metric, or a single repeat
         leaves nothing to judge by.
         """
-        if metrics:
-            return Comparison(self.runs, self.labels, judged=metrics)._limited(percent, metrics)
-        return self._limited(percent, ())
-
-    def _limited(self, percent: float, metrics: Sequence[str]) -> pd.DataFrame:
-        table = self.table
-        known = dict.fromkeys([*table["metric"], *MEASURES])
+        table = Comparison(self.runs, self.labels, judged=metrics).table if metrics else self.table
         for name in metrics:
-            check_known("metric", name, known)
+            check_known("metric", name, [*table["metric"], *MEASURES])
         rows = table[table["metric"].isin(metrics or JUDGED) & table["difference"].notna()]
         for name in metrics:
             if lacks := set(self.labels[1:]) - set(rows.loc[rows["metric"] == name, "run"]):
@@ -447,16 +437,14 @@ def _ratio(ours: Metric, theirs: Metric, test: LogMean, alpha: float) -> dict[st
 
 _FAR = 2.0  # a ratio from here on is told as such, not in percent
 _SINGLE = "so its spread is unknown and nothing is called faster, slower or equivalent"
+_UNPROVEN = {"n/a": "by a single repeat", NOISY: "which noise leaves unproven"}
 _FEW = "so the intervals are wide and small changes stay inconclusive"
 
 
 def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """A note on intervals over few repeats; empty if all records have `LEAST_REPEATS`."""
-    few = {
-        label: len(run.repeats)
-        for run, label in zip(runs, labels, strict=True)
-        if len(run.repeats) < LEAST_REPEATS
-    }
+    few = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
+    few = {label: count for label, count in few.items() if count < LEAST_REPEATS}
     if not few:
         return ""
     counts = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
@@ -490,10 +478,8 @@ def _subject(run: PhaseRun) -> tuple[Any, ...]:
 
 def _said(row: Mapping[Any, Any]) -> str:
     name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
-    if row["verdict"] == "n/a":
-        return f"{name} takes {_times(row['ratio'])}, by a single repeat"
-    if row["verdict"] == NOISY:
-        return f"{name} takes {_times(row['ratio'])}, which noise leaves unproven"
+    if row["verdict"] in _UNPROVEN:
+        return f"{name} takes {_times(row['ratio'])}, {_UNPROVEN[row['verdict']]}"
     span = _times(row["ratio"], row["ratio_low"], row["ratio_high"])
     if row["verdict"] == INCONCLUSIVE:
         least = percent_text(row["detectable"])
@@ -526,29 +512,55 @@ def _text_sentence(changes: pd.DataFrame) -> str:
     return f"{sentence}."
 
 
+def _facts(run: PhaseRun) -> dict[str, Any]:
+    """What a caveat is told of where it differs, by the sentence."""
+    return {
+        "{label} read another page.": _pages(run),
+        "Its prompt has {} tokens, not {}.": f"{run.request['prefill_len']:,}",
+        "It has {} rows side by side, not {}.": len(run.results),
+        "The devices differ.": run.device.get("name"),
+        "The model is {}, not {}.": run.model["name"],
+        "It computes in {}, not {}.": run.model["dtype"],
+    }
+
+
 def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
     """What else differs, a sentence each."""
     yield ceilings_apart(baseline, other)
-    if _pages(baseline) != _pages(other):
-        yield f"{label} read another page."
-    lengths = [f"{run.request['prefill_len']:,}" for run in (other, baseline)]
-    if lengths[0] != lengths[1]:
-        yield f"Its prompt has {lengths[0]} tokens, not {lengths[1]}."
-    if len(baseline.results) != len(other.results):
-        yield f"It has {len(other.results)} rows side by side, not {len(baseline.results)}."
-    if not same_tokens(baseline, other):
-        counts = [f"{run.token_count:,}" for run in (other, baseline)]
-        if counts[0] == counts[1]:
-            yield f"The tokens differ; both have {counts[0]}."
-        else:
-            yield f"It has {counts[0]} tokens, not {counts[1]}: compare decode steps, not whole decodes."
-        if differ := first_other_token(baseline, other):
-            yield f"The first different token is {differ}."
-    if baseline.device.get("name") != other.device.get("name"):
-        yield "The devices differ."
-    if baseline.model["name"] != other.model["name"]:
-        yield f"The model is {other.model['name']}, not {baseline.model['name']}."
-    elif baseline.model.get("revision") != other.model.get("revision"):
+    then = _facts(baseline)
+    for sentence, value in _facts(other).items():
+        if value != then[sentence]:
+            yield sentence.format(value, then[sentence], label=label)
+    revisions = {(run.model["name"], run.model.get("revision")) for run in (baseline, other)}
+    if len(revisions) > len({name for name, _ in revisions}):
         yield "The model's weights have another revision."
-    if baseline.model["dtype"] != other.model["dtype"]:
-        yield f"It computes in {other.model['dtype']}, not {baseline.model['dtype']}."
+    if same_tokens(baseline, other):
+        return
+    counts = [f"{run.token_count:,}" for run in (other, baseline)]
+    if counts[0] == counts[1]:
+        yield f"The tokens differ; both have {counts[0]}."
+    else:
+        yield f"It has {counts[0]} tokens, not {counts[1]}: compare decode steps, not whole decodes."
+    if differ := first_other_token(baseline, other):
+        yield f"The first different token is {differ}."
+
+
+def first_other_token(baseline: PhaseRun, other: PhaseRun) -> str:
+    """Where the tokens of two records first differ: ``number 17: 'cat' here, 'dog' in the baseline``.
+
+    Tokens and rows are counted from 1; a token without a text is named by its id. Empty where all
+    rows that both have are equal.
+    """
+    for row, (left, right) in enumerate(zip(baseline.results, other.results, strict=False)):
+        place = first_difference(left["ids"], right["ids"])
+        if place is not None:
+            where = f"number {place + 1}" + (f" of row {row + 1}" if len(baseline.results) > 1 else "")
+            return f"{where}: {_token_text(right, place)} here, {_token_text(left, place)} in the baseline"
+    return ""
+
+
+def _token_text(result: Mapping[str, Any], place: int) -> str:
+    if place >= len(result["ids"]):
+        return "the end"
+    # As a literal: a token may be a line break, or a control character.
+    return repr(result["token_texts"][place] or result["ids"][place])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,11 @@ from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.stages import end_to_end_ms, step_ms, step_table
 from ocr_phases.analyse.statistics import leaders
-from ocr_phases.analyse.strategy_text import cell_name, models_sentence, ways_sentence
 from ocr_phases.analyse.text import plain_text, text_measures
 from ocr_phases.errors import OcrPhasesError, public
+from ocr_phases.families import FAMILIES, UNLIMITED_OCR
 from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.text import count_text, ms_text, percent_text
 
@@ -272,11 +273,10 @@ def agreements(texts: Mapping[Any, str], reference: Any) -> dict[Any, float]:
 
 def frontier(costs: pd.Series, lost: pd.Series) -> pd.Series:
     """Whether no other point has at most this cost and this loss, and less of one: the Pareto frontier."""
-    beaten = [
-        bool((((costs <= cost) & (lost <= loss)) & ((costs < cost) | (lost < loss))).any())
-        for cost, loss in zip(costs, lost, strict=True)
-    ]
-    return ~pd.Series(beaten, index=costs.index, dtype=bool) & costs.notna() & lost.notna()
+    points = np.column_stack([costs, lost]).astype(np.float64)
+    at_most = (points[:, None] <= points).all(axis=-1)
+    beaten = (at_most & ~at_most.T).any(axis=0)
+    return pd.Series(~beaten, index=costs.index) & costs.notna() & lost.notna()
 
 
 def sweep_points(table: pd.DataFrame) -> pd.DataFrame:
@@ -396,6 +396,19 @@ _STEPS = "The lowest decode step is {took} ({cell}), though the repeats do not t
 _RATE = "The highest decode rate is {rate:,.0f} tokens/s ({cell})."
 _PREFILL = "{} ({}, {:,} prompt tokens)"
 _TOLD = 3  # points beside the best
+_NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "compiled"}
+_ALLOWS = {"bandwidth": "memory bandwidth allows", "arithmetic": "arithmetic allows"}
+_SOURCES = {"measured": "measured on this device", "datasheet": "from the datasheet"}
+#: By kind of strategy: its values in order, what they run, the columns of time and floor.
+_WAYS = {
+    "strategy": (STRATEGIES, "decode", "inter_token_ms", "step_floor_ms"),
+    "vision": (VISIONS, "the prefill", "prefill_ms", "prefill_floor_ms"),
+}
+#: The columns that identify a cell of a sweep.
+_CELL = [
+    *("model", "dtype", "device"),
+    *("preset", "prefill_len", "strategy", "vision", "batch", "max_new_tokens"),
+]
 
 
 def _verdict_sentences(sweep: SweepResult) -> Iterator[str]:
@@ -413,7 +426,11 @@ def _verdict_sentences(sweep: SweepResult) -> Iterator[str]:
     yield ways_sentence(table, "strategy")
     prefills = table.dropna(subset=["prefill_ms"])
     if len(prefills) and not by_model:
-        rows = _one_way(prefills).sort_values("prefill_ms").to_dict("records")
+        rows = (
+            _widest(prefills, ["vision", "strategy", "max_new_tokens"], "cell")
+            .sort_values("prefill_ms")
+            .to_dict("records")
+        )
         ends = [
             _PREFILL.format(ms_text(row["prefill_ms"]), _names([row["cell"]], table), row["prefill_len"])
             for row in (rows[0], rows[-1])
@@ -455,15 +472,20 @@ def _names(cells: list[str], table: pd.DataFrame) -> str:
     return " and ".join([cell_name(row, table) or str(row["preset"]), *others])
 
 
-def _one_way(table: pd.DataFrame) -> pd.DataFrame:
-    """The cells that differ in preset and batch size alone: the largest such group, eager before others."""
-    groups = [rows for _, rows in table.groupby(["vision", "strategy", "max_new_tokens"], sort=False)]
+def _widest(cells: pd.DataFrame, alike: Sequence[str], differ: str) -> pd.DataFrame:
+    """Of the groups of cells that are ``alike`` the one with the most values of ``differ``.
 
-    def rank(rows: pd.DataFrame) -> tuple[int, bool, bool, int]:
-        cell = rows.iloc[0]
-        return len(rows), cell["vision"] == "eager", cell["strategy"] == "eager", int(cell["max_new_tokens"])
+    Then one of eager ways, of the fewest rows, the longest output and the longest prompt.
+    """
+    eager = [way for way in ("strategy", "vision") if way in alike]
 
-    return max(groups, key=rank)
+    def rank(rows: pd.DataFrame) -> tuple[int, ...]:
+        cell, longest = rows.iloc[0], rows["prefill_len"].max()
+        ways = (int(cell[way] != "eager") for way in eager)
+        return -rows[differ].nunique(), *ways, int(cell["batch"]), -int(cell["max_new_tokens"]), -int(longest)
+
+    groups = [rows for _, rows in cells.groupby(list(alike), sort=False)]
+    return min(groups, key=rank, default=cells.head(0))
 
 
 def cost_quality_sentence(points: pd.DataFrame) -> str:
@@ -489,3 +511,82 @@ def cost_quality_sentence(points: pd.DataFrame) -> str:
     if not by_agreement:
         sentence = f"{best['name']} loses least (edit distance {percent_text(best['lost'])})"
     return f"{sentence}: {'; '.join(told) or 'no other way is quicker'}."
+
+
+def ways_sentence(table: pd.DataFrame, way: str) -> str:
+    """Compare decode by ``"strategy"`` or prefill by ``"vision"``, from `sweep_table`; empty for one value.
+
+    Compared cells differ in that column alone. Of several such groups the one with the most values is taken,
+    then the one with the other column eager, the fewest rows and the longest output. The sentence names the
+    settings that vary in the table. The floor is the group's, from measured ceilings if there are any.
+    """
+    known, what, column, floor_column = _WAYS[way]
+    cells = table[table[column].notna() & table[way].isin(known)]
+    rows = _widest(cells, [name for name in _CELL if name != way], way)
+    if rows[way].nunique() < 2:
+        return ""
+    floor = rows.dropna(subset=[floor_column]).sort_values("floor_source", ascending=False).head(1)
+    batch = rows["batch"].iloc[0]
+    unit, allows = "with vision", "its floor is"
+    if way == "strategy":
+        unit = "a token" if batch == 1 else f"for a step of {batch} rows"
+        allows = "".join(_ALLOWS[bound_by] for bound_by in floor["step_bound_by"])
+    times = rows.groupby(way)[column].first()
+    measured = [name for name in known if name in times.index]
+    first, *others = _with_one_unit([*times[measured], *floor[floor_column]])
+    parts = [f"{first} {unit} {_NAMES[measured[0]]}"]
+    parts += [f"{text} {_NAMES[name]}" for name, text in zip(measured[1:], others, strict=False)]
+    least = f"; {allows} {others[-1]} ({_SOURCES[floor['floor_source'].iloc[0]]})" if len(floor) else ""
+    named = cell_name(rows.iloc[0], table, but=way)
+    subject = f"At {named}, {what}" if named else what[0].upper() + what[1:]
+    return f"{subject} takes {', '.join(parts)}{least}."
+
+
+def models_sentence(table: pd.DataFrame) -> str:
+    """Compare prefill and decode step by model, from `sweep_table`; empty for one model.
+
+    Told are the cells that most models have: strategies, batch size, output length and the preset's job
+    alike, the smallest batch, eager, the longest output and the longest prompt first.
+    """
+    cells = table.dropna(subset=["prefill_ms", "inter_token_ms"])
+    if cells["model"].nunique() < 2:
+        return ""
+    # Its presets are named by the job for which they stand.
+    jobs = cells["preset"].replace(dict(FAMILIES[UNLIMITED_OCR].stands_for))
+    alike = ["job", "strategy", "vision", "batch", "max_new_tokens"]
+    told = _widest(cells.assign(job=jobs), alike, "model")
+    told = told.sort_values("prefill_len").drop_duplicates("model", keep="last")
+    each = [
+        f"{row['model']} {ms_text(row['prefill_ms'])} and {ms_text(row['inter_token_ms'])} "
+        f"({row['preset']}, {row['prefill_len']:,} prompt tokens)"
+        for _, row in told.sort_values("prefill_ms").iterrows()
+    ]
+    return f"Prefill and {told['strategy'].iloc[0]} decode step by model: {'; '.join(each)}."
+
+
+def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
+    """A cell's settings that vary in its table: preset and batch size together, then the others.
+
+    ``but`` is a column to leave out. Empty if nothing varies.
+    """
+    parts = [str(row["model"])] if table["model"].nunique() > 1 else []
+    if len(table[["preset", "prefill_len", "batch"]].drop_duplicates()) > 1:
+        parts += [str(row["preset"]), f"batch {row['batch']}"]
+    for column, text in (
+        ("strategy", "{} decode"),
+        ("vision", "vision {}"),
+        ("max_new_tokens", "{:,} tokens"),
+    ):
+        if column != but and table[column].nunique() > 1:
+            parts.append(text.format(row[column]))
+    return ", ".join(parts)
+
+
+def _with_one_unit(values: Sequence[float]) -> list[str]:
+    """Times as text; a common unit follows the first only."""
+    texts = [ms_text(value) for value in values]
+    first, *others = texts
+    unit = first.rpartition(" ")[2]
+    if any(text.rpartition(" ")[2] != unit for text in others):
+        return texts
+    return [first, *(text.rpartition(" ")[0] for text in others)]
