@@ -65,11 +65,11 @@ def stage_name(stage: str) -> str:
 
 
 def digits_text(value: float) -> str:
-    """Three significant digits, without an exponent and never fewer than the integer part has (``1,234``)."""
+    """Three significant digits, below 0.1 two, without an exponent; never fewer than the integer part has."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{min(decimals, 3)}f}"
+    text = f"{value:,.{max(min(decimals, 3), decimals - 1)}f}"
     # 9.996 rounds up to 10.00: one digit too many.
     return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
 

@@ -25,7 +25,7 @@ from ocr_phases.batch.store import (
     read_listing,
     read_status,
 )
-from ocr_phases.show.index_page import index_html
+from ocr_phases.show.index import index_html
 from ocr_phases.store import file_hash, write_status
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]

@@ -140,13 +140,13 @@ def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(index
 
 
 def test_a_long_table_is_cut_and_says_so(index, monkeypatch):
-    monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 2)
+    monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 2)
     text = html_of(index)
     assert says(text, "2 of 7 rows")
 
 
 def test_what_is_cut_from_a_long_table_is_what_matters_least(index, monkeypatch):
-    monkeypatch.setattr("ocr_phases.show.index_page.MOST_ROWS", 5)
+    monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 5)
     index = copy.deepcopy(index)
     index.pages.loc[index.pages["page"] != "c.pdf#2", "warnings"] = ""
     text = html_of(index)
@@ -234,7 +234,7 @@ def test_the_index_is_built_where_torch_cannot_be_imported(tmp_path):
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from pathlib import Path; from ocr_phases.batch.index import build_index\n"
-        "from ocr_phases.show.index_page import index_html\n"
+        "from ocr_phases.show.index import index_html\n"
         "index = build_index(Path(sys.argv[1]))\n"
         "print(len(index_html(index.pages, index.regions, title='t', facts={}, tables=[])))"
     )

@@ -34,7 +34,7 @@ from ocr_phases.analyse.checks import (
 from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.analyse.stages import decode_trend
 from ocr_phases.report.render import execute_notebook, render_html
-from ocr_phases.show import html
+from ocr_phases.show import results
 
 RUNS = PAGES.parent / "runs"
 LIVE_ONLY = {"parity", "gradients_off", "attention_mask", "image_mask", "norm_layers"}
@@ -56,7 +56,7 @@ def test_every_shape_has_every_check(shape: str) -> None:
     assert tuple(table.columns) == CHECK_COLUMNS
     assert len(table) == len(checks)
     assert "nan" not in checks_verdict(checks)
-    elements = Elements(html.checks_html(checks))
+    elements = Elements(results.checks_html(checks))
     assert not elements.open
     assert not elements.stray
 
@@ -240,7 +240,7 @@ def test_a_loop_is_a_note_with_its_place() -> None:
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
     bad = Verdict("fail", "<script>", "a<b", "<i>", "why", "<b>fix")
-    elements = Elements(html.checks_html([bad, Verdict("pass", "y", "stage_coverage", "x", "why", "fix")]))
+    elements = Elements(results.checks_html([bad, Verdict("pass", "y", "stage_coverage", "x", "why", "fix")]))
     assert "<script>" in elements.said
     assert "script" not in elements.tags()
     assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [True, False]

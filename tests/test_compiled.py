@@ -14,7 +14,7 @@ from torch._inductor.runtime.benchmarking import InductorBenchmarker, benchmarke
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.sentences import verdict
-from ocr_phases.show.html import cards_html
+from ocr_phases.show.results import cards
 from ocr_phases.steps import execution as strategies
 from ocr_phases.steps.compiled import FusedForms, compiled_apart, first_largest, tuned_steadily
 from ocr_phases.text import bytes_text
@@ -55,7 +55,7 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     assert checks["mask_handed_over"].measured.startswith("compiled steps do not call the model")
 
     room = bytes_text(setup["allocated_bytes"]).replace(" ", "\xa0")
-    assert f"room for {room}" in cards_html(loaded)
+    assert f"room for {room}" in cards(loaded).html()
     assert "not included: compiling the decode step" in verdict(loaded)
     with torch._dynamo.config.patch(error_on_recompile=True):
         again = tiny_session.run_inference(

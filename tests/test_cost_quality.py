@@ -44,10 +44,9 @@ from ocr_phases.batch.store import (
 )
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
-from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
+from ocr_phases.show.cost_quality import cost_quality_html, plot_compression, plot_cost_quality
 from ocr_phases.show.figures import Picture, figure_png
-from ocr_phases.show.index_page import index_html
-from ocr_phases.show.sweep_result import quality_html
+from ocr_phases.show.index import index_html
 from ocr_phases.store import file_hash, write_status
 from ocr_phases.sweep_models import make_cells, run_sweep
 
@@ -109,7 +108,7 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
     assert sentence in found.verdict
     assert ("not accuracy" in sentence) == (truth is None)
     assert ("loses least (edit distance 0 %)" in sentence) == (truth is not None)
-    shown = Elements(quality_html(found))
+    shown = Elements(cost_quality_html(found.cost_quality))
     assert {"h2", "svg", "table"} <= shown.tags()
     assert len(figure_png(found.plot.cost_quality())) > 10_000
 
@@ -117,7 +116,7 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
 def test_a_sweep_without_texts_to_compare_has_no_such_part() -> None:
     run = dataclasses.replace(make_run(), request={**make_run().request, "ignore_eos": True})
     found = SweepResult({"a": run, "b": run}, pd.DataFrame(columns=["cell", "reason"]))
-    assert quality_html(found) == "" and "loses" not in found.verdict
+    assert cost_quality_html(found.cost_quality) == "" and "loses" not in found.verdict
     assert "fewer than two" in plot_cost_quality(found.cost_quality).alt
 
 

@@ -24,10 +24,9 @@ from ocr_phases.batch.jobs import Job
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.show import compare as compare_show
-from ocr_phases.show import html, kernels_html, plots, regions
 from ocr_phases.show import kernels as kernel_plots
+from ocr_phases.show import plots, regions, results
 from ocr_phases.show import sweep as sweep_show
-from ocr_phases.show.floors_html import floors_html
 from ocr_phases.show.roofline import plot_roofline
 from ocr_phases.store import file_hash, write_status
 from ocr_phases.versions import asset
@@ -93,7 +92,7 @@ def token_tables(run: PhaseRun, base: PhaseRun) -> None:
 
 def verified(run: PhaseRun, base: PhaseRun) -> None:
     found = checks.run_checks(run)
-    checks.checks_verdict(found), html.checks_html(found)
+    checks.checks_verdict(found), results.checks_html(found)
 
 
 def compared(run: PhaseRun, base: PhaseRun) -> None:
@@ -111,11 +110,11 @@ def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def floor_tables(run: PhaseRun, base: PhaseRun) -> None:
-    floors.decode_floor(run), floors_html(run)
+    floors.decode_floor(run), floors.floor_table(run)
 
 
 def kernel_tables(run: PhaseRun, base: PhaseRun) -> None:
-    kernels_html.kernels_html(run), kernels_html.kernel_details_html(run)
+    results.kernels(run)
 
 
 def swept(run: PhaseRun, base: PhaseRun) -> None:
@@ -126,18 +125,12 @@ def swept(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def fragments(run: PhaseRun, base: PhaseRun) -> None:
-    for fragment in (
-        html.cards_html,
-        html.stages_html,
-        html.repeats_html,
-        html.compression_html,
-        html.measured_html,
-    ):
-        fragment(run)
+    for part in (results.cards, results.stages, results.floors, results.text_notes, results.method):
+        part(run)
 
 
-QUICK = (headline_figures, token_tables, floor_tables, kernel_tables, same_again)
-SLOW = (sentences, verified, compared, compared_as_base, swept, fragments)
+QUICK = (headline_figures, token_tables, floor_tables, same_again)
+SLOW = (sentences, kernel_tables, verified, compared, compared_as_base, swept, fragments)
 READERS = (*QUICK, *SLOW)
 
 
@@ -159,7 +152,7 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
     for figure in figures:
         figure.savefig(io.BytesIO(), dpi=20)
     try:
-        html.header_html(run), regions.page_html(run)
+        results.head_html(run), regions.page_html(run)
     except OcrPhasesError as error:  # the embedded page is read when it is shown
         assert run.page["file"] in str(error) or "image" in str(error)
 

@@ -59,7 +59,7 @@ from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record import PHASES
 from ocr_phases.recorder import Setup
 from ocr_phases.settings import Settings
-from ocr_phases.show.sections import Section
+from ocr_phases.show.results import Section
 from ocr_phases.versions import asset
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.

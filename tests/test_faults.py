@@ -45,7 +45,7 @@ from ocr_phases.inputs.packing import image_token_count, make_views, pack
 from ocr_phases.models.load import Checkpoint
 from ocr_phases.report.render import page_report
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.show import html
+from ocr_phases.show import regions, results
 from ocr_phases.steps import phases
 from ocr_phases.text import first_difference
 
@@ -553,9 +553,9 @@ def test_any_text_becomes_fragments_without_a_script(text: str) -> None:
     grounding = parse_grounding(text)
     document = "".join(
         [
-            html.header_html(run),
-            html.text_html(text),
-            html.regions_html(region_table(grounding, run.token_table)),
+            results.head_html(run),
+            results.text_html(text),
+            regions.regions_html(region_table(grounding, run.token_table)),
         ]
     )
     elements = Elements(document)

@@ -35,9 +35,8 @@ from ocr_phases.analyse.sentences import floor_sentence, verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.record import PhaseRun
+from ocr_phases.show import results
 from ocr_phases.show.figures import figure_png
-from ocr_phases.show.floors_html import floors_html
-from ocr_phases.show.html import measured_html
 from ocr_phases.show.plots import plot_token_latency
 from ocr_phases.show.roofline import plot_roofline
 
@@ -120,7 +119,10 @@ def test_a_record_without_ceilings_falls_back_to_the_datasheet() -> None:
     table = floor_table(run)
     assert set(table["source"]) == {"datasheet"}
     assert says(floor_sentence(run), "NVIDIA H200 Tensor Core GPU datasheet")
-    assert says(floors_html(run), "datasheet", "not measured") and ceilings_text(run) in measured_html(run)
+    assert (
+        says(results.floors(run).html(), "datasheet", "not measured")
+        and ceilings_text(run) in results.method(run).html()
+    )
     other = recorded({**H200, "matmul_dtype": "float32"})  # taken for another run's dtype
     assert set(floor_table(other)["source"]) == {"datasheet"}
 
@@ -137,7 +139,7 @@ def test_where_there_is_no_floor_it_is_said(run: PhaseRun, reason: str) -> None:
     assert reason in (why_no_floor(run) or "")
     assert floor_table(run).empty and list(floor_table(run).columns) == list(FLOOR_COLUMNS)
     assert decode_floor(run).empty and floor_sentence(run) == ""
-    assert reason in floors_html(run)
+    assert reason in results.floors(run).html()
     assert figure_png(plot_roofline(run))
     assert figure_png(plot_token_latency(run, decode_floor(run)["floor_ms"]))
 
@@ -159,7 +161,7 @@ def test_every_shape_of_record_has_floors(options: dict[str, Any]) -> None:
     assert (table["floor_ms"] > 0).all()
     assert ("decode_step" in set(table["stage"])) == (options.get("max_tokens") != 1)
     assert len(decode_floor(run)) == len(run.token_table["step"].dropna())
-    assert figure_png(plot_roofline(run)) and "times floor" in floors_html(run)
+    assert figure_png(plot_roofline(run)) and "times floor" in results.floors(run).html()
     assert figure_png(plot_token_latency(run, decode_floor(run)["floor_ms"]))
     assert bool(floor_sentence(run)) == (options.get("max_tokens") != 1)
 
@@ -280,7 +282,7 @@ def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.Monkey
     assert taken == [("cpu", torch.float32)]
     assert all(run.device["ceilings"]["bandwidth_bytes_per_s"] == 4.3e12 for run in runs)
     assert ceilings_of(runs[0]) is not None
-    assert says(measured_html(runs[0]), "4.3 TB/s", "790 TFLOP/s", "measured")
+    assert says(results.method(runs[0]).html(), "4.3 TB/s", "790 TFLOP/s", "measured")
 
 
 def test_the_command_line_can_leave_them_out(tmp_path: Path) -> None:

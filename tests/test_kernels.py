@@ -30,9 +30,8 @@ from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
 from ocr_phases.report.render import page_report
 from ocr_phases.show import kernels as plots
-from ocr_phases.show import kernels_html
+from ocr_phases.show import results
 from ocr_phases.show.figures import figure_png
-from ocr_phases.show.kernels_html import kernel_details_html
 from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
@@ -164,8 +163,8 @@ def test_attention_in_a_graph_is_not_available_rather_than_wrong() -> None:
     check = {check.name: check for check in run_checks(run)}["expected_cache_update"]
     assert (check.verdict, "captured graph" in check.measured) == ("n/a", True)
     words = "Attention in decode is n/a"
-    assert words in kernels_html.kernel_details_html(run)
-    assert words not in kernels_html.kernel_details_html(with_kernels())
+    assert words in results.kernels(run).html()
+    assert words not in results.kernels(with_kernels()).html()
 
 
 def test_waits_name_the_operator() -> None:
@@ -348,7 +347,7 @@ def test_a_captured_run_s_sentence_leaves_out_the_read_of_the_first_token() -> N
     assert says(sentence, "Prefill is device-bound", "9.82 of 11.4 ms", "2 times in aten::item of fusion")
     assert says(sentence, "Decode is device-bound", "0.604 of 0.604 ms")
     assert "sampling" not in sentence
-    assert says(kernel_details_html(run), "Attention in prefill and decode is n/a")
+    assert says(results.kernels(run).html(), "Attention in prefill and decode is n/a")
 
 
 def test_the_sentence_puts_busy_beside_wall() -> None:
@@ -426,7 +425,7 @@ def test_the_fragments_hold_the_figures_and_escape_names() -> None:
     view = reduce_trace(*mini_trace())
     view["top"]["kernel"][0] = "<script>alert(1)</script>"
     run = with_kernels(view={"tool": "torch.profiler 2.11.0", **view})
-    elements = Elements(kernels_html.kernels_html(run) + kernels_html.kernel_details_html(run))
+    elements = Elements(results.kernels(run).html())
     assert not elements.open
     assert not elements.stray
     assert "script" not in elements.tags()
@@ -434,10 +433,9 @@ def test_the_fragments_hold_the_figures_and_escape_names() -> None:
         assert words in elements.said
     for words in ("aten::_local_scalar_dense", "KV cache, read (attention)", "<script>alert"):
         assert words in elements.said
-    assert kernels_html.kernels_html(make_run()) == kernels_html.kernel_details_html(make_run()) == ""
+    assert results.kernels(make_run()).html() == ""
     failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "No kernel <b>."})
-    assert "No kernel &lt;b&gt;." in kernels_html.kernels_html(failed)
-    assert kernels_html.kernel_details_html(failed) == ""
+    assert "No kernel &lt;b&gt;." in results.kernels(failed).html()
 
 
 def test_the_page_report_shows_the_view_of_a_record_that_has_one(tmp_path: Path) -> None:

@@ -74,9 +74,9 @@ sys.path.insert(0, sys.argv[2])
 from example_run import make_run
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.sentences import verdict
-from ocr_phases.show import figures, html, plots
+from ocr_phases.show import figures, plots, results
 run = PhaseRun.load(make_run().save(sys.argv[1]))
-assert verdict(run) and html.header_html(run) and figures.figure_png(plots.plot_phase_timeline(run))
+assert verdict(run) and results.head_html(run) and figures.figure_png(plots.plot_phase_timeline(run))
 """
     command = [sys.executable, "-c", program, str(tmp_path / "run.json"), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

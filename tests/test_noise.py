@@ -30,7 +30,7 @@ from ocr_phases.analyse.noise import (
 from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.analyse.sentences import checks_verdict, headline, noise_warning, verdict
 from ocr_phases.collectors import machine
-from ocr_phases.show import html
+from ocr_phases.show import results
 
 QUIET = {"waited_s": 0.01, "others": 0.01, "steal": 0.0, "load_start": 1.1, "load_end": 1.3}
 
@@ -96,7 +96,7 @@ def test_repeats_far_apart_are_said_beside_the_answer() -> None:
     assert len(headline(run).split()) <= 20
     assert says(verdict(run), "The machine was busy", "from repeat to repeat", "taskset")
     assert says(checks_verdict(checks), "busy machine", "repeat spread")
-    document = html.header_html(run)
+    document = results.head_html(run)
     assert 'op-noisy">noisy<' in document
     assert Elements(document).said.count("The machine was busy") == 1
     assert ">pass<" not in document
@@ -219,7 +219,7 @@ def test_comparisons_and_sweeps_say_it_too() -> None:
 
 def test_the_report_says_what_the_machine_did() -> None:
     run = met(make_run(), waited_s=2.0)
-    elements = Elements(html.measured_html(run))
+    elements = Elements(results.method(run).html())
     assert "waited for a core" in elements.said
     assert "conditions" not in elements.said
     assert not elements.open

@@ -28,8 +28,8 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import compare, plots, regions, sweep
-from ocr_phases.show.blocks import element
 from ocr_phases.show.figures import figure_svg
+from ocr_phases.show.web import element
 from ocr_phases.text import plain, plain_streams
 
 HOSTILE = "$\\frac{$ $x$ \x1b[31m\x00\x9b2J\r\u202e\uffff</text>{prompt}"

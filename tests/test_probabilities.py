@@ -32,7 +32,7 @@ from ocr_phases.explorer.view_data import row_data
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import family_of
 from ocr_phases.schema import TrueRegion, Truth
-from ocr_phases.show import sections
+from ocr_phases.show import results
 from ocr_phases.show.overlay import draw_boxes, draw_decode_time, uncertain_in
 from ocr_phases.steps.phases import generate
 
@@ -313,13 +313,13 @@ SURE = with_texts(["\ngood", "\nbad one"], [0.0])
 def test_a_report_tells_which_regions_are_uncertain() -> None:
     said = "1 of 2 regions is uncertain: its text has a mean token probability below 90 %."
     assert uncertain_sentence(UNSURE) == said
-    assert said in account(UNSURE) and said in sections.text_notes(UNSURE).html()
-    page = sections.page(UNSURE).html()
+    assert said in account(UNSURE) and said in results.text_notes(UNSURE).html()
+    page = results.page(UNSURE).html()
     assert "probability" in page and "uncertain" in page
-    sure = sections.page(SURE).html()
+    sure = results.page(SURE).html()
     assert "probability" in sure and "uncertain" not in sure
     unknown = replace(UNSURE, probabilities=None)
-    whole = sections.page(unknown).html() + sections.text_notes(unknown).html() + account(unknown)
+    whole = results.page(unknown).html() + results.text_notes(unknown).html() + account(unknown)
     assert "probability" not in whole and "uncertain" not in whole
 
 

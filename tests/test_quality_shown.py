@@ -26,7 +26,7 @@ from ocr_phases.analyse.text import DIFFERENCE_COLUMNS, plain_text, region_diffe
 from ocr_phases.analyse.truths import load_truth, page_truth, reference_of
 from ocr_phases.cli import main
 from ocr_phases.schema import TrueRegion, Truth, check_record
-from ocr_phases.show import sections
+from ocr_phases.show import results
 from ocr_phases.show.quality import OUTCOME_COLOURS, draw_outcomes, edits_html, quality_html
 
 ROOT = Path(__file__).parents[1]
@@ -204,11 +204,11 @@ def test_the_page_shows_every_outcome() -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 def test_the_section_tells_measures_and_differences(rows: int) -> None:
     run = make_run(rows=rows)
-    assert not sections.quality(run).parts
+    assert not results.quality(run).parts
     for row in range(rows):
         run = run.with_truth(changed(text=TRUTH.text.replace("light", "heavy")), row)
         run = run.with_truth(changed(regions=(TRUTH.regions[0],)), row)
-    (section,) = sections.quality(run).parts
+    (section,) = results.quality(run).parts
     shown = Elements(str(section))
     assert "character error rate" in section and "1 equal, 4 extra" in section
     assert section.count("<h2") == 1 and section.count("Row 1") == (rows == 2)

@@ -30,21 +30,20 @@ from ocr_phases.models.load import NATIVE_NEEDS
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
-from ocr_phases.show import html
+from ocr_phases.show import regions, results, web
 from ocr_phases.versions import asset
 
 
 def fragments(run: PhaseRun) -> str:
     grounding = parse_grounding("".join(run.result["token_texts"]))
     parts = [
-        html.header_html(run),
-        html.cards_html(run),
-        html.stages_html(run),
-        html.repeats_html(run),
-        html.regions_html(region_table(grounding, run.token_table)),
-        html.text_html(run.text or ""),
-        html.checks_html(run_checks(run)),
-        html.measured_html(run),
+        results.head_html(run),
+        results.overview(run).html(),
+        results.stages(run).html(),
+        regions.regions_html(region_table(grounding, run.token_table)),
+        results.text_html(run.text or ""),
+        results.checks_html(run_checks(run)),
+        results.method(run).html(),
     ]
     return "".join(parts)
 
@@ -74,28 +73,28 @@ def test_no_fragment_lets_text_become_an_element() -> None:
 
 
 def test_control_characters_and_lone_surrogates_are_replaced() -> None:
-    assert "\x00" not in html.text_html("a\x00b\ud800c\x1b[31m")
-    assert "\n\tb" in html.text_html("a\n\tb")
-    html.text_html("\ud800").encode()
+    assert "\x00" not in results.text_html("a\x00b\ud800c\x1b[31m")
+    assert "\n\tb" in results.text_html("a\n\tb")
+    results.text_html("\ud800").encode()
 
 
 def test_short_text_is_open_and_long_text_is_folded() -> None:
-    assert " open>" in html.text_html("short")
-    assert " open>" not in html.text_html("long " * 1_000)
+    assert " open>" in results.text_html("short")
+    assert " open>" not in results.text_html("long " * 1_000)
 
 
 def test_table_rounds_aligns_and_keeps_the_values_for_sorting() -> None:
     table = pd.DataFrame(
         {"name": ["a<b", "c"], "device_ms": [1234.5678, float("nan")], "share": [0.5, 0.0421]}
     )
-    document = html.table_html(table, strong=[True, False])
-    for piece in ("a&lt;b", ">1,235<", ">–<", ">50<", ">4.2<", 'data-value="1234.5678"', "op-strong"):
+    document = web.table_html(table, strong=[True, False])
+    for piece in ("a&lt;b", ">1,235<", ">n/a<", ">50<", ">4.2<", 'data-value="1234.5678"', "op-strong"):
         assert piece in document
     assert document.count('class="op-num"') == 6
 
 
 def test_figures_are_inline_and_have_words(tmp_path: Path) -> None:
-    document = html.image_html(page_image(3000, 4000), 'A "page"', width=520)
+    document = web.image_html(page_image(3000, 4000), 'A "page"', width=520)
     ((tag, attributes),) = Elements(document).found
     assert (tag, attributes["alt"], attributes["width"]) == ("img", 'A "page"', "520")
     assert len(document) < 400_000
@@ -221,7 +220,7 @@ def test_a_cell_shows_what_a_kernel_would_show_of_it(notebooks: Path, tmp_path: 
     write_notebook(
         notebooks / "probe.ipynb",
         "x = 1\nname = None",
-        "from ocr_phases.show.sections import Section\nprint(x, name)\nprint('more')",
+        "from ocr_phases.show.results import Section\nprint(x, name)\nprint('more')",
         "def doubled(number):\n    return number * 2\n\ndoubled(x)",
         "import pandas as pd\npd.DataFrame({'a': [x]})",
         "Section('<p>one</p>', '', '<p>two</p>')",
@@ -287,7 +286,7 @@ def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path: Path) -> 
     program = (
         "import os, signal, sys\n"
         "from ocr_phases.cli import main\n"
-        "from ocr_phases.show import sections\n"
+        "from ocr_phases.show import results as sections\n"
         "sections.style = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.exit(main(sys.argv[1:]))"
     )

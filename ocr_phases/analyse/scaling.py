@@ -101,10 +101,15 @@ class SweepResult:
         """What each cell costs and loses, columns `POINT_COLUMNS`: `sweep_points`; empty without a text."""
         return sweep_points(self.table)
 
+    @cached_property
+    def findings(self) -> list[str]:
+        """What `verdict` says, piece by piece."""
+        return [each for each in _verdict_sentences(self) if each] or [_NOTHING]
+
     @property
     def verdict(self) -> str:
         """The sweep's result as a short paragraph of plain text: noisy cells, then the cell to take."""
-        return " ".join(filter(None, _verdict_sentences(self))) or _NOTHING
+        return " ".join(self.findings)
 
     @property
     def first(self) -> PhaseRun:
@@ -113,7 +118,7 @@ class SweepResult:
 
     @property
     def plot(self) -> Any:
-        """The plots of this sweep: `ocr_phases.show.sweep_result.SweepPlots`."""
+        """The plots of this sweep: `ocr_phases.show.sweep.SweepPlots`."""
         return elsewhere("SweepPlots")(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

@@ -129,7 +129,7 @@ def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
 
     ``stopped`` says that not all pages are through.
     """
-    from ocr_phases.show.index_page import index_html
+    from ocr_phases.show.index import index_html
 
     index = build_index(out)
     devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))

@@ -13,10 +13,9 @@ from ocr_phases.analyse.regions import region_pairs
 from ocr_phases.explorer.panes import Pane
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import compare
-from ocr_phases.show.blocks import Html, element, fold, fragment, preformatted
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.html import image_html, note_html, table_html
 from ocr_phases.show.overlay import draw_boxes, printable
+from ocr_phases.show.web import Html, element, fold, fragment, image_html, note, preformatted, table_html
 
 _PAGE_WIDTH = 420  # CSS pixels of a page beside others
 _PARTS = 5  # of `records_html`
@@ -66,11 +65,11 @@ class ComparePane(Pane):
         if len(self._runs) < 2:
             none = "No record yet: press Run, or load two under Record."
             one = "Only one record so far: run again with another setting, or load one under Record."
-            self._fill([note_html(one if self._runs else none)])
+            self._fill([note(one if self._runs else none)])
             return
         places = (self.base.value, *(place for place in self.others.value if place != self.base.value))
         if len(places) < 2:
-            self._fill([note_html("Choose another record than the baseline.")])
+            self._fill([note("Choose another record than the baseline.")])
         elif places != self._compared:
             self._fill(records_html([self._runs[place] for place in places]))
         self._compared = places
@@ -111,7 +110,7 @@ def _page(run: PhaseRun, label: str) -> Html:
     regions = parse_grounding(run.text or "", run.model.get("family")).on_page(0)
     count = f"{len(regions.regions)} regions"
     if image is None:
-        drawn = note_html("The page is not in this record.")
+        drawn = note("The page is not in this record.")
     else:
         drawn = image_html(draw_boxes(image, regions), f"{label}: the page, {count}", width=_PAGE_WIDTH)
     return element(
@@ -126,5 +125,6 @@ def _regions(runs: Sequence[PhaseRun], labels: Sequence[str]) -> Html:
     for name in ("label", "text"):
         pairs[name] = [printable(str(text), 40) for text in pairs[name]]
     headings = {label: (printable(label, 40), "ms") for label in labels}
-    table = table_html(pairs, caption="Decode time of each region of the baseline", headings=headings)
-    return element("div", table, class_="op-words")
+    caption = "Decode time of each region of the baseline"
+    missing = "the record has no such region"
+    return table_html(pairs, caption=caption, headings=headings, missing=missing, classes="op-words")

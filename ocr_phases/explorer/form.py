@@ -15,8 +15,7 @@ from ocr_phases.explorer.places import found
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPTS
 from ocr_phases.files import PAGE_SUFFIXES, each_page
 from ocr_phases.settings import NEW_TOKENS, Settings, choices, declared, help_text, kind
-from ocr_phases.show.blocks import element
-from ocr_phases.show.html import image_html
+from ocr_phases.show.web import element, image_html
 from ocr_phases.text import count_text
 from ocr_phases.versions import asset
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ocr_phases.errors import Stopped
 from ocr_phases.explorer.view import LiveView
-from ocr_phases.show.blocks import element
+from ocr_phases.show.web import element
 from ocr_phases.text import ms_text
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.show.blocks import element
+from ocr_phases.show.web import element
 
 
 class Messages(widgets.HTML):

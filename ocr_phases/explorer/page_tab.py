@@ -8,8 +8,8 @@ from typing import Any
 from ocr_phases.explorer.panes import Pane
 from ocr_phases.explorer.view import View
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import sections
-from ocr_phases.show.sections import Section
+from ocr_phases.show import results
+from ocr_phases.show.results import Section
 
 
 class PagePane(Pane):
@@ -43,7 +43,7 @@ class PagePane(Pane):
 
     def _types(self, _: Any = None) -> None:
         if self._run is not None:
-            self._shown[0].value = sections.region_types(self._run, self.view.row).html()
+            self._shown[0].value = results.region_types(self._run, self.view.row).html()
 
 
 class LinkedPane(Pane):

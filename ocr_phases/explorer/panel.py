@@ -12,10 +12,10 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import display
 
+from ocr_phases.analyse.sentences import findings
 from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
 from ocr_phases.explorer.compare_tab import ComparePane
 from ocr_phases.explorer.form import Asked, Fold, Form, first_image
-from ocr_phases.explorer.head import head_html
 from ocr_phases.explorer.kept_records import FOLDER, MEASURED, KeptRecords, file_label, label, shipped
 from ocr_phases.explorer.live import REFRESH_S, Live
 from ocr_phases.explorer.measuring import Measurer
@@ -28,10 +28,9 @@ from ocr_phases.explorer.record_tab import RecordPane
 from ocr_phases.explorer.script import PanelScript
 from ocr_phases.explorer.static_picture import StaticPicture, picture_bundle
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import sections
-from ocr_phases.show.html import note_html
-from ocr_phases.show.sections import Section
-from ocr_phases.show.web import notebook_style
+from ocr_phases.show import results
+from ocr_phases.show.results import Section
+from ocr_phases.show.web import fold, note, notebook_style
 from ocr_phases.text import count_text
 
 _NONE = ""  # a value of None would leave the list blank
@@ -75,13 +74,13 @@ class Explorer(widgets.VBox):
         self.compare_pane = ComparePane()
         self.record_pane = RecordPane(self.add, self.messages, self._in_background)
         self.panes: dict[str, Pane] = {
-            "Latency": Pane("latency", sections.cards, sections.latency, sections.floors),
-            "Vision": Pane("vision", sections.vision, sections.stages),
-            "Timeline": LinkedPane("timeline", self.page_pane, sections.memory),
+            "Latency": Pane("latency", results.cards, results.latency, results.floors),
+            "Vision": Pane("vision", results.vision, results.stages),
+            "Timeline": LinkedPane("timeline", self.page_pane, results.memory),
             "Kernels": Pane("kernels", _kernels),
             "Page": self.page_pane,
-            "Text": LinkedPane("text", self.page_pane, sections.text_notes, above=True),
-            "Checks": Pane("checks", sections.checks),
+            "Text": LinkedPane("text", self.page_pane, results.text_notes, above=True),
+            "Checks": Pane("checks", results.checks),
             "Compare": self.compare_pane,
             "Record": self.record_pane,
         }
@@ -278,7 +277,8 @@ class Explorer(widgets.VBox):
         self.compare_pane.offer(self.runs, self._names(), self._current)
         self._open_tab()
         # Last, so that it never stands above another record's tabs and download.
-        self._verdict.value = head_html(run)
+        found = fold("Findings", results.lines_html(findings(run)), classes="op op-why")
+        self._verdict.value = results.head_html(run, picture=False) + found
         self._verdict.layout.display = None
         self._draw_still()
 
@@ -314,4 +314,4 @@ class Explorer(widgets.VBox):
 
 
 def _kernels(run: PhaseRun) -> Section:
-    return Section(note_html(_NO_KERNELS)) if run.kernels is None else sections.kernels(run)
+    return Section(note(_NO_KERNELS)) if run.kernels is None else results.kernels(run)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import ipywidgets as widgets
 
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.sections import Section
+from ocr_phases.show.results import Section
 
 
 class Pane(widgets.VBox):

@@ -16,8 +16,8 @@ from ocr_phases.explorer.panes import Pane
 from ocr_phases.explorer.places import found, placed, shown_path
 from ocr_phases.files import NOTHING, REPORT_FOLDER, folder_for, save_new
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import Html, data_address, element, fragment
-from ocr_phases.show.html import measured_html
+from ocr_phases.show.results import method
+from ocr_phases.show.web import Html, data_address, element, fragment
 
 
 class RecordPane(Pane):
@@ -76,7 +76,7 @@ class RecordPane(Pane):
         self.target.value = f"{name}.json"
         self._download.value = download_html(data, f"{name}.json", "application/json", "Download the record")
         self._report.value = ""
-        self._method.value = measured_html(run)
+        self._method.value = method(run).html()
         self._own.layout.display = None
 
     def _load_path(self, _: Any) -> None:

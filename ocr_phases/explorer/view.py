@@ -17,7 +17,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.explorer.view_data import boxes, numbers, page_jpegs, row_data, scale_of, timeline_data
 from ocr_phases.families import FAMILIES
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import jpeg_file
+from ocr_phases.show.web import jpeg_file
 from ocr_phases.text import plain
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from ocr_phases import errors
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.files import check_names, folder_for, only_writer, output_folder, read_regular, write_into
 from ocr_phases.report.artifacts import RESULTS, VERIFICATION
-from ocr_phases.show.blocks import Html, element
 from ocr_phases.show.figures import STILL
-from ocr_phases.show.web import document_html, render
+from ocr_phases.show.web import Html, document_html, element, render
 from ocr_phases.versions import asset
 
 if TYPE_CHECKING:

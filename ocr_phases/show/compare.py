@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, INCONCLUSIVE, NOISY, in_units
+from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, INCONCLUSIVE, NOISY, Comparison, in_units
 from ocr_phases.analyse.stages import step_table
+from ocr_phases.errors import public
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import Html, element
-from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.overlay import printable
 from ocr_phases.show.plots import (
     BLUE,
@@ -30,8 +29,10 @@ from ocr_phases.show.plots import (
     takes_axes,
     title_axes,
 )
+from ocr_phases.show.results import Bundle, bundle, head_html
 from ocr_phases.show.runs import LONGEST_LABEL, plot_decode_curves
 from ocr_phases.show.runs import plot_prefill_stages as plot_prefill_stages
+from ocr_phases.show.web import MISSING, Html, fold, fragment, note, preformatted, table_html
 from ocr_phases.text import ms_text, stage_name
 
 VERDICT_COLOURS = {
@@ -83,7 +84,7 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
     ``baseline`` is the label of that record.
     """
     if table.empty:
-        return note_html("The records have nothing in common that could be compared.")
+        return note("The records have nothing in common that could be compared.")
     shown = in_units(table, printable(baseline, LONGEST_LABEL))
     shown["metric"] = shown["metric"].map(metric_name)
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
@@ -96,10 +97,25 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
 def environment_html(table: pd.DataFrame) -> Html:
     """`environment_table` as a table, or a sentence where nothing differs."""
     if table.empty:
-        return note_html("Device, versions, model, page and request are the same.")
+        return note("Device, versions, model, page and request are the same.")
     shown = table.assign(name=table["name"].str.replace("_", " "))
-    words = table_html(shown.map(lambda text: printable(str(text), 80)), caption="What differs")
-    return element("div", words, class_="op-words")
+    shown = shown.map(lambda text: printable(str(text), 80))
+    return table_html(shown, caption="What differs", classes="op-words")
+
+
+def comparison_bundle(comparison: Comparison) -> Bundle:
+    """What a notebook shows of a comparison."""
+    baseline = comparison.labels[0]
+    parts = [
+        head_html(comparison.runs[0], comparison.title, comparison.findings),
+        compare_html(comparison.headline, baseline),
+        environment_html(comparison.differs),
+    ]
+    if comparison.text_diff:
+        parts.append(fold("How the text differs", preformatted(comparison.text_diff)))
+    readable = in_units(comparison.headline, baseline)
+    table = readable.to_string(index=False, float_format="{:,.3f}".format, na_rep="")
+    return bundle(fragment(*parts), f"{comparison.verdict}\n{table}")
 
 
 @takes_axes
@@ -185,4 +201,25 @@ def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: Axes | N
 
 def _interval(low: float, high: float) -> str:
     digits = 3 if low >= 0.0995 else 4  # a thirtieth has three that count, too
-    return "–" if np.isnan(low) else f"{low:.{digits}f} to {high:.{digits}f}"
+    return MISSING if np.isnan(low) else f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+@public
+class ComparePlots:
+    """The plots of a comparison: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+
+    def stages(self, *, share: bool = False, ax: Axes | None = None) -> Figure:
+        """Each record's prefill, stage by stage: `ocr_phases.show.runs.plot_prefill_stages`."""
+        comparison = self._comparison
+        return plot_prefill_stages(comparison.runs, comparison.labels, share=share, ax=ax)
+
+    def decode(self, *, ax: Axes | None = None) -> Figure:
+        """Time of each decode step over the cache: `ocr_phases.show.compare.plot_decode`."""
+        return plot_decode(self._comparison.runs, self._comparison.labels, ax=ax)
+
+    def ratios(self, *, ax: Axes | None = None) -> Figure:
+        """Ratio of each figure to the baseline's: `ocr_phases.show.compare.plot_ratios`."""
+        return plot_ratios(self._comparison.headline, ax=ax)

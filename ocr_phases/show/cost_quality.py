@@ -8,9 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.scaling import cost_quality_sentence, frontier
-from ocr_phases.show.blocks import Html, fragment, section_heading
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.plots import (
     BLUE,
     GREEN,
@@ -28,6 +26,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
+from ocr_phases.show.web import Html, fragment, note, section_heading, table_html
 from ocr_phases.text import count_text
 
 _COSTS = (("page_ms", "Time per page"), ("prompt_tokens", "Prompt tokens"), ("peak_bytes", "Peak memory"))
@@ -63,19 +62,16 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
 
 
 def cost_quality_html(points: pd.DataFrame) -> Html:
-    """Heading, sentence, picture and table of `plot_cost_quality`'s points."""
+    """Heading, sentence, picture and table of `plot_cost_quality`'s points; empty for none."""
+    if points.empty:
+        return fragment()
     shown = points[["name", "page_ms", "prompt_tokens", "peak_bytes", "lost", "frontier"]]
-    headings = {
-        "name": ("cell", ""),
-        "page_ms": ("time per page", "ms"),
-        "prompt_tokens": ("prompt", ""),
-        "peak_bytes": ("peak memory", "bytes"),
-        "lost": (_LOST[points["measure"].iloc[0]].removesuffix(" (%)"), "%"),
-    }
+    lost = _LOST[points["measure"].iloc[0]].removesuffix(" (%)")
+    headings = {"name": ("cell", ""), "page_ms": ("time per page", "ms"), "lost": (lost, "%")}
     alt = "What each cell loses over its time, its prompt and its memory"
     return fragment(
         section_heading("Cost against quality"),
-        note_html(cost_quality_sentence(points)),
+        note(cost_quality_sentence(points)),
         Picture(plot_cost_quality(points), alt).html(),
         table_html(shown, caption="Each cell, by its time", headings=headings),
     )

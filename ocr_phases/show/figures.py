@@ -29,14 +29,10 @@ from matplotlib.layout_engine import TightLayoutEngine
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 
-from ocr_phases.show.blocks import Html, data_address, element
-from ocr_phases.show.web import notebook_theme
+from ocr_phases.show.web import SHARPNESS, Html, asset_text, data_address, element
 from ocr_phases.text import plain
 
 FIGURE_DPI = 100
-SHARPNESS = 2
-"""Pixels a CSS pixel, for screens of high density."""
-
 _ABOVE_LEGEND = 0.1  # inches
 
 STILL = '<div class="op-still">'
@@ -139,14 +135,15 @@ class Picture:
         data = {"text/plain": alt}
         width = round(self.figure.get_size_inches()[0] * FIGURE_DPI)  # CSS pixels
         small = len(drawn) <= _LARGEST_SVG
+        theme = f"<style>{asset_text('notebook.css')}</style>"
         if small and not still:
-            data["text/html"] = f"{drawn}{STILL}{_NO_DRAWING}</div><style>{notebook_theme()}</style>"
+            data["text/html"] = f"{drawn}{STILL}{_NO_DRAWING}</div>{theme}"
             return data, {}
         png = figure_png(self.figure)
         data["image/png"] = base64.b64encode(png).decode()
         if small:
             image = element("img", src=data_address(png, "image/png"), alt=alt, width=width)
-            data["text/html"] = f"{drawn}{STILL}{image}</div><style>{notebook_theme()}</style>"
+            data["text/html"] = f"{drawn}{STILL}{image}</div>{theme}"
         return data, {"image/png": {"width": width, "alt": alt}}
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:

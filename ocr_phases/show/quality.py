@@ -18,10 +18,9 @@ from ocr_phases.analyse.text import (
 )
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
-from ocr_phases.show.blocks import Html, element, fragment, section_heading
-from ocr_phases.show.html import note_html, pictures_html, table_html
 from ocr_phases.show.overlay import Colour, draw_tagged, printable
 from ocr_phases.show.regions import pages_of_row
+from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
 from ocr_phases.text import count_text, percent_text
 
 OUTCOME_COLOURS: dict[str, Colour] = {
@@ -35,25 +34,19 @@ OUTCOME_COLOURS: dict[str, Colour] = {
 _MOST_REGIONS = 60
 _MOST_WORDS = 400  # that differ in a region
 _AROUND = 12  # words told before and after a difference
+#: Measure -> (name, what it was taken over).
 _NAMES = {
-    "edit_distance": "normalised edit distance",
-    "cer": "character error rate",
-    "wer": "word error rate",
-    "table_similarity": "table similarity (TEDS)",
-    "box_recall": "boxes found",
-    "box_iou": "IoU of the boxes found",
-    "order_distance": "distance of the reading order",
-    "repetition": "tokens in a final loop",
-    "agreement": "agreement of the text",
-    "table_agreement": "agreement of the tables (TEDS)",
-    "box_agreement": "boxes in common",
-}
-_OVER = {
-    **dict.fromkeys(("edit_distance", "cer", "agreement"), "characters"),
-    "wer": "words",
-    **dict.fromkeys(("table_similarity", "table_agreement"), "tables"),
-    **dict.fromkeys(("box_recall", "box_iou", "order_distance", "box_agreement"), "boxes"),
-    "repetition": "tokens",
+    "edit_distance": ("normalised edit distance", "characters"),
+    "cer": ("character error rate", "characters"),
+    "wer": ("word error rate", "words"),
+    "table_similarity": ("table similarity (TEDS)", "tables"),
+    "box_recall": ("boxes found", "boxes"),
+    "box_iou": ("IoU of the boxes found", "boxes"),
+    "order_distance": ("distance of the reading order", "boxes"),
+    "repetition": ("tokens in a final loop", "tokens"),
+    "agreement": ("agreement of the text", "characters"),
+    "table_agreement": ("agreement of the tables (TEDS)", "tables"),
+    "box_agreement": ("boxes in common", "boxes"),
 }
 
 
@@ -86,13 +79,13 @@ def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
 
 def _row_html(run: PhaseRun, truth: Truth, row: int) -> Html:
     if run.results[row]["text"] is None:
-        return note_html("This record has no text (return_text=False), so its quality is not known.")
+        return note("This record has no text (return_text=False), so its quality is not known.")
     if not plain_text(truth.text):
-        return note_html(f"The truth {truth.file} has no text to compare with.")
+        return note(f"The truth {truth.file} has no text to compare with.")
     differences = region_differences(run, truth, row)
     pages = pages_of_row(run, row)
     page = run.page_image(pages[0]) if len(pages) == 1 else None
-    parts = [note_html(_lead(truth, differences)), _measures(quality_table(run, truth, row))]
+    parts = [note(_lead(truth, differences)), _measures(quality_table(run, truth, row))]
     if page is not None and differences["box"].notna().any():
         caption = "Regions by outcome: equal (blue), different (orange), missing (red), extra (purple)"
         parts.append(pictures_html([(draw_outcomes(page, differences), caption)]))
@@ -112,48 +105,40 @@ def _measures(table: pd.DataFrame) -> Html:
     """The whole page's measures, and the boxes by type of region where the truth has boxes."""
     whole = table[table["label"] == ""]
     values = [
-        (_NAMES[measure], percent_text(value), f"{count:,} {_OVER[measure]}")
+        (_NAMES[measure][0], percent_text(value), f"{count:,} {_NAMES[measure][1]}")
         for measure, value, count in whole[["measure", "value", "count"]].itertuples(index=False, name=None)
     ]
     shown = pd.DataFrame(values, columns=["measure", "value", "over"])
-    parts = [table_html(shown, caption="The whole page against the truth")]
+    measures = table_html(shown, caption="The whole page against the truth")
     labels = table[table["label"] != ""]
-    if len(labels):
-        found = labels[labels["measure"].isin(("box_recall", "box_agreement"))].set_index("label")
-        overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
-        types = pd.DataFrame({"regions": found["count"], "found": found["value"], "iou": overlap})
-        types = types.reindex(found.index).reset_index(names="type")
-        types["type"] = [printable(label) for label in types["type"]]
-        headings = {"found": ("found", "%"), "iou": ("mean IoU", "")}
-        parts.append(table_html(types, caption="Boxes by type of region", headings=headings))
-    return fragment(*parts)
+    if labels.empty:
+        return measures
+    found = labels[labels["measure"].isin(("box_recall", "box_agreement"))].set_index("label")
+    overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
+    types = pd.DataFrame({"regions": found["count"], "found": found["value"], "iou": overlap})
+    types = types.reindex(found.index).reset_index(names="type")
+    types["type"] = types["type"].map(printable)
+    headings = {"found": ("found", "%"), "iou": ("mean IoU", "")}
+    caption = "Boxes by type of region"
+    return measures + table_html(types, caption=caption, headings=headings, missing="none was found")
 
 
 def _differences(differences: pd.DataFrame) -> Html:
     wrong = differences[differences["outcome"] != EQUAL]
     if wrong.empty:
-        return note_html("The texts are equal.")
+        return note("The texts are equal.")
     rows = []
     for region, label, outcome, cer, written, true in wrong.head(_MOST_REGIONS)[
         ["region", "label", "outcome", "cer", "written", "true"]
     ].itertuples(index=False, name=None):
         said = outcome if pd.isna(cer) else f"{outcome}, CER {percent_text(cer)}"
         number = "" if region is pd.NA else f"{region} "
-        rows.append(
-            element(
-                "tr",
-                element("th", f"{number}{printable(str(label))}", scope="row"),
-                element("td", said),
-                element("td", edits_html(written, true)),
-            )
-        )
-    names = ("region", "outcome", "difference")
-    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
-    caption = element("caption", "Words ", element("del", "missing"), " and ", element("ins", "extra"))
-    table = element("table", caption, head, element("tbody", *rows), class_="op-table")
+        rows.append((f"{number}{printable(str(label))}", said, edits_html(written, true)))
+    table = pd.DataFrame(rows, columns=["region", "outcome", "difference"], dtype=object)
+    caption = fragment("Words ", element("del", "missing"), " and ", element("ins", "extra"))
+    shown = table_html(table, caption=caption, classes="op-edits")
     cut = len(wrong) - _MOST_REGIONS
-    more = note_html(f"{count_text(cut, 'more region')} differ; the record has them.") if cut > 0 else ""
-    return fragment(element("div", table, class_="op op-scroll op-edits"), more)
+    return shown + (note(f"{count_text(cut, 'more region')} differ; the record has them.") if cut > 0 else "")
 
 
 def _folded(text: str) -> str:

@@ -12,8 +12,6 @@ from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding
 from ocr_phases.analyse.regions import regions_of, type_table
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import Html, element, fragment
-from ocr_phases.show.html import note_html, pictures_html, regions_html, table_html
 from ocr_phases.show.overlay import (
     draw_boxes,
     draw_decode_time,
@@ -34,12 +32,17 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
+from ocr_phases.show.web import Html, element, fragment, note, pictures_html, table_html
 from ocr_phases.text import ms_text, percent_text
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12
 _TALLEST = 10.0  # inches of a page on its own
 _PAGE_COLOURS = ("type", "time")
+_SHORT_TEXT = 60
+_USUAL = {"repaired": False, "boxes": 1, "uncertain": False}
+_HEADINGS = {"decode_ms": ("decode time", "ms")}
+_MISSING = "no text or no time"
 
 
 def page_html(run: PhaseRun) -> Html:
@@ -60,10 +63,10 @@ def page_html(run: PhaseRun) -> Html:
                 parts.append(element("h4", f"Page {place + 1} of {len(pages)}"))
             parts.append(_pictures(run.page_image(number), *_on_page(grounding, table, place)))
         if table is not None:
-            parts.append(note_html(_sum_sentence(run, table)))
+            parts.append(note(_sum_sentence(run, table)))
     rows = len(run.results)
     if rows > _MOST_ROWS:
-        parts.append(note_html(f"The first {_MOST_ROWS} of {rows} rows are shown; the record has them all."))
+        parts.append(note(f"The first {_MOST_ROWS} of {rows} rows are shown; the record has them all."))
     return fragment(*parts)
 
 
@@ -76,11 +79,29 @@ def region_tables_html(run: PhaseRun) -> Html:
             continue
         types = type_table(table)
         types["label"] = [printable(label) for label in types["label"]]
-        headings = {"decode_ms": ("decode time", "ms"), "label": ("type", "")}
+        headings = {**_HEADINGS, "label": ("type", "")}
+        caption = "What each type of region cost to write"
         parts.append(_row_heading(run, row))
-        parts.append(table_html(types, caption="What each type of region cost to write", headings=headings))
+        parts.append(table_html(types, caption=caption, headings=headings, missing=_MISSING))
         parts.append(regions_html(table))
     return fragment(*parts)
+
+
+def regions_html(table: pd.DataFrame) -> Html:
+    """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first.
+
+    Texts are shortened. Columns with only usual values (boxes, repaired, uncertain) are left out, and
+    probabilities where the record has none.
+    """
+    table = table.sort_values("decode_ms", ascending=False, kind="stable").assign(
+        label=lambda each: [printable(label) for label in each["label"]],
+        text=lambda each: [printable(text, _SHORT_TEXT) for text in each["text"]],
+    )
+    marked = table[table["region"] != PREAMBLE]
+    usual = [name for name, value in _USUAL.items() if name in table and (marked[name] == value).all()]
+    table = table.drop(columns=usual).dropna(axis="columns", how="all")
+    caption = "Decode time of each region"
+    return table_html(table, caption=caption, headings=_HEADINGS, missing=_MISSING)
 
 
 def shown_rows(run: PhaseRun) -> range:
@@ -177,7 +198,7 @@ def _on_page(
 
 def _pictures(page: Image | None, grounding: Grounding, table: pd.DataFrame | None) -> Html:
     if page is None:
-        return note_html("The page is not in this record, so there is no picture of it.")
+        return note("The page is not in this record, so there is no picture of it.")
     if table is None:
         return pictures_html([(page, "The page; the output marks no region on it")])
     pictures = [(draw_boxes(page, grounding, uncertain_in(table)), "The regions the model marked")]

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from ocr_phases.analyse.floors import times_text
+from ocr_phases.analyse.scaling import SweepResult, decode_curves
+from ocr_phases.errors import public
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.blocks import Html, fragment
-from ocr_phases.show.html import note_html, table_html
 from ocr_phases.show.plots import (
     BLUE,
     FAINT,
@@ -28,6 +28,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
+from ocr_phases.show.results import Bundle, bundle, head_html
 from ocr_phases.show.runs import (
     Looks,
     from_zero,
@@ -36,28 +37,26 @@ from ocr_phases.show.runs import (
     plot_decode_curves,
     plot_prefill_stages,
 )
+from ocr_phases.show.web import Html, fragment, note, table_html
 
 #: What tells cells apart besides their batch size and length.
 _WAYS = ["model", "preset", "strategy", "vision"]
+_TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
+_MISSING = "not measured in the cell"
 
 
 def sweep_html(table: pd.DataFrame) -> Html:
     """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
     if table.empty:
-        return note_html("No cell of this sweep could be measured.")
-    columns = [*_WAYS, "batch", "prefill_len", "tokens", "prefill_ms", "vision_share"]
-    shown = table[[*columns, "inter_token_ms", "tokens_per_s"]].copy()
-    shown.insert(len(columns) + 1, "times_floor", table["inter_token_ms"] / table["step_floor_ms"])
-    shown = _without_constants(shown)
-    shown = shown.dropna(axis="columns", how="all")
-    headings = {
-        "times_floor": ("times floor", ""),
-        "prefill_len": ("prompt", ""),
-        "tokens": ("output", ""),
-        "vision_share": ("vision part", "%"),
-        "inter_token_ms": ("step", "ms"),
-    }
-    return table_html(shown, caption="Each cell, medians over the repeats", headings=headings)
+        return note("No cell of this sweep could be measured.")
+    columns = [*_WAYS, "batch", "prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms"]
+    shown = table[columns].assign(
+        times_floor=table["inter_token_ms"] / table["step_floor_ms"], tokens_per_s=table["tokens_per_s"]
+    )
+    shown = _without_constants(shown).dropna(axis="columns", how="all")
+    headings = {"tokens": ("output", "")}
+    caption = "Each cell, medians over the repeats"
+    return table_html(shown, caption=caption, headings=headings, missing=_MISSING)
 
 
 def end_to_end_html(table: pd.DataFrame) -> Html:
@@ -72,11 +71,9 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
         "page_ms_p90": ("p90", "ms"),
         "page_ms_p99": ("p99", "ms"),
         "pages_per_min": ("pages/min", ""),
-        "kv_cache_bytes": ("KV cache", "bytes"),
-        "peak_bytes": ("peak memory", "bytes"),
     }
     caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
-    return table_html(shown, caption=caption, headings=headings)
+    return table_html(shown, caption=caption, headings=headings, missing="too few repeats")
 
 
 def _without_constants(cells: pd.DataFrame) -> pd.DataFrame:
@@ -88,8 +85,29 @@ def _without_constants(cells: pd.DataFrame) -> pd.DataFrame:
 def failures_html(failures: pd.DataFrame) -> Html:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
     if failures.empty:
-        return note_html("Every cell was measured.")
+        return note("Every cell was measured.")
     return table_html(failures[["cell", "reason"]], caption="What failed")
+
+
+def sweep_head(sweep: SweepResult) -> Html:
+    """The page and the findings; of a sweep without a record why there is none."""
+    if not sweep.runs:
+        return note(sweep.verdict)
+    what = [", ".join(dict.fromkeys(sweep.table[name])) for name in ("model", "device", "dtype")]
+    title = f"Sweep over {sweep.first.page['file']}"
+    return head_html(sweep.first, title, sweep.findings, " · ".join(what))
+
+
+def sweep_bundle(sweep: SweepResult) -> Bundle:
+    """What a notebook shows of a sweep."""
+    shown = [
+        sweep_head(sweep),
+        *([sweep_html(sweep.table)] if sweep.runs else []),
+        failures_html(sweep.failures),
+    ]
+    columns = sweep.table[_TERMINAL_COLUMNS] if sweep.runs else pd.DataFrame()
+    table = columns.to_string(index=False, float_format="{:,.3f}".format, na_rep="") if sweep.runs else ""
+    return bundle(fragment(*shown), f"{sweep.verdict}\n{table}".strip())
 
 
 @takes_axes
@@ -261,3 +279,37 @@ def _visions(table: pd.DataFrame) -> list[str]:
     """What a row's name says of vision: nothing where the table has one way only."""
     several = table["vision"].nunique() > 1
     return [f", vision {vision}" if several else "" for vision in table["vision"]]
+
+
+@public
+class SweepPlots:
+    """The plots of a sweep: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
+
+    def __init__(self, sweep: SweepResult) -> None:
+        self._sweep = sweep
+
+    def prefill(self, *, ax: Axes | None = None) -> Figure:
+        """Prefill over the length of the prompt: `ocr_phases.show.sweep.plot_prefill`."""
+        return plot_prefill(self._sweep.table, ax=ax)
+
+    def vision(self, *, ax: Axes | None = None) -> Figure:
+        """The stages of each prefill: `ocr_phases.show.sweep.plot_vision_share`."""
+        return plot_vision_share(self._sweep.table, self._sweep.runs, ax=ax)
+
+    def decode(self, *, ax: Axes | None = None) -> Figure:
+        """Time of a decode step over the cache: `ocr_phases.show.sweep.plot_decode`."""
+        return plot_decode(decode_curves(self._sweep.runs), ax=ax)
+
+    def throughput(self, *, ax: Axes | None = None) -> Figure:
+        """Tokens per second over the batch size: `ocr_phases.show.sweep.plot_throughput`."""
+        return plot_throughput(self._sweep.table, ax=ax)
+
+    def cost_quality(self) -> Figure:
+        """What each cell loses over what it costs: `ocr_phases.show.cost_quality.plot_cost_quality`."""
+        from ocr_phases.show.cost_quality import plot_cost_quality
+
+        return plot_cost_quality(self._sweep.cost_quality)
+
+    def floors(self) -> Figure:
+        """Each cell beside its floors: `ocr_phases.show.sweep.plot_floors`."""
+        return plot_floors(self._sweep.table)

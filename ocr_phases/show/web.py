@@ -1,18 +1,89 @@
-"""HTML from the templates beside this file, escaped by Jinja; the file around every report."""
+"""Plain values as HTML: elements, tables and the other blocks of a report, and the file around it.
+
+Jinja writes and escapes it. Whatever a model, a file name or a person wrote is text; no fragment has a
+script, a style of its own or an address. Classes start with ``op-`` and are dressed by ``fragments.css``.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup as Html
+from PIL.Image import Image, Resampling
 
-from ocr_phases.show.blocks import Html
-from ocr_phases.text import plain
+from ocr_phases.text import bytes_text, digits_text, percent_text, plain
+
+MISSING = "n/a"
+SHARPNESS = 2
+"""Pixels a CSS pixel, for screens of high density."""
+
+_QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
+_UNITS = {"ms": "ms", "us": "µs", "bytes": "bytes"}  # by how the name of a column ends
+_SHARES = {
+    "share",
+    "probability",
+    "mfu",
+    "mbu",
+    "cer",
+    "edit_distance",
+    "box_recall",
+    "agreement",
+    "repetition",
+}
+
+#: Column -> (heading, unit), where the name says less. A unit decides how the column is written.
+HEADINGS: dict[str, tuple[str, str]] = {
+    "ttft_ms": ("first token", "ms"),
+    "inter_token_ms": ("step", "ms"),
+    "tokens_per_s": ("tokens/s", ""),
+    "ms_per_char": ("per character", "ms"),
+    "prefill_len": ("prompt", ""),
+    "prompt_tokens": ("prompt", ""),
+    "vision_share": ("vision", "%"),
+    "cache_len": ("cache length", ""),
+    "kv_cache_bytes": ("KV cache", "bytes"),
+    "peak_bytes": ("peak memory", "bytes"),
+    "mfu": ("MFU", "%"),
+    "mbu": ("MBU", "%"),
+    "gflop": ("GFLOP", ""),
+    "cer": ("CER", "%"),
+    "box_recall": ("boxes found", "%"),
+    "table_similarity": ("tables (TEDS)", "%"),
+    "text": ("begins with", ""),
+}
+
+
+def element(name: str, *content: object, **attributes: object) -> Html:
+    """``<name attributes>content</name>``: everything is text that is nothing but text, except `Html`.
+
+    Control characters become a replacement sign. ``class_`` is the class, other underscores stand for
+    hyphens; an attribute that is None or False is left out, True is bare.
+    """
+    given = Html("")
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            given += Html(f" {key.rstrip('_').replace('_', '-')}")
+            given += Html("") if value is True else Html('="{}"').format(plain(str(value)))
+    return Html(f"<{name}{given}>") + fragment(*content) + Html("" if name == "img" else f"</{name}>")
+
+
+def fragment(*content: object) -> Html:
+    """Content one after the other, with no element around it; text as in `element`."""
+    return Html("").join(map(_safe, content))
+
+
+def _safe(value: object) -> str:
+    return value if isinstance(value, Html) else plain(str(value))
 
 
 def render(template: str, **values: Any) -> Html:
@@ -20,16 +91,170 @@ def render(template: str, **values: Any) -> Html:
     return Html(_environment().get_template(f"{template}.html.j2").render(values))
 
 
+def block(name: str, **values: Any) -> Html:
+    """One of the macros of ``blocks.html.j2``; values as in `render`."""
+    return Html(getattr(_environment().get_template("blocks.html.j2").module, name)(**values))
+
+
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("ocr_phases.show"),
         autoescape=True,
-        finalize=lambda value: value if isinstance(value, Html) else plain(str(value)),
+        finalize=_safe,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["units"] = lambda text: _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
+    return environment
+
+
+def note(sentence: str) -> Html:
+    """A sentence as a note; nothing for none."""
+    return element("p", sentence, class_="op op-note") if sentence else fragment()
+
+
+def section_heading(title: str) -> Html:
+    """The heading of a section that brings its own: the contents of a report link to it."""
+    return element("div", element("h2", title, id=title.replace(" ", "-")), class_="prose")
+
+
+def badge(verdict: str) -> Html:
+    """A verdict as a word in a coloured outline: never by colour alone."""
+    kind = verdict if verdict in ("pass", "fail", "noisy") else "other"
+    return element("span", verdict, class_=f"op-badge op-{kind}")
+
+
+def fold(summary: object, *content: object, opened: bool = False, classes: str = "op op-fold") -> Html:
+    """A block that unfolds under its ``summary``."""
+    return element("details", element("summary", summary), *content, class_=classes, open=opened)
+
+
+def preformatted(text: object) -> Html:
+    """Text in its own lines, in a box that scrolls."""
+    return element("pre", text, class_="op-text", tabindex=0)
+
+
+def pairs(values: Mapping[str, object]) -> Html:
+    """Values beside their names."""
+    rows = [fragment(element("dt", name), element("dd", value)) for name, value in values.items()]
+    return element("dl", *rows, class_="op-pairs")
+
+
+def share_bar(parts: Sequence[tuple[str, float, str]]) -> Html:
+    """A bar cut into shares, and under it what each piece is: ``(label, size, value as text)`` each.
+
+    The key is the bar's text alternative. Pieces take the colours ``op-part-0``, ``op-part-1``, ... by place;
+    what has no size is left out.
+    """
+    whole = sum(size for _, size, _ in parts)
+    if not whole > 0:
+        return fragment()
+    widths = [1000 * size / whole for _, size, _ in parts]
+    pieces = [
+        (number, f"{end - width:.2f}", f"{width:.2f}", (label, text))
+        for number, (width, end, (label, _, text)) in enumerate(
+            zip(widths, accumulate(widths), parts, strict=True)
+        )
+        if width
+    ]
+    return block("bar", pieces=pieces)
+
+
+def table_html(
+    table: pd.DataFrame,
+    *,
+    caption: str = "",
+    headings: Mapping[str, tuple[str, str]] | None = None,
+    strong: Iterable[bool] | None = None,
+    links: Mapping[str, Sequence[str]] | None = None,
+    missing: str = "not measured",
+    classes: str = "",
+) -> Html:
+    """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text escaped.
+
+    ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
+    ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text columns an address a
+    row, empty for none. ``missing`` says why a figure may be n/a.
+    """
+    known, columns, cells = {**HEADINGS, **(headings or {})}, [], []
+    for name, values in table.items():
+        heading, unit = known.get(str(name)) or _heading(str(name))
+        numeric = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+        columns.append((heading, unit, "op-num" if numeric else None))
+        addresses = (links or {}).get(str(name)) or [""] * len(table)
+        cells.append(
+            [(*_cell(value, unit, numeric), to) for value, to in zip(values, addresses, strict=True)]
+        )
+    if table.isna().any(axis=None):
+        caption = f"{caption} ({MISSING}: {missing})"
+    marks = [False] * len(table) if strong is None else strong
+    rows = zip(marks, zip(*cells, strict=True), strict=True)
+    return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
+
+
+def _heading(name: str) -> tuple[str, str]:
+    first, _, last = name.rpartition("_")
+    if last in _UNITS and first:
+        return first.replace("_", " "), _UNITS[last]
+    return name.replace("_", " "), "%" if name in _SHARES else ""
+
+
+def _cell(value: Any, unit: str, numeric: bool) -> tuple[object, str | None]:
+    """What a cell shows, and the number that it is sorted by."""
+    if pd.isna(value) or value in (float("inf"), -float("inf")):
+        return MISSING, None
+    if numeric:
+        return _number(float(value), unit), repr(float(value))
+    if isinstance(value, bool):
+        value = "yes" if value else ""
+    return value, None
+
+
+def _number(value: float, unit: str) -> str:
+    """A number with three digits; its unit is in the heading."""
+    if unit == "%":
+        return percent_text(value).removesuffix(" %")
+    if unit == "bytes":
+        return bytes_text(value)
+    return f"{int(value):,}" if value.is_integer() and unit != "ms" else digits_text(value)
+
+
+def data_address(data: bytes, kind: str) -> str:
+    """An address that carries its data; ``kind`` is a MIME type."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def jpeg_file(image: Image, width: int, height: int) -> tuple[Image, bytes]:
+    """An RGB copy of an image of at most these pixels, and the bytes of it as a JPEG."""
+    small = image.convert("RGB")
+    small.thumbnail((width, height), Resampling.HAMMING)  # as sharp as the default here, in half the time
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=85, optimize=True)
+    return small, buffer.getvalue()
+
+
+def image_html(image: Image, alt: str, *, width: int) -> Html:
+    """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense screens."""
+    small, data = jpeg_file(image, width * SHARPNESS, 6 * width * SHARPNESS)
+    shown = min(width, small.width)
+    size = {"width": shown, "height": round(small.height * shown / small.width)}
+    return element("img", class_="op-image", src=data_address(data, "image/jpeg"), **size, alt=alt)
+
+
+def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
+    """Page pictures with captions, side by side if they fit."""
+    figures = [
+        element(
+            "figure",
+            image_html(image, caption, width=520),
+            element("figcaption", caption),
+            class_="op-picture",
+        )
+        for image, caption in pictures
+    ]
+    return element("div", *figures, class_="op op-pictures") if figures else fragment()
 
 
 def document_html(title: str, contents: Sequence[tuple[str, str]], body: Html, *, css: str = "") -> str:
@@ -37,65 +262,24 @@ def document_html(title: str, contents: Sequence[tuple[str, str]], body: Html, *
 
     ``contents`` are a heading and its id each. ``css`` goes behind the style that all files share.
     """
-    script = sorting_script() + 'document.querySelectorAll("table.op-table").forEach(sortable);'
+    script = asset_text("sort.js") + 'document.querySelectorAll("table.op-table").forEach(sortable);'
     return render(
         "document",
         title=title,
         contents=contents,
         body=body,
-        style=Html(fragments_css() + _file("page.css") + css),
+        style=Html(asset_text("fragments.css") + asset_text("page.css") + css),
         script=Html(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
-def notebook_style() -> str:
+def notebook_style() -> Html:
     """A ``<style>`` for fragments shown in a notebook, in its colours; a report brings its own."""
-    return f"<style>{notebook_theme()}\n{fragments_css()}</style>"
+    return Html(f"<style>{asset_text('notebook.css')}{asset_text('fragments.css')}</style>")
 
 
-def notebook_theme() -> str:
-    """The colours of a notebook, and what its figures need beside them.
-
-    JupyterLab says what its colours are. Elsewhere they follow the colour scheme of the page around. A still
-    of a figure shows where a viewer drops this style and the drawing.
-    """
-    theme = {
-        "--op-ink": "var(--jp-content-font-color1, light-dark(#1c2024, #e4e8ec))",
-        "--op-muted": "var(--jp-content-font-color2, light-dark(#5b6470, #a3adb8))",
-        "--op-line": "var(--jp-border-color2, light-dark(#d8dde3, #39424c))",
-        "--op-soft": "var(--jp-layout-color2, light-dark(#f4f6f8, #232a31))",
-        "--op-card": "var(--jp-layout-color1, light-dark(#ffffff, #1b2127))",
-        "--op-accent": "var(--jp-brand-color1, light-dark(#0072b2, #7cc4f0))",
-        "--op-pass": "light-dark(#00694c, #4fd1a5)",
-        "--op-fail": "light-dark(#b03a00, #ff9a66)",
-        "--op-plot-ink": "var(--op-ink)",
-        "--op-plot-muted": "var(--op-muted)",
-        "--op-plot-axis": "light-dark(#99a1aa, #66717c)",
-        "--op-plot-grid": "light-dark(#e3e7eb, #3a3f45)",
-        "--op-plot-surface": "var(--jp-layout-color0, light-dark(#ffffff, #111111))",
-        "--op-plot-blue": "light-dark(#0072b2, #4fa9e2)",
-    }
-    colours = "".join(f"{name}:{value};" for name, value in theme.items())
-    # JupyterLab marks the theme of its body alone.
-    sides = "".join(
-        f'[data-jp-theme-light="{light}"] :is(.op,.drawn){{color-scheme:{scheme}}}'
-        for light, scheme in (("true", "light"), ("false", "dark"))
-    )
-    figures = ".drawn{overflow-x:auto}.drawn>svg{max-width:100%;height:auto}"
-    figures += ".drawn>.op-narrow,.op-still{display:none!important}"
-    return f":root{{{colours}}}{sides}{figures}"
-
-
-def fragments_css() -> str:
-    """The style sheet of all fragments; colours are custom properties set by the page."""
-    return _file("fragments.css")
-
-
-def sorting_script() -> str:
-    """JavaScript that defines ``sortable(table)``."""
-    return _file("sort.js")
-
-
-def _file(name: str) -> str:
+@cache
+def asset_text(name: str) -> str:
+    """A style sheet or script of this folder; ``sort.js`` defines ``sortable(table)``."""
     return resources.files("ocr_phases.show").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,220 @@
+"""The index of a batch: one HTML file without requests that links to the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+
+from ocr_phases.analyse.scaling import (
+    category_table,
+    cost_quality_sentence,
+    measure_of,
+    preset_points,
+    preset_table,
+)
+from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
+from ocr_phases.show.distributions import plot_distributions
+from ocr_phases.show.figures import Picture
+from ocr_phases.show.overlay import printable
+from ocr_phases.show.web import HEADINGS, Html, block, document_html, element, fragment, note, table_html
+from ocr_phases.text import ms_text, percent_text
+
+#: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
+MOST_ROWS = 2_000
+
+# The table of pages has more columns than a report's tables.
+_WIDER = "main, nav ul, footer { max-width: 1320px; }"
+
+_ORDER = ": failures, pages with warnings, then the slowest decode"
+_SHOWN_TEXT = 60
+_LONGEST_REASON = 240
+_WORST = 25
+_PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
+_WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
+_HEADINGS = {
+    "page_ms": ("time", "ms"),
+    "inter_token_ms": ("per token", "ms"),
+    "decode_ms": ("decode time", "ms"),
+    "repetition": ("in a final loop", "%"),
+    "loops": ("end in a loop", ""),
+}
+
+
+def index_html(
+    pages: pd.DataFrame, regions: pd.DataFrame, *, title: str, facts: Mapping[str, str], tables: Sequence[str]
+) -> str:
+    """The index of a batch.
+
+    ``pages`` and ``regions`` are `ocr_phases.batch.index.BatchIndex`'s, ``facts`` one line about the whole
+    each (label to value), ``tables`` the names of the files beside it. Everything in them is escaped.
+    """
+    measured, failed = (pages[(pages["status"] == "done") == done] for done in (True, False))
+    files = [element("li", element("a", name, href=quote(name))) for name in tables]
+    sections = {
+        "Failures": _failures(failed),
+        "Quality": _quality(measured),
+        "Pages": _pages(pages),
+        "Distributions": _distributions(measured),
+        "Slowest regions": _regions(regions, measured),
+        "Tables": [element("ul", *files, class_="op")],
+    }
+    parts = {heading: fragment(*content) for heading, content in sections.items()}
+    shown = {heading: content for heading, content in parts.items() if content}
+    ids = {heading: heading.replace(" ", "-") for heading in shown}
+    about = " · ".join(f"{label} {value}" for label, value in facts.items())
+    body = fragment(
+        block("head", picture="", title=title, about=about, headline="", lead="", below=""),
+        block("cards", figures=list(_cards(pages, measured, failed))),
+        *(
+            element(
+                "section", element("div", element("h2", heading), class_="prose"), content, id=ids[heading]
+            )
+            for heading, content in shown.items()
+        ),
+    )
+    return document_html(title, list(ids.items()), body, css=_WIDER)
+
+
+def _cards(
+    pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame
+) -> Iterator[tuple[str, str, str]]:
+    warned = int((measured["warnings"].fillna("") != "").sum())
+    yield "Pages", f"{len(pages):,}", f"{len(measured):,} measured, {warned:,} with warnings"
+    yield "Failed", f"{len(failed):,}", percent_text(len(failed) / len(pages) if len(pages) else None)
+    for label, column in (("Time to first token", "ttft_ms"), ("Inter-token latency", "inter_token_ms")):
+        yield label, ms_text(measured[column].median()), "median over pages"
+    times = measured["page_ms"].dropna()
+    if len(times):
+        middle, *tail = (ms_text(float(times.quantile(q))) for q in (0.5, 0.9, 0.99))
+        yield "Time per page", middle, f"median; p90 {tail[0]}, p99 {tail[1]}, from file to last token"
+        yield "Pages per minute", f"{60_000.0 / times.mean():,.1f}", "on one device, one page after another"
+    yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
+
+
+def _failures(failed: pd.DataFrame) -> Iterator[Html]:
+    if failed.empty:
+        return
+    shown = failed.head(MOST_ROWS)
+    table = shown[["page", "status", "attempts", "reason"]].assign(
+        reason=[printable(str(reason), _LONGEST_REASON) for reason in shown["reason"]]
+    )
+    links = {"status": _links(shown, "status.json")}
+    yield table_html(table, caption="Failed pages and their reasons", links=links, missing="not run")
+    yield _cut(len(failed))
+
+
+def _pages(pages: pd.DataFrame) -> Iterator[Html]:
+    """Failures first, then the pages in their order, with links to report and record.
+
+    Where there is no room for all, those with warnings and the slowest come before the rest.
+    """
+    ordered = pages.assign(late=pages["status"] == "done", calm=pages["warnings"].fillna("") == "")
+    keys = {"late": True, "calm": True, "decode_ms": False} if len(pages) > MOST_ROWS else {"late": True}
+    shown = ordered.sort_values(list(keys), ascending=list(keys.values()), kind="stable").head(MOST_ROWS)
+    table = shown[_PAGES].assign(
+        record=["run.json" if done else "" for done in shown["late"]], warnings=shown["warnings"].fillna("")
+    )
+    links = {
+        "page": _links(shown, "report.html", shown["report"]),
+        "record": _links(shown, "run.json", shown["late"]),
+        "status": _links(shown, "status.json"),
+    }
+    if any(links["page"]):
+        yield note("A page links to its report, its status to all attempts.")
+    yield table_html(table, caption="All pages, failures first", headings=_HEADINGS, links=links)
+    yield _cut(len(pages), _ORDER)
+
+
+def _cut(rows: int, order: str = "") -> Html:
+    more = f"The first {MOST_ROWS:,} of {rows:,} rows{order}; pages.csv has all."
+    return note(more if rows > MOST_ROWS else "")
+
+
+def _distributions(measured: pd.DataFrame) -> Iterator[Html]:
+    if measured.empty:
+        yield note("No page was measured.")
+        return
+    alt = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
+    yield Picture(plot_distributions(measured), alt).html()
+
+
+def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Html]:
+    if regions.empty:
+        yield note("The outputs mark no region.")
+        return
+    table = regions.drop(columns="folder").assign(
+        label=[printable(str(label)) for label in regions["label"]],
+        text=[printable(str(text), _SHOWN_TEXT) for text in regions["text"]],
+    )
+    reported = regions["folder"].isin(measured.loc[measured["report"], "folder"])
+    caption = "The regions with the longest decode time"
+    links = {"page": _report_links(regions.assign(report=reported))}
+    yield table_html(table, caption=caption, headings=_HEADINGS, links=links, missing="no text")
+
+
+def _quality(pages: pd.DataFrame) -> Iterator[Html]:
+    """What the measured pages lost: by preset, over compression, by category, page by page; or nothing."""
+    measure = measure_of(pages)
+    if measure is None:
+        return
+    yield note(_compared_with(pages, measure))
+    points = preset_points(pages)
+    if len(points) > 1:
+        yield note(cost_quality_sentence(points))
+        alt = "What each preset loses over its time, its prompt and its memory"
+        yield Picture(plot_cost_quality(points), alt).html()
+    headings = {**_HEADINGS, "page_ms": ("time per page", "ms")}
+    yield table_html(preset_table(pages), caption="Each preset", headings=headings)
+    yield Picture(plot_compression(pages, measure), "What each page loses over its compression").html()
+    yield note(_counted(pages))
+    categories = category_table(pages)
+    if len(categories):
+        name = HEADINGS.get(measure, (measure.replace("_", " "), ""))[0]
+        percent = {name: (str(name), "%") for name in categories.columns[2:]}
+        yield table_html(categories, caption=f"Mean {name} by category and preset", headings=percent)
+    worst = pages.dropna(subset=[measure]).sort_values(
+        measure, ascending=measure == "agreement", kind="stable"
+    )
+    worst = worst.head(_WORST)
+    columns = dict.fromkeys([*_WORST_COLUMNS[:3], measure, *_WORST_COLUMNS[3:]])
+    table = worst[[name for name in columns if worst[name].replace("", pd.NA).notna().any()]]
+    links = {"page": _report_links(worst)}
+    yield table_html(table, caption="The worst pages first", headings=headings, links=links)
+
+
+def _compared_with(pages: pd.DataFrame, measure: str) -> str:
+    known = int(pages[measure].notna().sum())
+    references = ", ".join(sorted(set(pages["reference"].dropna())))
+    if references:
+        return f"Compared with what another run wrote ({references}): agreement with it, not accuracy."
+    if measure == "agreement":
+        return (
+            "No page has a truth. Agreement is with the same page's text at the longest prompt: it says what "
+            "a preset changes, not what is right."
+        )
+    return f"{known:,} of {len(pages):,} records have a truth. Means are over pages, as OmniDocBench's are."
+
+
+def _counted(pages: pd.DataFrame) -> str:
+    vendor = (pages["vendor_compression"] / pages["compression"]).median()
+    if pd.isna(vendor):
+        return "Compression counts the tokens that were generated."
+    return (
+        "Compression counts the tokens that were generated. The vendor counts the text tokenised again, "
+        f"which gives {vendor:.2f} times as many here (vendor_compression in pages.csv)."
+    )
+
+
+def _report_links(pages: pd.DataFrame) -> list[str]:
+    """Each page's report, or its record where it has none."""
+    reports = _links(pages, "report.html", pages["report"])
+    return [report or record for report, record in zip(reports, _links(pages, "run.json"), strict=True)]
+
+
+def _links(pages: pd.DataFrame, file: str, there: Any = True) -> list[str]:
+    """The address of a file in each page's folder; empty for a page without a folder, or not ``there``."""
+    marks = pages.assign(there=there)[["folder", "there"]].itertuples(index=False, name=None)
+    return [quote(f"{folder}/{file}") if folder and known else "" for folder, known in marks]
