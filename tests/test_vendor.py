@@ -348,10 +348,9 @@ def test_several_pages_in_one_prompt_are_refused(session):
 
 
 def test_without_generate_the_one_shot_path_says_so(session, monkeypatch):
-    class NoGenerate(torch.nn.Module):
-        config = session.model.config
-
-    monkeypatch.setattr(session, "checkpoint", replace(session.checkpoint, model=NoGenerate()))
+    name = type(session.model).__name__
+    bare = type(name, (torch.nn.Module,), {"config": session.model.config})
+    monkeypatch.setattr(session, "checkpoint", replace(session.checkpoint, model=bare()))
     with pytest.raises(OcrPhasesError, match="has no generate"):
         session.run_inference(page(300, 500), preset="tiny", max_new_tokens=2, generate=True)
 
