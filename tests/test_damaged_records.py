@@ -16,7 +16,8 @@ from kernel_example import example_view
 from mutants import mutants
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse import checks, comparison, floors, scaling, sentences
+from ocr_phases.analyse import checks, comparison, floors, scaling
+from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.batch import figures, store
 from ocr_phases.batch.index import build_index
@@ -78,7 +79,7 @@ def headline_figures(run: PhaseRun, base: PhaseRun) -> None:
 
 
 def sentences(run: PhaseRun, base: PhaseRun) -> None:
-    sentences.headline(run), sentences.verdict(run)
+    words.headline(run), words.verdict(run)
 
 
 def token_tables(run: PhaseRun, base: PhaseRun) -> None:
@@ -92,7 +93,7 @@ def token_tables(run: PhaseRun, base: PhaseRun) -> None:
 
 def verified(run: PhaseRun, base: PhaseRun) -> None:
     found = checks.run_checks(run)
-    checks.checks_verdict(found), results.checks_html(found)
+    words.checks_verdict(found), results.checks_html(found)
 
 
 def compared(run: PhaseRun, base: PhaseRun) -> None:

@@ -19,7 +19,7 @@ ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phas
 
 
 def modules() -> list[str]:
-    measuring = ("inputs.images", "request")
+    measuring = ("inputs.images",)
     ground = [
         path.stem
         for path in sorted(Path(ocr_phases.__path__[0]).glob("[!_]*.py"))

@@ -34,7 +34,7 @@ SMALLEST_FIGURE_TYPE = 9.0  # CSS pixels, in figures
 KINDS = ("page", "attacked", "record", "verify", "sweep", "compare", "index")
 SORTED = {
     "verify": 1,
-    "compare": 2,
+    "compare": 3,
     "index": 0,
     "sweep": 7,
 }  # the column of the first table that is sorted; else 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,7 @@ def test_the_published_infer_by_name(session):
         assert run.result["ids"] == whole.result["ids"]
         assert (run.request["autocast"], run.request["infer"]) == (True, whole.request["infer"])
     for wrong, message in (
-        ({"infer": "vendor"}, "no infer 'vendor': use published or published-eval"),
+        ({"infer": "vendor"}, "Unknown infer 'vendor': use published or published-eval"),
         ({"infer": "published", "autocast": False}, "drop autocast=False, or the name"),
         ({"infer": "published", "strategy": "compiled"}, "runs only eagerly"),
     ):
@@ -347,10 +348,9 @@ def test_several_pages_in_one_prompt_are_refused(session):
 
 
 def test_without_generate_the_one_shot_path_says_so(session, monkeypatch):
-    class NoGenerate(torch.nn.Module):
-        config = session.model.config
-
-    monkeypatch.setattr(session, "model", NoGenerate())
+    name = type(session.model).__name__
+    bare = type(name, (torch.nn.Module,), {"config": session.model.config})
+    monkeypatch.setattr(session, "checkpoint", replace(session.checkpoint, model=bare()))
     with pytest.raises(OcrPhasesError, match="has no generate"):
         session.run_inference(page(300, 500), preset="tiny", max_new_tokens=2, generate=True)
 

@@ -167,7 +167,7 @@ def test_attention_is_chosen(standin, monkeypatch):
         **RULES,
     )
     refuse(
-        "Unknown attention 'fast': use eager or sdpa or flash_attention_2", standin, attention="fast", **RULES
+        "Unknown attention 'fast': use eager, sdpa or flash_attention_2", standin, attention="fast", **RULES
     )
     refuse("Unknown cuda_calls 'drop': use refuse or ignore", standin, cuda_calls="drop", **RULES)
     session = OCRSession.from_local(standin, device="cpu", attention="eager", **RULES)

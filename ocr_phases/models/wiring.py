@@ -201,7 +201,7 @@ def family_of(model: nn.Module) -> Family:
     for family in families:
         if family.drives(model):
             return family
-    known = ", ".join(family.wiring.class_name for family in families)
+    known = ", ".join(dict.fromkeys(family.wiring.class_name for family in families))
     raise OcrPhasesError(f"{type(model).__name__} is no model this version can drive; it knows {known}.")
 
 
