@@ -14,7 +14,7 @@ class Elements(HTMLParser):
         self.open: list[str] = []
         self.stray: list[str] = []
         self.said = ""
-        self.feed(document)
+        self.feed(str(document))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))

@@ -156,7 +156,7 @@ def test_attention_in_a_graph_is_not_available_rather_than_wrong() -> None:
     names = ("CatArrayBatchedCopy", "index_elementwise_kernel<index_copy_kernel_impl>", "gemv", "softmax")
     kernels = [(name, 100 + 10 * place, 110 + 10 * place) for place, name in enumerate(names)]
     trace.launch(20, *kernels, call="cudaGraphLaunch")
-    run = with_kernels(view=reduce_trace(*trace.done()))
+    run = with_kernels(view={"tool": "x", **reduce_trace(*trace.done())})
     parts = analyse.kv_cache_share(run)
     assert parts[["part", "by", "kernels"]].values.tolist() == [["kv_update", "name", 1.0]]
     assert parts["of_busy"].tolist() == [pytest.approx(1 / 4)]
@@ -298,7 +298,7 @@ def test_a_port_that_waits_in_every_layer_is_host_sync_bound() -> None:
         trace.operator("aten::nonzero", clock + 30, clock + 90)
         trace.sync(clock + 35, clock + 80)
         clock += 200
-    run = with_kernels(view=reduce_trace(*trace.done()))
+    run = with_kernels(view={"tool": "x", **reduce_trace(*trace.done())})
     row = analyse.stage_verdict(run).set_index("stage").loc["decode_step"]
     assert row["verdict"] == "host-sync-bound"
     waiting = row["wall_ms"] - row["busy_ms"]

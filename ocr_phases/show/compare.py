@@ -56,6 +56,7 @@ _NAMES = {
     "cer": "character error rate",
     "wer": "word error rate",
 }
+_MISSING = "not in both records, or no interval"
 _LOG_FROM = 4.0  # ratio of the largest to the smallest
 _UNJUDGED = (INCONCLUSIVE, NOISY, "n/a", "")
 _WORDS = {
@@ -91,7 +92,9 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
     shown.insert(list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends])
     strong = (~table["verdict"].isin((EQUAL, EQUIVALENT, *_UNJUDGED))).tolist()
     headings = {"interval": ("95 % interval", ""), "detectable": ("smallest resolved change", "%")}
-    return table_html(shown, caption="Against the baseline", strong=strong, headings=headings)
+    return table_html(
+        shown, caption="Against the baseline", strong=strong, headings=headings, missing=_MISSING
+    )
 
 
 def environment_html(table: pd.DataFrame) -> Html:

@@ -28,7 +28,7 @@ SHARPNESS = 2
 """Pixels a CSS pixel, for screens of high density."""
 
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
-_UNITS = {"ms": "ms", "us": "µs", "bytes": "bytes"}  # by how the name of a column ends
+_UNITS = {"ms": "ms", "us": "µs", "s": "s", "bytes": "bytes"}  # by how the name of a column ends
 _SHARES = {
     "share",
     "probability",
