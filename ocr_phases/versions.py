@@ -27,7 +27,8 @@ _DIGITS = 16
 def code_hash(package: Path = _PACKAGE) -> str:
     """The first 16 hex digits of a SHA-256 over names and contents of the package's Python and TOML files.
 
-    Families, prompts and settings are TOML. Read once in a process: what runs is what was imported, not what was edited since.
+    Families, prompts and settings are TOML. Read once in a process: what runs is what was imported, not what
+    was edited since.
     """
     digest = hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")]):
