@@ -21,8 +21,8 @@ def make_api(folder: Path) -> None:
         warnings.simplefilter("error", UserWarning)
         # pdoc looks for a NamedTuple's names in the wrong module; the page shows them all the same.
         warnings.filterwarnings("ignore", "Error parsing type annotation ForwardRef")
-        # A TypedDict that extends another keeps no trace of where an inherited entry was declared.
-        warnings.filterwarnings("ignore", r"Cannot determine where ocr_phases\.config\.")
+        # A TypedDict or Struct that extends another keeps no trace of where an inherited entry was declared.
+        warnings.filterwarnings("ignore", r"Cannot determine where ocr_phases\.")
         rooms = [f"ocr_phases.{room.name}" for room in pkgutil.iter_modules(ocr_phases.__path__)]
         pdoc.pdoc("ocr_phases", *rooms, output_directory=folder)
 

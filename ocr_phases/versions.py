@@ -25,12 +25,13 @@ _DIGITS = 16
 
 @lru_cache(maxsize=1)
 def code_hash(package: Path = _PACKAGE) -> str:
-    """The first 16 hex digits of a SHA-256 over names and contents of the package's Python files.
+    """The first 16 hex digits of a SHA-256 over names and contents of the package's Python and TOML files.
 
-    Read once in a process: what runs is what was imported, not what was edited since.
+    Families, prompts and settings are TOML. Read once in a process: what runs is what was imported, not what
+    was edited since.
     """
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")]):
         content = hashlib.sha256(path.read_bytes()).digest()
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + content)
     return digest.hexdigest()[:_DIGITS]

@@ -37,11 +37,12 @@ def edit(name: str) -> Callable[[Path], object]:
     [
         (edit("inputs/packing.pyc"), False),
         (edit("steps/phases.py"), True),
+        (edit("families.toml"), True),
         (edit("new.py"), True),
         (lambda package: (package / "text.py").unlink(), True),
         (lambda package: (package / "text.py").rename(package / "text2.py"), True),
     ],
-    ids=["compiled", "changed", "new", "removed", "renamed"],
+    ids=["compiled", "changed", "a family", "new", "removed", "renamed"],
 )
 def test_a_changed_file_of_an_installed_package_changes_its_hash(tmp_path, change, counts):
     package = shutil.copytree(PACKAGE, tmp_path / "ocr_phases")
