@@ -24,8 +24,8 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.families import PRESETS
 from ocr_phases.models.load import load_checkpoint
 from ocr_phases.settings import ModelSettings
-from ocr_phases.show.blocks import Html, element, fragment, small_jpeg
 from ocr_phases.show.overlay import draw_boxes
+from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
 
 SIDES = {"the generator": "sentences", "a browser": "browser"}
 _SIZE = 420  # pixels of a page's longer side
@@ -58,7 +58,8 @@ def page_block(case: evaluate.Case, score: Any, answer: str) -> Html:
     picture = draw_boxes(Image.fromarray(case.views.global_view), grounding, labels=False)
     texts = ["\n\n".join(region.text for region in each.regions) for each in (grounding, truth)]
     head = f"CER {100 * score.edits / max(1, score.letters):.1f} %, type of {case.type_px:.0f} px in the view"
-    image = element("img", src=small_jpeg(picture, _SIZE, _SIZE)[1], alt="the page")
+    address = data_address(jpeg_file(picture, _SIZE, _SIZE)[1], "image/jpeg")
+    image = element("img", src=address, alt="the page")
     text = element("div", element("b", head), element("pre", marked(*texts)))
     return element("div", image, text, class_="page")
 
