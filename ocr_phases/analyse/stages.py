@@ -228,6 +228,16 @@ def step_ms(run: PhaseRun, quantile: float = 0.5) -> np.ndarray:
 
 
 @cached
+def _step_times(run: PhaseRun) -> pd.DataFrame:
+    """Each decode step's medians over repeats in ms, on both clocks, and the ends of its spread."""
+    each = step_repeats(run)
+    low, high = spread_ends(each)
+    host = step_repeats(run, "host_ms").median(axis="columns")
+    device = each.median(axis="columns")
+    return pd.DataFrame({"device_ms": device, "device_ms_p10": low, "device_ms_p90": high, "host_ms": host})
+
+
+@cached
 def step_table(run: PhaseRun) -> pd.DataFrame:
     """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their `spread_ends`.
 
@@ -236,23 +246,14 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     the median step and the median plus `OUTLIER_DEVIATIONS` median absolute deviations, and steps that took
     `SPIKE_FACTOR` times the median step in any repeat.
     """
-    each = step_repeats(run)
-    low, high = spread_ends(each)
-    host = step_repeats(run, "host_ms").median(axis="columns")
-    times = {
-        "device_ms": each.median(axis="columns"),
-        "device_ms_p10": low,
-        "device_ms_p90": high,
-        "host_ms": host,
-    }
-    table = pd.DataFrame(times).rename_axis("step").reset_index()
+    table = _step_times(run).rename_axis("step").reset_index()
     tokens = run.token_table[["step", "index", "text"]].dropna(subset=["step"])
     table = table.merge(tokens, on="step", how="left").astype({"index": "Int64", "step": "int64"})
     table["cache_len"] = _cache_lengths(run, table["step"] + 1)
     median = table["device_ms"].median()
     limit = median + OUTLIER_DEVIATIONS * (table["device_ms"] - median).abs().median()
     slow = (table["device_ms"] > limit) & (table["device_ms"] > OUTLIER_FACTOR * median)
-    table["outlier"] = slow | (each.max(axis="columns") > SPIKE_FACTOR * median).to_numpy()
+    table["outlier"] = slow | (step_repeats(run).max(axis="columns") > SPIKE_FACTOR * median).to_numpy()
     return table[list(STEP_COLUMNS)]
 
 
@@ -330,16 +331,7 @@ def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
     table["step"] = step
     table["cache_len"] = _cache_lengths(run, table["step"].fillna(-1) + 1)
     table["region"] = token_regions(parse_grounding("".join(texts), run.model.get("family")), texts)
-    each = step_repeats(run)
-    low, high = spread_ends(each)
-    host = step_repeats(run, "host_ms").median(axis="columns")
-    times = {
-        "device_ms": each.median(axis="columns"),
-        "device_ms_p10": low,
-        "device_ms_p90": high,
-        "host_ms": host,
-    }
-    for column, values in times.items():
+    for column, values in _step_times(run).items():
         of_tokens = table["step"].map(values).astype("float64")
         table[column] = (of_tokens * _SUMMABLE).round() / _SUMMABLE
     return pd.concat([table, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]
