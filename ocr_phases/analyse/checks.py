@@ -8,7 +8,7 @@ for its figures to be trusted; ``note`` that something is worth knowing; ``n/a``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import tomllib
 
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.noise import NOISE, is_noisy
+from ocr_phases.analyse.noise import VERDICTS as VERDICTS
+from ocr_phases.analyse.noise import Verdict as Verdict
 from ocr_phases.analyse.stages import (
     OUTLIER_FACTOR,
     SPIKE_FACTOR,
@@ -34,8 +36,6 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
-VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
-
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RULES: dict[str, dict[str, Any]] = _TEXTS["rules"]
 EXPECTATIONS: dict[str, dict[str, Any]] = _TEXTS["expectations"]
@@ -59,29 +59,6 @@ _SLOW_READS = 4.0
 _CACHE_BLOCK = 256
 _NAMED_STEPS = 3
 _PUBLISHED_PARAMETERS = 3_000_000_000  # the three families have 3.3 to 3.4 billion
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One check: its ``verdict``, one of `VERDICTS`, with what was measured beside what is expected.
-
-    ``why`` says why it matters and ``fix`` what to do. Of noise, ``reason`` names what was found in a clause
-    and ``remedy`` what to do about it.
-    """
-
-    verdict: str
-    measured: str
-    name: str = ""
-    expected: str = ""
-    why: str = ""
-    fix: str = ""
-    reason: str = ""
-    remedy: str = ""
-
-    @property
-    def label(self) -> str:
-        """The name in words."""
-        return self.name.replace("_", " ")
 
 
 @cached
@@ -343,16 +320,8 @@ def repetition_loop(ids: Sequence[int]) -> tuple[int, int] | None:
     return None
 
 
-def _noise(name: str) -> Callable[[PhaseRun], Verdict]:
-    def judge(run: PhaseRun) -> Verdict:
-        finding = NOISE[name](run)
-        return Verdict(finding.verdict, finding.measured, reason=finding.reason, remedy=finding.remedy)
-
-    return judge
-
-
 _FROM_RECORD: dict[str, Callable[[PhaseRun], Verdict]] = {
-    **{name: _noise(name) for name in NOISE},
+    **NOISE,
     "vision_in_prefill_only": _vision_in_prefill_only,
     "cache_linear": _cache_linear,
     "decode_memory": _decode_memory,
@@ -367,9 +336,9 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Verdict]] = {
 
 
 def _expectations(run: PhaseRun) -> list[Verdict]:
-    checks = []
+    checks, values = [], _expected_values(run)
     for name, texts in EXPECTATIONS.items():
-        value, text = _expected_values(run)[name]
+        value, text = values[name]
         low, high = texts["range"]
         if value is None or not np.isfinite(value):
             check = Verdict("n/a", text or "not in this record")
@@ -379,7 +348,6 @@ def _expectations(run: PhaseRun) -> list[Verdict]:
     return checks
 
 
-@cached
 def _expected_values(run: PhaseRun) -> dict[str, tuple[float | None, str]]:
     """The value of each expectation and its text; None where there is none, with the reason if known."""
     prefill, step, language = run["prefill_ms"], run["inter_token_ms"], run["prefill_language_model_ms"]

@@ -28,6 +28,8 @@ from ocr_phases.analyse.statistics import spread
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text, ms_text, percent_text, stage_name
 
+VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
+
 CONDITION_COLUMNS = (
     "repeat",
     "wall_s",
@@ -73,20 +75,33 @@ _AGAIN = "Measure again with more repeats (--repeats 8)."
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What was found: its verdict, what was measured, and of noise the reason and the remedy."""
+class Verdict:
+    """One check: its ``verdict``, one of `VERDICTS`, with what was measured beside what is expected.
+
+    ``why`` says why it matters and ``fix`` what to do. Of noise, ``reason`` names what was found in a clause
+    and ``remedy`` what to do about it.
+    """
 
     verdict: str
     measured: str
+    name: str = ""
+    expected: str = ""
+    why: str = ""
+    fix: str = ""
     reason: str = ""
     remedy: str = ""
 
+    @property
+    def label(self) -> str:
+        """The name in words."""
+        return self.name.replace("_", " ")
+
 
 @cached
-def repeat_spread(run: PhaseRun) -> Finding:
+def repeat_spread(run: PhaseRun) -> Verdict:
     """How far prefill, median decode step and generate() scatter over the repeats, as factors."""
     if len(run.repeats) < 2:
-        return Finding("n/a", "with one repeat the spread is unknown")
+        return Verdict("n/a", "with one repeat the spread is unknown")
     whole = {phase: run.repeat_ms(phase, phase) for phase in ("prefill", "generate")}
     times = {"the prefill": whole["prefill"], "a decode step": step_ms(run), "generate()": whole["generate"]}
     spreads = {name: spread(each) for name, each in times.items() if (each > 0).all()}
@@ -96,29 +111,29 @@ def repeat_spread(run: PhaseRun) -> Finding:
     most = spreads.get(worst, 0.0)
     verdict = "noisy" if most > SPREAD_NOISY else "note" if most > SPREAD_NOTE else "pass"
     reason = f"{worst} took {ranges[worst]} from repeat to repeat" if worst else ""
-    return Finding(verdict, measured, reason, _QUIET)
+    return Verdict(verdict, measured, reason=reason, remedy=_QUIET)
 
 
 @cached
-def busy_host(run: PhaseRun) -> Finding:
+def busy_host(run: PhaseRun) -> Verdict:
     """Whether this process had its cores and its GPU to itself, as far as the record shows."""
     if not run.device.get("conditions"):
-        return Finding("n/a", "this record has no conditions of the machine")
+        return Verdict("n/a", "this record has no conditions of the machine")
     findings = [*_host_findings(run), *_gpu_findings(run)]
     ordered = [each for verdict in ("noisy", "note", "pass") for each in findings if each.verdict == verdict]
     measured = "; ".join(each.measured for each in ordered) or "this system does not report them"
     noisy = [each for each in ordered if each.verdict == "noisy"]
     reason = " and ".join(each.measured for each in noisy)
     remedy = " ".join(dict.fromkeys(each.remedy for each in noisy))
-    return Finding(ordered[0].verdict if ordered else "n/a", measured, reason, remedy)
+    return Verdict(ordered[0].verdict if ordered else "n/a", measured, reason=reason, remedy=remedy)
 
 
 @cached
-def impossible_values(run: PhaseRun) -> Finding:
+def impossible_values(run: PhaseRun) -> Verdict:
     """MFU or MBU above 100 %, and implausible ceilings."""
     floors = floor_table(run).dropna(subset=["device_ms"])
     if floors.empty:
-        return Finding("n/a", "no floor is known")
+        return Verdict("n/a", "no floor is known")
     cache = run.device.get("cache_bytes") or _CACHE_BYTES
     above, saved = [], []
     for row in floors.to_dict("records"):
@@ -135,11 +150,11 @@ def impossible_values(run: PhaseRun) -> Finding:
             break
     above += _bad_ceilings(run)
     if above:
-        return Finding("noisy", "; ".join([*above, *saved]), above[0], _QUIET)
+        return Verdict("noisy", "; ".join([*above, *saved]), reason=above[0], remedy=_QUIET)
     if saved:
-        return Finding("note", "; ".join(saved))
+        return Verdict("note", "; ".join(saved))
     highest = float(np.nanmax(floors[["mfu", "mbu"]].to_numpy(dtype=np.float64)))
-    return Finding("pass", f"no stage above {percent_text(highest)} of a ceiling")
+    return Verdict("pass", f"no stage above {percent_text(highest)} of a ceiling")
 
 
 NOISE = {"repeat_spread": repeat_spread, "busy_host": busy_host, "impossible_values": impossible_values}
@@ -148,12 +163,6 @@ NOISE = {"repeat_spread": repeat_spread, "busy_host": busy_host, "impossible_val
 def is_noisy(run: PhaseRun) -> bool:
     """Whether the machine was too busy for this record's times, by their spread or by its conditions."""
     return "noisy" in (repeat_spread(run).verdict, busy_host(run).verdict)
-
-
-def noisy_findings(run: PhaseRun) -> dict[str, Finding]:
-    """The noisy findings of a record, by check."""
-    findings = {name: judge(run) for name, judge in NOISE.items()}
-    return {name: finding for name, finding in findings.items() if finding.verdict == "noisy"}
 
 
 def conditions_table(run: PhaseRun) -> pd.DataFrame:
@@ -190,7 +199,7 @@ def ceilings_apart(base: PhaseRun, other: PhaseRun) -> str:
     )
 
 
-def _host_findings(run: PhaseRun) -> Iterator[Finding]:
+def _host_findings(run: PhaseRun) -> Iterator[Verdict]:
     """Findings about the host; the worst repeat counts."""
     table = conditions_table(run)
     on_cpu = run.device.get("kind") != "cuda"
@@ -199,13 +208,13 @@ def _host_findings(run: PhaseRun) -> Iterator[Finding]:
     if math.isfinite(waited):
         verdict = "noisy" if waited > _WAITED_NOISY else "note" if waited > _WAITED_NOTE else "pass"
         text = f"this program waited for a core for {percent_text(waited)} of the CPU time it needed"
-        yield Finding(verdict, text, remedy=_QUIET)
+        yield Verdict(verdict, text, remedy=_QUIET)
     panel = _worst(table["other_threads_s"] / table["wall_s"])
     if panel > _PANEL_NOTE:
         text = f"the panel or other cells used {percent_text(panel)} of a core during the run"
-        yield Finding("noisy" if panel > _PANEL_NOISY else "note", text, remedy=_ALONE)
+        yield Verdict("noisy" if panel > _PANEL_NOISY else "note", text, remedy=_ALONE)
     if steal > _STEAL_NOISY:
-        yield Finding("noisy", f"the hypervisor took {percent_text(steal)} of the cores' time", remedy=_AGAIN)
+        yield Verdict("noisy", f"the hypervisor took {percent_text(steal)} of the cores' time", remedy=_AGAIN)
     if others > _OTHERS_NOTE:
         # Other programs do no harm while enough cores stay free for these threads.
         cores = run.device.get("host_cores") or math.nan
@@ -213,14 +222,14 @@ def _host_findings(run: PhaseRun) -> Iterator[Finding]:
         crowded = others * cores + wanted > cores + 0.1 * wanted
         unknown = crowded and not math.isfinite(waited)
         verdict = "noisy" if unknown else "note" if crowded else "pass"
-        yield Finding(verdict, f"other programs took {percent_text(others)} of all cores", remedy=_QUIET)
+        yield Verdict(verdict, f"other programs took {percent_text(others)} of all cores", remedy=_QUIET)
     used = float((table["cpu_s"] / table["wall_s"]).min()) if len(table) else math.nan
     if on_cpu and used < _LITTLE_CPU:
         verdict = "note" if math.isfinite(waited) else "noisy"
-        yield Finding(verdict, f"it computed for only {percent_text(used)} of the time", remedy=_QUIET)
+        yield Verdict(verdict, f"it computed for only {percent_text(used)} of the time", remedy=_QUIET)
 
 
-def _gpu_findings(run: PhaseRun) -> Iterator[Finding]:
+def _gpu_findings(run: PhaseRun) -> Iterator[Verdict]:
     """Findings about the GPU before and after the repeats."""
     gpu: Mapping[str, Any] = run.device["conditions"].get("gpu") or {}
     states = [state for state in (gpu.get("before"), gpu.get("after")) if state]
@@ -231,19 +240,19 @@ def _gpu_findings(run: PhaseRun) -> Iterator[Finding]:
         reasons |= state.get("throttle_reasons") or 0
     slowed = dict.fromkeys(word for bit, word in _THROTTLED.items() if reasons & bit)
     if slowed:
-        yield Finding("noisy", f"the GPU was slowed down ({', '.join(slowed)})", remedy=_COOL)
+        yield Verdict("noisy", f"the GPU was slowed down ({', '.join(slowed)})", remedy=_COOL)
     if reasons & _POWER_CAP:
-        yield Finding("note", "the GPU was at its power limit")
+        yield Verdict("note", "the GPU was at its power limit")
     clock, most = states[-1].get("sm_mhz"), states[-1].get("max_sm_mhz")
     if clock and most:
         verdict = "note" if clock < _SLOW_CLOCK * most else "pass"
-        yield Finding(verdict, f"the GPU's clock was {clock:,} of {most:,} MHz after the last repeat")
+        yield Verdict(verdict, f"the GPU's clock was {clock:,} of {most:,} MHz after the last repeat")
     others = max(state.get("other_processes") or 0 for state in states)
     if others:
         used = states[0].get("utilization") or 0.0
         busy = f", busy {used:.0f} % of the time" if used > _FOREIGN_USE else ""
         held = f"{others} other program{'' if others == 1 else 's'} held the GPU{busy}"
-        yield Finding("noisy" if busy else "note", held, remedy=_COOL)
+        yield Verdict("noisy" if busy else "note", held, remedy=_COOL)
 
 
 def _bad_ceilings(run: PhaseRun) -> list[str]:

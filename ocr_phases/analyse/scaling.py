@@ -11,9 +11,9 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.checks import noisy_checks
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.analyse.noise import noisy_findings
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.stages import end_to_end_ms, step_ms, step_table
 from ocr_phases.analyse.statistics import leaders
@@ -214,7 +214,7 @@ def _cell_figures(run: PhaseRun) -> dict[str, Any]:
         "model": run.model["name"],
         "dtype": run.model["dtype"],
         "device": run.device["name"],
-        "noise": ", ".join(name.replace("_", " ") for name in noisy_findings(run)),
+        "noise": ", ".join(check.label for check in noisy_checks(run)),
     }
 
 

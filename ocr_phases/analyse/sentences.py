@@ -65,17 +65,22 @@ def account(run: PhaseRun) -> str:
 
 def limit_sentence(run: PhaseRun) -> str:
     """What limits the larger phase, in one sentence: from the kernel view, else from the floors."""
-    return kernel_sentence(run, _larger_phase(run)) or floor_sentence(run)
+    return next(iter(_limits(run)), "")
 
 
 def findings(run: PhaseRun) -> list[str]:
     """What else is worth knowing, a sentence each: the other phase's limit and the floor's distance first."""
+    return [each for each in [*_limits(run)[1:], *_phase_sentences(run), *_caveats(run)] if each]
+
+
+def _limits(run: PhaseRun) -> list[str]:
+    """What limits the times, a sentence each, of the larger phase first."""
     larger = _larger_phase(run)
+    first = kernel_sentence(run, larger)
     other = kernel_sentence(run, "prefill" if larger == "decode" else "decode")
-    floor = floor_sentence(run) if kernel_sentence(run, larger) else ""
-    limits = dict.fromkeys([other, floor])  # of a kernel view that failed, both say so
-    limits.pop(limit_sentence(run), None)
-    return [each for each in [*limits, *_phase_sentences(run), *_caveats(run)] if each]
+    floor = floor_sentence(run)
+    ordered = [first, other, floor] if first else [floor, other]
+    return list(dict.fromkeys(filter(None, ordered)))  # of a kernel view that failed, both say so
 
 
 def noise_warning(run: PhaseRun) -> str:
