@@ -37,7 +37,6 @@ TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records
 _IN_USE = ".in_use.lock"  # in each temporary folder, and in the one of all
 REPORT_FOLDER = "ocr_phases_report"
-VERIFY_FOLDER = "ocr_phases_verify"  # the notebook of that name reads it
 
 TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}
 """The first entry of every trace that this package writes."""

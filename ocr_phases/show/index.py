@@ -15,6 +15,7 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
+from ocr_phases.files import RECORD
 from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
 from ocr_phases.show.distributions import plot_distributions
 from ocr_phases.show.figures import Picture
@@ -115,11 +116,11 @@ def _pages(pages: pd.DataFrame) -> Iterator[Html]:
     keys = {"late": True, "calm": True, "decode_ms": False} if len(pages) > MOST_ROWS else {"late": True}
     shown = ordered.sort_values(list(keys), ascending=list(keys.values()), kind="stable").head(MOST_ROWS)
     table = shown[_PAGES].assign(
-        record=["run.json" if done else "" for done in shown["late"]], warnings=shown["warnings"].fillna("")
+        record=[RECORD if done else "" for done in shown["late"]], warnings=shown["warnings"].fillna("")
     )
     links = {
         "page": _links(shown, "report.html", shown["report"]),
-        "record": _links(shown, "run.json", shown["late"]),
+        "record": _links(shown, RECORD, shown["late"]),
         "status": _links(shown, "status.json"),
     }
     if any(links["page"]):
@@ -211,7 +212,7 @@ def _counted(pages: pd.DataFrame) -> str:
 def _report_links(pages: pd.DataFrame) -> list[str]:
     """Each page's report, or its record where it has none."""
     reports = _links(pages, "report.html", pages["report"])
-    return [report or record for report, record in zip(reports, _links(pages, "run.json"), strict=True)]
+    return [report or record for report, record in zip(reports, _links(pages, RECORD), strict=True)]
 
 
 def _links(pages: pd.DataFrame, file: str, there: Any = True) -> list[str]:
