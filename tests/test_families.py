@@ -75,17 +75,6 @@ def test_names_of_presets_belong_to_families() -> None:
         facts_of("other")
 
 
-def test_a_missing_class_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    facts = FAMILIES["deepseek-ocr-2"]
-    wiring = dataclasses.replace(facts.native, class_name="NotYetThere")
-    family = dataclasses.replace(NATIVES["deepseek-ocr-2"], facts=dataclasses.replace(facts, native=wiring))
-    with refused():
-        family.model_class()
-    assert NATIVES["deepseek-ocr-2"].model_class() is transformers.DeepseekOcr2ForConditionalGeneration
-
-
 COUNTS = {
     "deepseek-ocr": {"sam": 95_569_152, "clip": 302_575_616, "projector": 2_622_720, "total": 3_335_504_128},
     "deepseek-ocr-2": {
