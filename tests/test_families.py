@@ -96,17 +96,6 @@ def test_a_preset_of_another_family_is_refused(ocr2_session: OCRSession) -> None
         ocr2_session.run_inference(RECEIPT, preset="large", **QUICK)
 
 
-def test_a_missing_class_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    facts = FAMILIES["deepseek-ocr-2"]
-    wiring = dataclasses.replace(facts.native, class_name="NotYetThere")
-    family = dataclasses.replace(NATIVES["deepseek-ocr-2"], facts=dataclasses.replace(facts, native=wiring))
-    with pytest.raises(OcrPhasesError, match="no NotYetThere, which DeepSeek-OCR-2 needs: upgrade"):
-        family.model_class()
-    assert NATIVES["deepseek-ocr-2"].model_class() is transformers.DeepseekOcr2ForConditionalGeneration
-
-
 # -- what the vendors' code gave ----------------------------------------------------------------------
 
 
