@@ -69,6 +69,8 @@ def test_cells_are_every_combination_once() -> None:
         "base-eager-b1-n8",
         "base-eager-b2-n8",
     ]
+    cells = make_cells(presets=["tiny"], lengths=[8], visions=["eager", "compiled"])
+    assert [cell.name for cell in cells] == ["tiny-eager-b1-n8", "tiny-eager-b1-n8-vision-compiled"]
 
 
 @pytest.mark.parametrize(
@@ -88,11 +90,6 @@ def test_cells_are_every_combination_once() -> None:
 def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...], message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message):
         make_cells(**dict(zip(AXES, lists, strict=False)))
-
-
-def test_eager_vision_keeps_the_name_it_had() -> None:
-    cells = make_cells(presets=["tiny"], lengths=[8], visions=["eager", "compiled"])
-    assert [cell.name for cell in cells] == ["tiny-eager-b1-n8", "tiny-eager-b1-n8-vision-compiled"]
 
 
 def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,14 +195,6 @@ def test_a_foreign_file_is_refused_before_anything_is_measured(
     with pytest.raises(OcrPhasesError, match="is no finished cell of a sweep"):
         run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted([*before, name])
-
-
-def test_what_is_done_is_known_without_loading_a_record(
-    tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert states(run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)) == ["measured"] * 2
-    monkeypatch.setattr(PhaseRun, "load", None)
-    assert states(run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)) == ["kept"] * 2
 
 
 def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
