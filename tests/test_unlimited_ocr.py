@@ -35,7 +35,6 @@ from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import make_views, pack
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, native_config
-from ocr_phases.recorder import make_rows
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.regions import page_html, plot_page
@@ -85,10 +84,9 @@ def packed_as(case: dict, views: list, prompt: str):
 def test_several_pages_of_one_prompt_are_packed_as_recorded(name):
     case = RECORDED["cases"][name]
     preset = FACTS.presets[{1024: "base", 640: "small"}[case["image_size"]]]
-    files = [str(GOLDEN / "pages" / file) for file in case["files"]]
-    (row,), (prompt,) = make_rows(files, "multipage", None, FACTS)
-    views = [make_views(load_page(page)[0], preset) for page in row]
-    packed_as(case, views, prompt)
+    pages = [load_page(GOLDEN / "pages" / file)[0] for file in case["files"]]
+    views = [make_views(page, preset) for page in pages]
+    packed_as(case, views, FACTS.text_of("multipage", pages=len(pages)))
     assert [list(view.grid) for view in views] == case["spatial_crop"]
     if PIL.__version__.split(".")[0] == RECORDED["pillow"].split(".")[0]:
         assert sha256(np.stack([view.global_view for view in views])) == case["ori_sha256"]
