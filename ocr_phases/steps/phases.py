@@ -373,7 +373,7 @@ def check_step(family: Family, arguments: dict[str, Any]) -> None:
     width = arguments["input_ids"].shape[1]
     if width != 1:
         raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
-    leaked = [name for name in family.image_arguments if arguments.get(name) is not None]
+    leaked = [name for name in family.wiring.image_arguments if arguments.get(name) is not None]
     if leaked:
         raise _leak(", ".join(leaked))
 
