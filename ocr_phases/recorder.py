@@ -468,7 +468,6 @@ class Measurement:
         if not request.generate:
             waits = after.get("waits")
             checks.insert(-2, host_syncs_check(waits, kernels, request.eos_check_every, self.device))
-        columns = zip(*(span for run in runs for span in run.spans), strict=True)
         phases_with_peak = [phase for phase, peak in first.peaks.items() if peak is not None]
         return PhaseRun(
             created=machine.now(),
@@ -487,7 +486,7 @@ class Measurement:
                 "batch": self.packed.batch_size,
             },
             results=[_describe_row(checkpoint, request, ids) for ids in self.rows()],
-            spans=record.make_spans(dict(zip(record.SPAN_COLUMNS, map(list, columns), strict=True))),
+            spans=record.make_spans([span for run in runs for span in run.spans]),
             memory={
                 "source": self.memory.source,
                 "peak_bytes": {phase: [run.peaks[phase] for run in runs] for phase in phases_with_peak},

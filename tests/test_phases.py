@@ -145,7 +145,7 @@ def test_broken_rules_are_errors(golden_session, golden_forward):
     [
         (lambda a: {**a, "pixel_values": torch.zeros(1)}, r"Image arguments reached decode \(pixel_values\)"),
         (lambda a: {**a, "input_ids": a["input_ids"].repeat(1, 2)}, "one token a row, got 2"),
-        (lambda a: {**a, "past_key_values": None}, "new KV cache"),
+        (lambda a: {**a, "past_key_values": None}, "grow by one"),
     ],
 )
 def test_faulty_step_arguments_are_errors(fault, message, golden_session, golden_forward):

@@ -34,7 +34,7 @@ from ocr_phases.steps.execution import (
     tensors_in,
     waits,
 )
-from ocr_phases.steps.phases import DecodeState, check_step
+from ocr_phases.steps.phases import DecodeState
 
 #: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
 CACHE_LEN_MULTIPLE = 64
@@ -217,7 +217,6 @@ class StaticStep:
 
     def _made(self) -> tuple[dict[int, Callable[[], Tensor]], float | None, float | None]:
         """The step as ``strategy`` runs it, by how many entries it reads; ms of compiling and capturing."""
-        check_step(self.family, self._arguments())
         cuda = self.device.type == "cuda"
         runs: dict[int, Callable[[], Tensor]]
         compile_ms = capture_ms = None
