@@ -47,7 +47,7 @@ from ocr_phases.settings import (
     resolve_infer,
 )
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import StaticStep, kept_step, max_cache_len_for
+from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, max_cache_len_for
 from ocr_phases.steps.compiled import CompiledVision
 from ocr_phases.steps.execution import (
     check_strategy,
@@ -55,6 +55,7 @@ from ocr_phases.steps.execution import (
     decode_attention,
     decode_experts,
     eos_interval,
+    last_used,
     preparing,
     told_of_preparing,
 )
@@ -196,7 +197,7 @@ class PreparedStrategies:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._steps: dict[tuple[str, int, int], StaticStep] = {}
+        self._steps: dict[tuple[int, int, str], StaticStep] = {}
         self._vision: CompiledVision | None = None
 
     def step(
@@ -204,8 +205,9 @@ class PreparedStrategies:
     ) -> tuple[StaticStep, bool]:
         """A decode step with room for these tokens, and whether it was made before."""
         window = family_of(self.model).window(self.model)
-        max_cache_len = max_cache_len_for(prompt_len, max_new_tokens, window)
-        return kept_step(self._steps, self.model, batch, max_cache_len, strategy)
+        key = batch, max_cache_len_for(prompt_len, max_new_tokens, window), strategy
+        reused = key in self._steps
+        return last_used(self._steps, key, partial(StaticStep, self.model, *key), KEPT_STEPS), reused
 
     def set_up(self, request: Request, inputs: DeviceInputs) -> Setup:
         """Everything that the runs of ``request`` need, made or found; `OcrPhasesError` where it fails.
@@ -233,12 +235,12 @@ class PreparedStrategies:
             vision = self._vision = self._vision or CompiledVision(self.model)
         captures = inputs.input_ids.is_cuda and inputs.position_ids is None  # padded rows run as they are
         captured = step.prefill if step is not None and captures else None
-        if vision is not None or (captured is not None and not captured.made(prompt_len)):
+        if vision is not None or (captured is not None and prompt_len not in captured.made):
             with contextlib.nullcontext() if vision is None else vision.installed():
                 phases.prefill(self.model, inputs, step=step)
         if vision is not None:
             vision_ms = sum(vision.compile_ms[shape] for shape in vision.used)
-        prefill_ms = None if captured is None else captured.capture_ms(prompt_len)
+        prefill_ms = None if captured is None else captured.made.get(prompt_len, (None, None))[1]
         return Setup(step, reused, prefill_ms, vision, vision_ms)
 
 
