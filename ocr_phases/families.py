@@ -85,8 +85,8 @@ class Wiring:
     """How a model class is driven. Module paths are dotted names under the loaded model.
 
     ``modules`` are a stage each; ``parts`` are the modules that hold a stage's parameters where they are not
-    those of the stage's own module. Where the language model is no module of its own,
-    ``language_model_between`` are the first and the last module of that stage.
+    those of the stage's own module. A stage that is no module of its own is ``between`` its first and its
+    last one.
     ``image_arguments`` go into the prefill and must never carry a value in decode.
     ``mask`` is the form of an attention mask that needs no work: None or a 4-D one to be added to the scores,
     in a dict for each kind of attention, or as it is; or the 2-D one of all tokens, always.
@@ -97,7 +97,7 @@ class Wiring:
     image_arguments: tuple[str, ...]
     mask: Literal["by attention", "4-D", "2-D"]
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    language_model_between: tuple[str, str] | None = None
+    between: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

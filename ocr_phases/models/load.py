@@ -23,7 +23,6 @@ from ocr_phases.models.folders import (
     local_folder,
     read_config,
     read_json,
-    transformers_version,
 )
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import dummy_config, load_weights, random_model, resolve_dtype
@@ -32,7 +31,6 @@ from ocr_phases.settings import ModelSettings
 from ocr_phases.text import count_text, nearest
 from ocr_phases.versions import asset, folder_hash
 
-NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"
 #: The source of a checkpoint that `adopt` made.
@@ -115,8 +113,8 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
     vendor = asked.implementation == "vendor"
     if vendor:
         check_request(asked)
-    else:
-        _check_native(asked)
+    elif asked.cuda_calls != "refuse":
+        raise OcrPhasesError('cuda_calls is for implementation="vendor": native calls no .cuda().')
     folder, name, source, revision = _find(asked, local_only)
     raw = dummy_config(name) if source == RANDOM else read_config(folder)
     family = None if vendor else NATIVES[read_model_config(raw).family.name]
@@ -160,18 +158,6 @@ def _find(asked: ModelSettings, local_only: bool) -> tuple[Path, str, str, str]:
         return folder, folder.name, str(folder), ""
     folder = download(name, asked.revision, code=asked.implementation == "vendor")
     return folder, name, str(folder), folder.name
-
-
-def _check_native(asked: ModelSettings) -> None:
-    import transformers
-
-    if asked.cuda_calls != "refuse":
-        raise OcrPhasesError('cuda_calls is for implementation="vendor": native calls no .cuda().')
-    if transformers_version() < NATIVE_NEEDS:
-        raise OcrPhasesError(
-            f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
-            f"here is {transformers.__version__}: upgrade transformers."
-        )
 
 
 def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:

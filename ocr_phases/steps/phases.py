@@ -38,6 +38,10 @@ from ocr_phases.text import bytes_text, count_text
 
 _NOTHING = contextlib.nullcontext()
 _WIDTH = 160  # of a row's ids in a cell, in characters
+_GROWN = "The KV cache holds {} tokens where {} are right: it must grow by one a step."
+_GROWN_IN_WINDOW = (
+    "The KV cache has {} entries where {} are right: it must grow by one a step until its window is full."
+)
 _MASK_COLUMNS = 256  # that a mask grows by
 
 
@@ -233,7 +237,7 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     width = arguments["input_ids"].shape[1]
     if width != 1:
         raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
-    leaked = [name for name in state.family.image_arguments if arguments.get(name) is not None]
+    leaked = [name for name in state.family.wiring.image_arguments if arguments.get(name) is not None]
     if leaked:
         raise _leak(", ".join(leaked))
     try:
@@ -290,7 +294,7 @@ def decode(
             if on_tokens is not None:
                 on_tokens(fresh)
     # A static cache counts on the device, so its count is read once, after the last step.
-    _check_counts(device_lengths(state.cache), state.length, "tokens")
+    _check_counts(device_lengths(state.cache), state.length, _GROWN)
     rows = [until_end(ids, ends) for ids in state.ids]
     longest = max(map(len, rows))
     state.ids = [row + [pad_id] * (longest - len(row)) for row in rows]
@@ -362,15 +366,12 @@ def _check_cache(state: DecodeState) -> None:
     # A step adds its own entry to those kept for it, so one that grows keeps one less than the step sees.
     kept = None if state.window is None else state.window - (held is not None)
     entries = windowed_length(state.length, state.lengths[0], kept)
-    _check_counts([cache_length(state.cache)], state.length, "tokens")
-    _check_counts([held], entries, "entries")
+    _check_counts([cache_length(state.cache)], state.length, _GROWN)
+    _check_counts([held], entries, _GROWN_IN_WINDOW)
     state.entries.append(entries)
 
 
-def _check_counts(counts: Sequence[int | None], right: int, what: str) -> None:
+def _check_counts(counts: Sequence[int | None], right: int, rule: str) -> None:
     for count in counts:
         if count not in (None, right):
-            raise OcrPhasesError(
-                f"The KV cache has {count} {what} where {right} are right: it must grow by one a step, at "
-                "most until its window is full."
-            )
+            raise OcrPhasesError(rule.format(count, right))
