@@ -16,12 +16,10 @@ from ocr_phases import OcrPhasesError, decode, decode_step, prefill
 from ocr_phases.cli import main
 from ocr_phases.collectors.parity import _tie
 from ocr_phases.models.wiring import NATIVES, VENDORS
-from ocr_phases.recorder import PreparedStrategies
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured
 from ocr_phases.steps import execution as strategies
 from ocr_phases.steps.captured import (
-    KEPT_STEPS,
     LEAST_READ,
     StaticStep,
     max_cache_len_for,
@@ -229,16 +227,14 @@ def test_every_length_that_is_read_gives_the_same_tokens(golden_session, golden_
 
 
 def test_the_last_used_steps_are_kept(golden_session):
-    make = PreparedStrategies(golden_session.model).step
-    first, reused = make("eager", 1, 30, 20)
-    assert not reused
-    assert make("eager", 1, 400, 112) == (first, True)
-    for rows in range(2, KEPT_STEPS + 1):
-        assert not make("eager", rows, 30, 20)[1]
-    assert make("eager", 1, 30, 20)[0] is first
-    assert not make("eager", 1, 400, 113)[1]
-    assert [make("eager", rows, 30, 20)[1] for rows in (3, 4, 1, 2)] == [True, True, True, False]
-    assert first.setup["allocated_bytes"] == 512 * 2 * 3 * 2 * 40 * 4
+    kept: dict = {}
+    steps = [
+        strategies.last_used(kept, rows, partial(StaticStep, golden_session.model, rows, 64, "eager"), 2)
+        for rows in (1, 2, 1, 3)
+    ]
+    assert steps[0] is steps[2]
+    assert list(kept) == [1, 3]
+    assert steps[0].setup["allocated_bytes"] == 64 * 2 * 3 * 2 * 40 * 4
 
 
 # -- refusals -----------------------------------------------------------------------------------------

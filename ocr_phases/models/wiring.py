@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -47,6 +46,8 @@ class Family:
 
     def model_class(self) -> Any:
         """transformers' class; `OcrPhasesError` where this version is too old to have it."""
+        import transformers
+
         if transformers_version() < NATIVE_NEEDS:
             raise OcrPhasesError(
                 f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
