@@ -91,7 +91,7 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
     assert "forward" not in vars(vision["sam"])
     assert "forward" not in vars(vision["clip"])
     inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    with session.prepared._vision.installed():
+    with session.prepared.vision.installed():
         compiled = session.run_prefill(inputs).logits
     torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
 
