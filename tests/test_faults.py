@@ -139,7 +139,7 @@ FAULTS: dict[str, tuple[Change, tuple[Any, ...], str | set[str]]] = {
     "a copied cache": (
         lambda _, step: step.update(past_key_values=copy.deepcopy(step["past_key_values"])),
         (RECEIPT,),
-        "new KV cache",
+        "must grow by one a step",
     ),
     "a cache that lost an entry": (
         lambda _, step: step["past_key_values"].crop(-1),
