@@ -26,7 +26,7 @@ from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_ch
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import choose_attention, resolve_dtype
 from ocr_phases.record import PhaseRun, describe_page, elsewhere
-from ocr_phases.recorder import Measurement, Page, Prepared, execution
+from ocr_phases.recorder import Measurement, Page, Pages, Prepared, execution
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import decode_execution
@@ -119,7 +119,7 @@ class OCRSession:
 
     def prepare(
         self,
-        page: Page | Sequence[Page],
+        page: Pages,
         *,
         preset: str | None = None,
         prompt: str | Sequence[str] = "markdown",
@@ -176,7 +176,7 @@ class OCRSession:
     @checked(RunSettings)
     def run_inference(
         self,
-        page: Page | Sequence[Page],
+        page: Pages,
         prompt: str | Sequence[str] = "markdown",
         *,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
@@ -217,7 +217,7 @@ class OCRSession:
         return self.last_run
 
     @checked(RunSettings)
-    def check_request(self, page: Page | Sequence[Page], **settings: Any) -> Request:
+    def check_request(self, page: Pages, **settings: Any) -> Request:
         """What `run_inference` would measure, with every default; raises what that would before it runs."""
         return Measurement(self.prepared, page, RunSettings(**settings)).request
 
