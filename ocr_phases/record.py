@@ -456,9 +456,9 @@ class PhaseRun:
         return _median(self._sums[column].to_numpy()) if column in self._sums else None
 
 
-def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
-    """A span table from one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
-    return pd.DataFrame(columns, columns=list(SPAN_COLUMNS)).astype(_SPAN_TYPES)
+def make_spans(spans: dict[str, list[Any]] | list[tuple]) -> pd.DataFrame:
+    """A span table from rows, or one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
+    return pd.DataFrame(spans, columns=list(SPAN_COLUMNS)).astype(_SPAN_TYPES)
 
 
 def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:

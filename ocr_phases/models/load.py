@@ -92,20 +92,17 @@ class Checkpoint:
 
 def resolve_device(device: str) -> str:
     """``auto`` to ``cuda`` where there is one, else ``cpu``; `OcrPhasesError` for one that is not here."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        return device
+    here, count = torch.cuda.is_available(), torch.cuda.device_count()
+    if device in ("auto", "cpu"):
+        return "cuda" if device == "auto" and here else "cpu"
     found = re.fullmatch(r"cuda(?::(\d+))?", device)
     if found is None:
         hint = nearest(device, ("auto", "cpu", "cuda"))
         raise OcrPhasesError(f"Unknown device {device!r}: use auto, cpu, cuda or cuda:N.{hint}")
-    if not torch.cuda.is_available():
+    if not here:
         raise OcrPhasesError(f"Device {device} was asked for, but torch sees no CUDA here: use device cpu.")
-    if int(found[1] or 0) >= torch.cuda.device_count():
-        raise OcrPhasesError(
-            f"There is no {device}: torch sees {count_text(torch.cuda.device_count(), 'CUDA device')}."
-        )
+    if int(found[1] or 0) >= count:
+        raise OcrPhasesError(f"There is no {device}: torch sees {count_text(count, 'CUDA device')}.")
     return device
 
 
@@ -155,10 +152,9 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
 def _find(asked: ModelSettings, local_only: bool) -> tuple[Path, str, str, str]:
     """The folder to read; the model's name, source and revision, empty for one that its content tells."""
     name = asked.model
-    if not local_only and name.partition(":")[0] == "dummy":
-        return asset("data", "tiny"), name, RANDOM, "seed:0"
-    if not local_only and name == "tiny":
-        return asset("data", "tiny"), name, BUILT_IN, ""
+    random = name.partition(":")[0] == "dummy"
+    if not local_only and (random or name == "tiny"):
+        return asset("data", "tiny"), name, *((RANDOM, "seed:0") if random else (BUILT_IN, ""))
     folder = local_folder(name, local_only=local_only)
     if folder is not None:
         return folder, folder.name, str(folder), ""
@@ -188,9 +184,8 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
     if family.implementation == "native":
         read_model_config(config)
     check_tokenizer(tokenizer, f"beside {title}")
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for key, tensor in model.state_dict().items():
-        digest.update(f"{key} {_fingerprint(tensor)}\n".encode())
+    prints = [f"{key} {_fingerprint(tensor)}\n" for key, tensor in model.state_dict().items()]
+    digest = hashlib.sha256("".join([json.dumps(config, sort_keys=True), *prints]).encode())
     parameter = next(filter(torch.is_floating_point, model.parameters()))
     return Checkpoint(
         model=model,
@@ -271,8 +266,9 @@ class TokenReader:
         self._waiting += [token] * known
         text = self._tokenizer.decode(self._waiting)
         # A U+FFFD at the end may be the text's own, or what an incomplete character decodes to.
-        spelled = "".join(self._tokenizer.convert_ids_to_tokens(self._waiting))
-        if known and not last and text.endswith("\ufffd") and not spelled.endswith(_REPLACEMENT):
+        unsure = known and not last and text.endswith("\ufffd")
+        spelled = self._tokenizer.convert_ids_to_tokens(self._waiting) if unsure else ()
+        if unsure and not "".join(spelled).endswith(_REPLACEMENT):
             return ""
         self._waiting = []
         return text if known else f"{text}<{token}>"

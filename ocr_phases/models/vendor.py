@@ -102,9 +102,7 @@ def _import_class(folder: Path, reference: str, content: str) -> Any:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, path.read_bytes())
     importlib.invalidate_caches()
-    if package not in sys.modules:
-        sys.modules[package] = ModuleType(package)
-        sys.modules[package].__path__ = [str(place)]
+    sys.modules.setdefault(package, ModuleType(package)).__path__ = [str(place)]
     module, _, name = reference.partition(".")
     try:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
@@ -136,17 +134,11 @@ def _import_advice(error: Exception) -> str:
     return "put the checkpoint's own *.py files there, unchanged"
 
 
-def code_modules(found: type) -> list[ModuleType]:
-    """The imported modules out of the checkpoint that ``found`` is defined in."""
-    package = found.__module__.partition(".")[0]
-    inside = [name for name in sys.modules if name.startswith(f"{package}.")]
-    return [sys.modules[name] for name in sorted(inside) if getattr(sys.modules[name], "__file__", None)]
-
-
 def _refuse_cuda_calls(found: type) -> None:
     """Raise where code that a forward may reach calls ``.cuda()``; ``infer()``, which is not used, may."""
-    for module in code_modules(found):
-        file = Path(str(module.__file__))
+    package = found.__module__.partition(".")[0]
+    inside = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
+    for file in sorted(Path(module.__file__) for module in inside if module.__file__):
         nodes = ast.walk(ast.parse(file.read_bytes()))
         used = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name != "infer"]
         for node in chain.from_iterable(map(ast.walk, used)):

@@ -41,12 +41,11 @@ def choose_attention(found: Any, asked: ModelSettings) -> str:
         return "sdpa" if has_sdpa else "eager"
     if attention == "sdpa" and not has_sdpa:
         raise OcrPhasesError(f"{found.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'.")
+    flash = importlib.util.find_spec("flash_attn")
     needs = {
         f"a CUDA device, this is {asked.device}": asked.device.startswith("cuda"),
         "bfloat16 or float16, this is float32": resolve_dtype(asked.dtype, asked.device) != torch.float32,
-        "the package flash_attn, which is not installed (pip install flash-attn)": (
-            importlib.util.find_spec("flash_attn") is not None
-        ),
+        "the package flash_attn, which is not installed (pip install flash-attn)": flash is not None,
     }
     if attention == "flash_attention_2" and not all(needs.values()):
         lacking = next(need for need, met in needs.items() if not met)
@@ -155,6 +154,7 @@ def dummy_config(name: str) -> dict[str, Any]:
     return raw
 
 
+@torch.no_grad()
 def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
     """The family's native class of these sizes with seeded random weights, made where they are used."""
     device, dtype, model_class = asked.device, resolve_dtype(asked.dtype, asked.device), family.model_class()
@@ -165,10 +165,9 @@ def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
         chosen = choose_attention(model_class, asked)
         model = model_class._from_config(config, dtype=dtype, attn_implementation=chosen)
     generator = torch.Generator(device).manual_seed(_SEED)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.02, generator=generator)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, 0.02, generator=generator)
     return model
 
 
@@ -181,12 +180,10 @@ def _tell_what_it_takes(name: str, family: Family, config: Any, dtype: torch.dty
         return
     weights = bytes_text(count * dtype.itemsize)
     here = bytes_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    print(
-        f"{name}: {millions_text(count)} parameters take {weights} of this machine's {here}.", file=sys.stderr
-    )
     token_s, prompt_s = _layer_seconds(type(family.stages(model)["language_model"]), config, dtype)
     layers = config.get_text_config().num_hidden_layers
     print(
+        f"{name}: {millions_text(count)} parameters take {weights} of this machine's {here}.\n"
         f"By one layer's time, {count_text(layers, 'layer')} take {layers * token_s:.2g} s a token, and "
         f"{layers * prompt_s:.2g} s for a prompt of {_PROMPT}; vision stages and head come on top.",
         file=sys.stderr,
