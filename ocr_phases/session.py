@@ -157,7 +157,7 @@ class OCRSession:
         total = parameters.pop("total")
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
-            "family": f"{self.family.name}, {self.family.implementation} class",
+            "family": f"{self.family.facts.name}, {self.family.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
