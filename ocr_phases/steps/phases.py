@@ -113,7 +113,7 @@ class DecodeState:
         for row, ids in enumerate(self.ids[:_MOST_ROWS]):
             more = " …" if len(ids) > _MOST_IDS else ""
             facts[f"ids of row {row}"] = ", ".join(map(str, ids[:_MOST_IDS])) + more
-        return elsewhere("facts_bundle")("Decode state", facts)
+        return elsewhere("show.results.facts_bundle")("Decode state", facts)
 
 
 @torch.no_grad()
