@@ -118,7 +118,8 @@ class FamilyFacts:
     transformers saves it, ``encoder_part`` is the published name of the second vision encoder, ``attention``
     that of all layers of the language model, None where its class knows no other than full attention.
     ``config`` is that file as published, ``native`` drives transformers' class and ``vendor`` the published
-    remote-code class, where that can be driven.
+    remote-code class, where that can be driven. ``unsaid`` is what a published file need not say of the
+    second vision encoder.
     """
 
     name: str
@@ -135,6 +136,7 @@ class FamilyFacts:
     published: dict[str, dict[str, int]]
     vendor: Wiring | None = None
     attention: str | None = None
+    unsaid: Mapping[str, Any] = field(default_factory=dict)
     stands_for: Mapping[str, str] = field(default_factory=dict)
     leads: tuple[str, str] = LEADS
     published_limit: int = 8192

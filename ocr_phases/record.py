@@ -410,10 +410,10 @@ class PhaseRun:
         return self.spans.pivot_table(clocks, "repeat", ["phase", "stage"], "sum", fill_value=0.0)
 
 
-def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
-    """A span table from one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
+def make_spans(spans: dict[str, list[Any]] | list[tuple]) -> pd.DataFrame:
+    """A span table from rows, or one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
     types = dict.fromkeys(SPAN_COLUMNS, "float64") | _SPAN_TYPES
-    return pd.DataFrame(columns, columns=list(SPAN_COLUMNS)).astype(types)
+    return pd.DataFrame(spans, columns=list(SPAN_COLUMNS)).astype(types)
 
 
 def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:

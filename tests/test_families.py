@@ -352,7 +352,7 @@ def test_compiled_vision_gives_the_same(ocr2_session: OCRSession, monkeypatch: p
         for vision in ("eager", "compiled")
     ]
     assert runs[0].results == runs[1].results
-    stages = {stage for stage, *_ in ocr2_session.prepared._vision.used}
+    stages = {stage for stage, *_ in ocr2_session.prepared.vision.used}
     assert stages == {"sam", "encoder"}
 
 

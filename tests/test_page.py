@@ -41,7 +41,6 @@ from ocr_phases.inputs.packing import (
     valid_image_tokens,
 )
 from ocr_phases.record import describe_page
-from ocr_phases.recorder import make_rows
 
 
 def batch(views: list[list[PageViews]], prompts: list[str]) -> PageInputs:
@@ -75,14 +74,14 @@ def test_pages_are_cut_and_packed_as_recorded(name: str, page: str) -> None:
     case = recorded.preprocess["cases"][page]
     several = "files" in case
     preset = facts.presets[case.get("preset") or {1024: "base", 640: "small"}[case["image_size"]]]
-    files = [str(GOLDEN / "pages" / file) for file in (case["files"] if several else [case["file"]])]
-    ((row,), prompts) = make_rows(files, "multipage" if several else "markdown", None, facts)
-    views = [make_views(load_page(file)[0], preset) for file in row]
+    files = case["files"] if several else [case["file"]]
+    prompt = facts.text_of("multipage" if several else "markdown", pages=len(files))
+    views = [make_views(load_page(GOLDEN / "pages" / file)[0], preset) for file in files]
     assert [list(view.grid) for view in views] == case["spatial_crop"]
     crops = np.concatenate([view.crops for view in views])
     assert bool(len(crops)) == case["crops_used"]
 
-    inputs = batch([views], prompts)
+    inputs = batch([views], [prompt])
     assert inputs.prefill_len == case["input_len"]
     assert inputs.image_tokens == (case["image_tokens"],)
     assert inputs.text_tokens == (case["input_len"] - case["image_tokens"],)

@@ -15,8 +15,7 @@ def _layers(cache: Any) -> Iterator[list[Tensor]]:
     """Keys and values of each layer, [B, heads, length, width]; of one with a window first the prompt's."""
     if not hasattr(cache, "layers"):
         yield from map(list, zip(cache.key_cache, cache.value_cache, strict=True))
-        return
-    for layer in cache.layers:
+    for layer in getattr(cache, "layers", ()):
         parts = (getattr(layer, name, None) for name in ("prefill_keys", "prefill_values", "keys", "values"))
         # What nothing was put into yet has one dimension.
         yield [part for part in parts if part is not None and part.dim() == 4]
@@ -78,8 +77,7 @@ def static_cache(config: Any, max_cache_len: int, window: int | None, slot: Tens
     transformers' own static layer for a window shifts all of its entries a step, and chooses its way by a
     count on the host; its others read all that there is room for.
     """
-    layers = range(config.num_hidden_layers)
-    return Cache(layers=[_slot_layer()(max_cache_len, window, slot) for _ in layers])
+    return Cache(layers=[_slot_layer()(max_cache_len, window, slot) for _ in range(config.num_hidden_layers)])
 
 
 def read_up_to(cache: Any, read: int) -> None:

@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -47,6 +46,8 @@ class Family:
 
     def model_class(self) -> Any:
         """transformers' class; `OcrPhasesError` where this version is too old to have it."""
+        import transformers
+
         if transformers_version() < NATIVE_NEEDS:
             raise OcrPhasesError(
                 f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
@@ -88,10 +89,11 @@ class Family:
     def parameters(self, model: nn.Module) -> dict[str, int]:
         """Parameter count of each stage and the total; what belongs to no stage is in the total only."""
         held = {stage: (path,) for stage, path in self.wiring.modules.items()} | self.wiring.parts
-        counts = {
-            stage: sum(_count(model.get_submodule(path)) for path in paths) for stage, paths in held.items()
+        held["total"] = ("",)  # the model itself
+        return {
+            stage: sum(p.numel() for path in paths for p in model.get_submodule(path).parameters())
+            for stage, paths in held.items()
         }
-        return {**counts, "total": _count(model)}
 
     # -- what goes in -----------------------------------------------------------------------------
 
@@ -209,7 +211,3 @@ def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
     none = torch.zeros_like(views[0])
     crops = [none] * pages if local is None else local.split(inputs.num_local_patches)
     return [(part if len(part) else none, view) for part, view in zip(crops, views, strict=True)]
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
