@@ -38,7 +38,7 @@ from ocr_phases.models.load import Checkpoint, token_texts
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import StaticStep, kept_step, max_cache_len_for
+from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, max_cache_len_for
 from ocr_phases.steps.compiled import CompiledVision
 from ocr_phases.steps.execution import (
     check_strategy,
@@ -46,6 +46,7 @@ from ocr_phases.steps.execution import (
     decode_attention,
     decode_experts,
     eos_interval,
+    last_used,
     preparing,
     told_of_preparing,
 )
@@ -147,7 +148,7 @@ class Prepared:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.steps: dict[tuple[str, int, int], StaticStep] = {}
+        self.steps: dict[tuple[int, int, str], StaticStep] = {}
         self.vision = CompiledVision(checkpoint.model)
         self.ceilings = functools.cache(partial(measure_ceilings, checkpoint.device))
 
@@ -166,11 +167,15 @@ class Prepared:
         with told_of_preparing(self._numbered(request, inputs)):
             if request.strategy != "eager":
                 room = max_cache_len_for(length, request.max_new_tokens, family.window(model))
-                step, reused = kept_step(self.steps, model, rows, room, request.strategy)
+                key = rows, room, request.strategy
+                reused = key in self.steps
+                step = last_used(self.steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
             with vision():
                 phases.prefill(model, inputs, step=step)
         if step is not None:
-            prefill_ms = None if packed.padded else step.prefill.capture_ms(length)  # padded rows have none
+            prefill_ms = (
+                None if packed.padded else step.prefill.made.get(length, (None, None))[1]
+            )  # padded rows have none
             made["strategy_setup"] = {**step.setup, "prefill_capture_ms": prefill_ms, "reused": reused}
         if compiled:
             times = self.vision.compile_ms
@@ -378,7 +383,6 @@ class Measurement:
         """One record of all measured runs of the request, which may be fewer than it asks for."""
         checkpoint, request, runs, after = self.checkpoint, self.request, self.runs, self.after
         sureness = after.get("token_probabilities")
-        columns = zip(*(span for run in runs for span in run["spans"]), strict=True)
         phases_with_peak = [phase for phase, peak in runs[0]["peaks"].items() if peak is not None]
         return PhaseRun(
             created=machine.now(),
@@ -399,7 +403,7 @@ class Measurement:
             results=[
                 _describe_row(checkpoint, ids, self.eos_ids, request.return_text) for ids in self.rows()
             ],
-            spans=record.make_spans(dict(zip(record.SPAN_COLUMNS, map(list, columns), strict=True))),
+            spans=record.make_spans([span for run in runs for span in run["spans"]]),
             memory={
                 "source": self.memory.source,
                 "peak_bytes": {phase: [run["peaks"][phase] for run in runs] for phase in phases_with_peak},

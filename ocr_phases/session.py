@@ -165,7 +165,7 @@ class OCRSession:
             "vocabulary": f"{text.vocab_size:,} tokens",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
-        return elsewhere("facts_bundle")(f"Model {self.checkpoint.name}", facts)
+        return elsewhere("show.results.facts_bundle")(f"Model {self.checkpoint.name}", facts)
 
     def references(self) -> pd.DataFrame:
         """Where the loaded source does what is measured (`ocr_phases.models.references`)."""
@@ -232,7 +232,7 @@ class OCRSession:
         with contextlib.ExitStack() as stack:
             kept = folder or stack.enter_context(TemporaryFolder())
             run_sweep(self, page, cells, kept, **options)
-            return elsewhere("SweepResult").load(kept)
+            return elsewhere("analyse.scaling.SweepResult").load(kept)
 
 
 _kept: dict[ModelSettings, OCRSession] = {}
