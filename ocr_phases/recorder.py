@@ -484,7 +484,7 @@ def _describe_model(checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
     own = ("name", "source", "revision", "cuda_calls", "config")
     return {
         **{name: getattr(checkpoint, name) for name in own},
-        "family": family.name,
+        "family": family.facts.name,
         "implementation": family.implementation,
         "class": type(model).__name__,
         "dtype": str(checkpoint.dtype).removeprefix("torch."),

@@ -157,7 +157,7 @@ class OCRSession:
         total = parameters.pop("total")
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
-            "family": f"{self.family.name}, {self.family.implementation} class",
+            "family": f"{self.family.facts.name}, {self.family.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
@@ -165,7 +165,7 @@ class OCRSession:
             "vocabulary": f"{text.vocab_size:,} tokens",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
-        return elsewhere("facts_bundle")(f"Model {self.checkpoint.name}", facts)
+        return elsewhere("show.results.facts_bundle")(f"Model {self.checkpoint.name}", facts)
 
     def references(self) -> pd.DataFrame:
         """Where the loaded source does what is measured (`ocr_phases.models.references`)."""
@@ -232,7 +232,7 @@ class OCRSession:
         with contextlib.ExitStack() as stack:
             kept = folder or stack.enter_context(TemporaryFolder())
             run_sweep(self, page, cells, kept, **options)
-            return elsewhere("SweepResult").load(kept)
+            return elsewhere("analyse.scaling.SweepResult").load(kept)
 
 
 _kept: dict[ModelSettings, OCRSession] = {}
