@@ -148,7 +148,7 @@ def run_sweep(
     # A family's own name of a preset; one that it has not fails when it is run.
     cells = [replace(cell, preset=facts.stands_for.get(cell.preset, cell.preset)) for cell in cells]
     image, data, name = load_page(page)
-    said = None if truth is None else elsewhere("load_truth")(truth, name)
+    said = None if truth is None else elsewhere("analyse.truths.load_truth")(truth, name)
     ignored = truth is None if ignore_eos is None else ignore_eos
     options: dict[str, Any] = {"repeats": repeats, "warmup": warmup, "seed": seed, "ignore_eos": ignored}
     asked = {
@@ -305,12 +305,12 @@ def sweep(
         for settings, place in zip(asked, places, strict=True):
             if loading is not None:
                 loading(settings.model)
-            session = elsewhere("OCRSession").load(**vars(settings))
+            session = elsewhere("session.OCRSession").load(**vars(settings))
             found = session.sweep(page, folder=place, **options)
             device = session.device
             del session
             free_memory(device)
-        return found if len(places) == 1 else elsewhere("SweepResult").load(kept)
+        return found if len(places) == 1 else elsewhere("analyse.scaling.SweepResult").load(kept)
 
 
 def model_folders(models: Sequence[str], folder: Path) -> list[Path]:

@@ -114,7 +114,7 @@ class DecodeState:
             "prompt": count_text(self.lengths[0], "token"),
             "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
         }
-        return elsewhere("facts_bundle")(
+        return elsewhere("show.results.facts_bundle")(
             "Decode state", facts | {f"ids of row {row}": text for row, text in enumerate(texts)}
         )
 

@@ -142,10 +142,10 @@ class Timeline:
 
     def plot(self) -> Figure:
         """The spans over time: `ocr_phases.show.plots.plot_spans`."""
-        return elsewhere("plot_spans")(self.table())
+        return elsewhere("show.plots.plot_spans")(self.table())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("timeline_bundle")(self.table())
+        return elsewhere("show.results.timeline_bundle")(self.table())
 
 
 class NoTimeline(Timeline):
