@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import GOLDEN, GOLDEN_2, PAGES, SMALL_DUMMY_2, SMALL_UNLIMITED
 from golden_cases import RECORDINGS
-from PIL import Image
 from refusals import refused
 from safetensors.torch import load_file, save_file
 
@@ -334,14 +333,6 @@ def test_its_cost_is_the_familys(run: PhaseRun, tmp_path: Path) -> None:
     other = dataclasses.replace(run, model={**run.model, "family": "other"})
     with refused():
         run_cost(other)
-
-
-def test_rows_with_and_without_crops_go_through_together(ocr2_session: OCRSession) -> None:
-    pages = [Image.new("RGB", size, "white") for size in ((800, 400), (40, 30))]
-    run = ocr2_session.run_inference(pages, ["markdown", "free"], **{**QUICK, "max_new_tokens": 2})
-    assert [page["image_tokens"] for page in run.pages] == [257 + 2 * 144, 257]
-    assert set(run.spans.query("stage == 'encoder'")["view"]) == {"global", "local"}
-    assert not with_verdict(run_checks(run), "fail")
 
 
 def test_compiled_vision_gives_the_same(ocr2_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:

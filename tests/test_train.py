@@ -19,7 +19,6 @@ import forward
 import metrics
 import model as networks
 import pages
-import state
 import tokenizer as tokens
 import train
 
@@ -246,49 +245,6 @@ def test_the_character_map_names_letters_where_the_global_view_shows_them() -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "shown"),
-    [("tiny", (1024, 512), 14.1), ("large", (640, 320), 40), ("gundam 2x1", (640, 320), 40)],
-)
-def test_type_is_as_large_as_the_views_show_it(name: str, size: tuple[int, int], shown: float) -> None:
-    bucket = pages.make_buckets(json.loads((CODE / "config.json").read_text())["buckets"])[name]
-    letters = (synth.Letters("title", 60, np.zeros((5, 2))), synth.Letters("its text", 20, np.zeros((8, 2))))
-    page = synth.SynthPage(Image.new("RGB", size), (), letters=letters)
-    assert pages.type_shown(page, bucket) == pytest.approx(shown, abs=0.1)
-    assert pages.type_shown(synth.SynthPage(page.image, ()), bucket) == 0
-
-
-def test_the_loss_falls_on_one_batch(vocabulary: Path, tmp_path: Path) -> None:
-    config = toy_config(jitter={"share": 0.0, "gain": 0.0, "tint": 0.0, "noise": 0.0})
-    config["optimiser"] |= {"warm_steps": 1, "muon_lr": 0.01, "adam_lr": 0.01}
-    one = training(config | {"budget": {"steps": 10**6}}, tmp_path, vocabulary)
-    same = next(one.batches)
-    one.batches = type("Same", (), {"__next__": lambda _: same, "waited_s": 0.0})()
-    losses = [one.step().item() for _ in range(25)]
-    assert losses[-1] < 0.5 * losses[0]
-
-
-def test_a_run_goes_on_exactly_where_it_stopped(vocabulary: Path, tmp_path: Path) -> None:
-    whole = training(toy_config(), tmp_path / "whole", vocabulary)
-    whole.run(float("inf"))
-    first = training(toy_config(), tmp_path / "parts", vocabulary)
-    first.run(float("inf"), max_steps=2)
-    second = training(toy_config(), tmp_path / "parts", vocabulary)
-    assert second.schedule.progress.step == 2
-    second.run(float("inf"))
-    assert second.schedule.ended
-    for name, value in whole.modules["model"].state_dict().items():
-        assert torch.equal(value, second.modules["model"].state_dict()[name]), name
-    lines = [
-        [json.loads(line)["loss"] for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
-        for name in ("whole", "parts")
-    ]
-    assert lines[0] == lines[1]
-    carried = state.read_carry(tmp_path / "parts")
-    assert carried is not None
-    assert carried["progress"]["step"] == 6
-
-
 def test_the_checkpoint_loads_and_is_evaluated(vocabulary: Path, tmp_path: Path) -> None:
     run = training(toy_config(budget={"steps": 1}), tmp_path, vocabulary)
     run.run(float("inf"))
@@ -358,11 +314,3 @@ def test_errors_are_counted() -> None:
     assert not metrics.well_formed(broken)
     assert not metrics.well_formed(one[:-20])
     assert not metrics.well_formed("abc")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "distance"),
-    [("", "", 0), ("", "ab", 2), ("kitten", "sitting", 3), ("a" * 200, "a" * 190 + "b", 10), ("ab", "ba", 2)],
-)
-def test_edit_distance(one: str, other: str, distance: int) -> None:
-    assert metrics.edits(one, other) == metrics.edits(other, one) == distance
