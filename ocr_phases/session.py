@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import hashlib
@@ -21,7 +20,7 @@ from torch import Tensor
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
-from ocr_phases.files import TemporaryFolder, each_page, split_page
+from ocr_phases.files import each_page, split_page
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.models.load import AT_HAND, Checkpoint, adopt, load_checkpoint
@@ -45,7 +44,7 @@ from ocr_phases.steps.execution import (
     decode_execution,
 )
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_models import AXES, make_cells, run_sweep
+from ocr_phases.sweep_models import make_cells, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
 
@@ -252,17 +251,13 @@ class OCRSession:
         Measurement(self.checkpoint, page, RunSettings(**settings))
 
     @checked(make_cells, run_sweep)
-    def sweep(self, page: str | Path, *, folder: str | Path | None = None, **options: Any) -> Any:
+    def sweep(self, page: str | Path, **options: Any) -> Any:
         """Measure ``page`` at every combination as one `ocr_phases.analyse.scaling.SweepResult`.
 
         ``options`` and errors are those of `make_cells` and of `run_sweep`. Records in ``folder`` are not
         measured again, and all of them are part of the result; without it nothing is written.
         """
-        cells = make_cells(**{name: options.pop(name) for name in AXES if name in options})
-        with contextlib.ExitStack() as stack:
-            kept = folder or stack.enter_context(TemporaryFolder())
-            run_sweep(self, page, cells, kept, **options)
-            return elsewhere("SweepResult").load(kept)
+        return run_sweep({"": self.with_model}, page, **options)
 
     def _set_up(self, request: Request, packed: PageInputs) -> Setup:
         """What the request's strategies need, made before anything is measured."""
