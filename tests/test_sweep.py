@@ -414,7 +414,7 @@ def test_the_prefills_sentence_is_of_two_cells_that_compare() -> None:
     )
     ends = []
     for took, named in (sentence.group(1, 2), sentence.group(3, 4)):
-        preset, batch, strategy, vision, tokens, prompt = named.split(", ")
+        preset, batch, strategy, vision, tokens, _, prompt = named.split(", ")
         mine = table[
             (table["preset"] == preset)
             & (table["batch"] == int(batch.removeprefix("batch ")))
