@@ -6,13 +6,12 @@ Entries that are not named here are never handed on.
 
 from __future__ import annotations
 
-import functools
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, WINDOWED, FamilyFacts
+from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts
 from ocr_phases.schema import conform, shape
 
 
@@ -21,14 +20,16 @@ def _whole(least: int, most: int) -> Any:
 
 
 _Id = Annotated[int, Meta(ge=0, le=2**31)]
-_Layer = Annotated[int, Meta(ge=0, le=2**8)]
 _Width = Annotated[int, Meta(ge=1, le=2**15)]
 
-#: Kinds of entries for `shape`. Ranges are several times the published sizes; products stay within 64 bits.
+#: What the entries are, for `shape`. Ranges are several times the published sizes; products stay within 64
+#: bits. Those that one file or part has a type of its own for come last.
 _KINDS: dict[str, Any] = {
     "flag": bool,
+    "string": str,
+    "object": dict[str, Any],
     "id": _Id,
-    "layer": _Layer,
+    "layer": _whole(0, 2**8),
     "width": _Width,
     "layers": _whole(1, 2**8),
     "heads": _whole(1, 2**10),
@@ -40,111 +41,74 @@ _KINDS: dict[str, Any] = {
     "side": _whole(1, 2**14),
     "small": Annotated[float, Meta(gt=0, le=1)],
     "share": Annotated[float, Meta(ge=0, le=1)],
+    "ratio": Annotated[float, Meta(gt=0, le=64)],
     "factor": Annotated[float, Meta(gt=0, le=1e12)],
     "act": Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"],
     "rope": Literal["default"],
+    "attention": Literal[FULL, WINDOWED],
+    "full": Literal[FULL],
+    "mlp": Literal["dense", "sparse"],
+    "greedy": Literal["greedy"],
+    "colours": Literal[3],
+    "pair": Annotated[list[_Width], Meta(min_length=2, max_length=2)],
+    "parts": dict.__class_getitem__((str, shape({"width": _Width}, "width?:width dim?:width"))),
+    "ids": _Id | list[_Id],
+    "modules": dict[str, str],
+    "files": dict[str, Annotated[str, Meta(pattern=r"^[\w.-]+\.safetensors$")]],
+    "token": str | shape({"string": str}, "content:string"),
 }
-
-
-_shape = functools.partial(shape, _KINDS)
-_KINDS["rotary"] = _shape("rope_theta?:factor rope_type?:rope")
-
-#: The language model. A class would put another model's sizes in the place of what is required here.
-_TEXT = _shape(
-    """
-    attention_bias?:flag attention_dropout?:share? bos_token_id:id eos_token_id:id hidden_act?:act
-    hidden_size:width initializer_range?:share intermediate_size:width max_position_embeddings:positions
-    mlp_bias?:flag moe_intermediate_size:width n_group?:experts? n_routed_experts:experts
-    n_shared_experts:heads num_attention_heads:heads num_experts_per_tok:experts num_hidden_layers:layers
-    num_key_value_heads?:heads? pad_token_id?:id? rms_norm_eps?:small rope_parameters?:rotary?
-    routed_scaling_factor?:factor sliding_window?:window tie_word_embeddings?:flag topk_group?:experts?
-    vocab_size:vocab
-    """,
-    layer_types=NotRequired[list[Literal["full_attention", "reference_sliding_attention"]] | None],
-    mlp_layer_types=list[Literal["dense", "sparse"]],
-    topk_method=NotRequired[Literal["greedy"]],
-)
-_ENCODER = """
-    attention_dropout?:share? hidden_act?:act hidden_size:width initializer_range?:share
-    num_attention_heads:heads num_hidden_layers:layers
-"""
-_SAM_SHAPE = _shape(
-    f"""
-    {_ENCODER} image_size?:side layer_norm_eps?:small mlp_dim:width output_channels:width patch_size?:side
-    qkv_bias?:flag use_abs_pos?:flag use_rel_pos?:flag window_size?:side
-    """,
-    downsample_channels=Annotated[list[_Width], Meta(min_length=2, max_length=2)],
-    global_attn_indexes=list[_Layer],
-    num_channels=NotRequired[Literal[3]],
-)
-_CLIP = _shape(
-    f"""
-    {_ENCODER} image_size:side initializer_factor?:factor intermediate_size:width layer_norm_eps?:small
-    patch_size:side
-    """,
-    num_channels=NotRequired[Literal[3]],
-)
-_QWEN2 = _shape(
-    f"""
-    {_ENCODER} intermediate_size:width max_position_embeddings?:positions num_key_value_heads:heads
-    rms_norm_eps?:small
-    """,
-    layer_types=NotRequired[list[Literal["full_attention"]] | None],
-    rope_parameters=_shape("rope_theta:factor rope_type:rope"),
-)
-
-
-def _saved(encoder: Any) -> Any:
-    """A config as transformers saves it, with that second vision encoder."""
-    vision = _shape("", sam_config=_SAM_SHAPE, encoder_config=encoder)
-    return _shape("image_token_id?:id tie_word_embeddings?:flag", text_config=_TEXT, vision_config=vision)
-
-
-#: What is read of any ``config.json``.
-AnyConfig = _shape("image_token_id?:id", model_type=NotRequired[str], auto_map=NotRequired[dict[str, str]])
-#: ``generation_config.json``.
-Generation = _shape(
-    """
-    bos_token_id?:id? pad_token_id?:id? max_length?:positions? max_new_tokens?:positions? do_sample?:flag?
-    temperature?:factor? top_p?:share? top_k?:vocab? no_repeat_ngram_size?:size? use_cache?:flag?
-    """,
-    eos_token_id=NotRequired[_Id | list[_Id] | None],
-)
-#: ``model.safetensors.index.json``: which file of the same folder each tensor is in.
-WeightsIndex = _shape(
-    "",
-    metadata=dict[str, Any],
-    weight_map=dict[str, Annotated[str, Meta(pattern=r"^[\w.-]+\.safetensors$")]],
-)
-_KINDS["token"] = str | _shape("", content=str)
-#: ``tokenizer_config.json``: the special tokens, the rest is not read.
-TokenizerLabels = _shape("bos_token?:token? eos_token?:token? pad_token?:token?")
-
-# -- the published layout ---------------------------------------------------------------------------
-
-
-class _Part(TypedDict, total=False):
-    width: _Width
-    dim: _Width
-
-
-#: What turning a published config into the saved layout computes with; the rest is renamed.
-_PUBLISHED = _shape(
-    "sliding_window_size?:window sliding_window?:window",
-    language_config=_shape(
-        "num_hidden_layers:layers max_position_embeddings:positions first_k_dense_replace?:layer "
-        "rope_theta?:factor sliding_window_size?:window"
-    ),
-    vision_config=_shape(
-        "image_size?:side",
-        width=dict[str, _Part],
-        mlp_ratio=NotRequired[Annotated[float, Meta(gt=0, le=64)]],
-    ),
+_ENCODER = """attention_dropout?:share? hidden_act?:act hidden_size:width initializer_range?:share
+    num_attention_heads:heads num_hidden_layers:layers"""
+_SAVED = "image_token_id?:id tie_word_embeddings?:flag text_config:text vision_config:vision"
+#: The parts of the files, in which those above them are kinds, too.
+_PARTS = {
+    # What is read of any config.json.
+    "any": "image_token_id?:id model_type?:string auto_map?:modules",
+    # generation_config.json
+    "generation": """bos_token_id?:id? eos_token_id?:ids? pad_token_id?:id? max_length?:positions?
+        max_new_tokens?:positions? do_sample?:flag? temperature?:factor? top_p?:share? top_k?:vocab?
+        no_repeat_ngram_size?:size? use_cache?:flag?""",
+    # model.safetensors.index.json: which file of the same folder each tensor is in.
+    "index": "metadata:object weight_map:files",
+    # tokenizer_config.json: the special tokens, the rest is not read.
+    "labels": "bos_token?:token? eos_token?:token? pad_token?:token?",
+    "rotary": "rope_theta?:factor rope_type?:rope",
+    "base": "rope_theta:factor rope_type:rope",
+    # The language model. A class would put another model's sizes in the place of what is required here.
+    "text": """attention_bias?:flag attention_dropout?:share? bos_token_id:id eos_token_id:id
+        hidden_act?:act hidden_size:width initializer_range?:share intermediate_size:width
+        layer_types?:attention*? max_position_embeddings:positions mlp_bias?:flag mlp_layer_types:mlp*
+        moe_intermediate_size:width n_group?:experts? n_routed_experts:experts n_shared_experts:heads
+        num_attention_heads:heads num_experts_per_tok:experts num_hidden_layers:layers
+        num_key_value_heads?:heads? pad_token_id?:id? rms_norm_eps?:small rope_parameters?:rotary?
+        routed_scaling_factor?:factor sliding_window?:window tie_word_embeddings?:flag topk_group?:experts?
+        topk_method?:greedy vocab_size:vocab""",
+    "sam": f"""{_ENCODER} downsample_channels:pair global_attn_indexes:layer* image_size?:side
+        layer_norm_eps?:small mlp_dim:width num_channels?:colours output_channels:width patch_size?:side
+        qkv_bias?:flag use_abs_pos?:flag use_rel_pos?:flag window_size?:side""",
+    # The second vision encoder by its stage, and a config with that as transformers saves it.
+    "clip": f"""{_ENCODER} image_size:side initializer_factor?:factor intermediate_size:width
+        layer_norm_eps?:small num_channels?:colours patch_size:side""",
+    "encoder": f"""{_ENCODER} intermediate_size:width layer_types?:full*? max_position_embeddings?:positions
+        num_key_value_heads:heads rms_norm_eps?:small rope_parameters:base""",
+    "vision_clip": "sam_config:sam encoder_config:clip",
+    "vision_encoder": "sam_config:sam encoder_config:encoder",
+    "saved_clip": f"{_SAVED}_clip",
+    "saved_encoder": f"{_SAVED}_encoder",
+    # What turning a published config into the saved layout computes with; the rest is renamed.
+    "language": """num_hidden_layers:layers max_position_embeddings:positions first_k_dense_replace?:layer
+        rope_theta?:factor sliding_window_size?:window""",
+    "vision": "image_size?:side mlp_ratio?:ratio width:parts",
+    "published": """sliding_window_size?:window sliding_window?:window language_config:language
+        vision_config:vision""",
+}
+for _name, _entries in _PARTS.items():
+    _KINDS[_name] = shape(_KINDS, _entries)
+AnyConfig, Generation, WeightsIndex, TokenizerLabels = (
+    _KINDS[name] for name in ("any", "generation", "index", "labels")
 )
 
 _SAM = "sam_vit_b"
-#: The saved layout by the published name of the second vision encoder.
-_SHAPES: dict[str, Any] = {"clip-l-14-224": _saved(_CLIP), "qwen2-0-5b": _saved(_QWEN2)}
 #: The saved names of a published vision part's entries; others are the same in both.
 _RENAMED = {
     "width": "hidden_size",
@@ -152,20 +116,6 @@ _RENAMED = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
-}
-#: What a published vision part need not say. Of the second encoder, a Qwen2-0.5B, the published file gives
-#: the width alone; the class's own RoPE base of 10,000 gives other tokens.
-_UNSAID: dict[str, dict[str, Any]] = {
-    _SAM: {"output_channels": 256},
-    "clip-l-14-224": {},
-    "qwen2-0-5b": {
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-    },
 }
 
 
@@ -193,9 +143,9 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
     family, published = _layout(config)
     try:
         if published:
-            conform(config, _PUBLISHED)
+            conform(config, _KINDS["published"])
             config = _as_saved(config, family)
-        saved = conform(config, _SHAPES[family.encoder_part])
+        saved = conform(config, _KINDS[f"saved_{family.encoders[1]}"])
         _check_sizes(saved, family)
     except OcrPhasesError as error:
         text = _published_names(str(error), family) if published else str(error)
@@ -240,9 +190,10 @@ def _as_saved(config: dict[str, Any], family: FamilyFacts) -> dict[str, Any]:
         # The class needs a number for a window; full attention reads none.
         window = _window(config) if family.attention == WINDOWED else language["max_position_embeddings"]
         text |= {"layer_types": [family.attention] * layers, "sliding_window": window}
+    unsaid = {_SAM: {"output_channels": 256}, family.encoder_part: family.unsaid}
     sam, encoder = (
-        _UNSAID[name] | {_RENAMED.get(entry, entry): value for entry, value in vision["width"][name].items()}
-        for name in (_SAM, family.encoder_part)
+        {**defaults, **{_RENAMED.get(entry, entry): value for entry, value in vision["width"][name].items()}}
+        for name, defaults in unsaid.items()
     )
     sam |= {"image_size": vision.get("image_size", 1024), "mlp_dim": int(sam.get("hidden_size", 1) * ratio)}
     encoder.setdefault("intermediate_size", int(encoder.get("hidden_size", 1) * ratio))

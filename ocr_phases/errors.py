@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import numbers
 import os
+import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast, get_type_hints
 
 import tomllib
 
@@ -107,10 +109,10 @@ def stop_signals(
     waiting: list[int] = []
     handler = handler or (lambda number, _: waiting.append(number))
     before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in signal.Signals:
-            if number.name in names and signal.getsignal(number) not in spared:
-                before[number] = signal.signal(number, handler)
+    main = threading.current_thread() is threading.main_thread()
+    for number in signal.Signals if main else ():
+        if number.name in names and signal.getsignal(number) not in spared:
+            before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -124,14 +126,14 @@ def stop_signals(
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
 
-#: Errors that the type of an argument may have caused within a call; the outer call's own words are nearer.
-_BY_TYPE = (WrongCall, UnknownAttribute)
-#: The first call that takes a setting, for one that was given to another.
+#: What an argument of a wrong type may end in; other errors of this package have their own sentence.
+_BY_TYPE = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
+#: The first method that takes a keyword, for one that was given to another call.
 _TAKER: dict[str, str] = {}
-#: What an argument may be besides what is declared.
-_ADMITTED: dict[Any, Any] = {float: (float, int), inspect.Parameter.empty: object}
-#: Declared types in a sentence.
-_WORDS = {Callable: "a function", Mapping: "dict", Sequence: "list", NoneType: "None"}
+#: Declared types in a sentence, what is between brackets in them, and what else is such a number.
+_WORDS = {"Callable": "a function", "Mapping": "dict", "Sequence": "list"}
+_BRACKETS = re.compile(r"\[.*?\](?= \||$)")
+_NUMBERS = {"float": numbers.Real, "int": numbers.Integral}
 
 
 def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
@@ -142,22 +144,25 @@ def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
     """
 
     def decorated(called: _Called) -> _Called:
-        signature = _joined(called, sources)
-        takes = frozenset(signature.parameters)
-        name = called.__qualname__
-        if "." in name:  # a method is what a keyword is looked for on
-            for keyword in takes - inspect.signature(called).parameters.keys():
-                _TAKER.setdefault(keyword, name)
+        signature = inspect.signature(called)
+        own = signature.parameters.values()
+        takes = {item.name: item for item in own if item.kind is not item.VAR_KEYWORD}
+        for source in sources:
+            for name, item in inspect.signature(source).parameters.items():
+                if item.kind is item.KEYWORD_ONLY and name not in takes:
+                    takes[name] = item
+                    if "." in called.__qualname__:  # a method is what a keyword is looked for on
+                        _TAKER.setdefault(name, called.__qualname__)
+        signature = signature.replace(parameters=list(takes.values()))
 
         @functools.wraps(called)
         def call(*args: Any, **keywords: Any) -> Any:
             try:
-                if keywords and not keywords.keys() <= takes:  # before anything slow starts
+                if not keywords.keys() <= takes.keys():  # before anything slow starts
                     signature.bind(*args, **keywords)
                 return called(*args, **keywords)
-            except Exception as error:
-                told = isinstance(error, OcrPhasesError | Stopped) and not isinstance(error, _BY_TYPE)
-                said = "" if told else _mistake(called, signature, args, keywords)
+            except _BY_TYPE as error:
+                said = _mistake(called, signature, args, keywords)
                 if not said:
                     raise
                 raise WrongCall(said) from error
@@ -194,21 +199,9 @@ def hinted(kind: _Class) -> _Class:
     return kind
 
 
-def _joined(called: Callable[..., Any], sources: Sequence[Callable[..., Any]]) -> inspect.Signature:
-    """The signature of a function with the keywords of ``sources`` in place of its ``**``."""
-    signature = inspect.signature(called)
-    joined = dict(signature.parameters)
-    for source in sources:
-        joined = {name: item for name, item in joined.items() if item.kind is not item.VAR_KEYWORD}
-        for name, item in inspect.signature(source).parameters.items():
-            if item.kind is item.KEYWORD_ONLY:
-                joined.setdefault(name, item)
-    return signature.replace(parameters=list(joined.values()))
-
-
 def _mistake(called: Callable[..., Any], signature: inspect.Signature, args: Any, keywords: Any) -> str:
     """What is wrong in a failed call: arguments that it does not take, or of a wrong type; else empty."""
-    name = called.__qualname__.removesuffix(".__init__")
+    name, scope = called.__qualname__.removesuffix(".__init__"), called.__globals__
     try:
         arguments = signature.bind(*args, **keywords).arguments
     except TypeError as error:
@@ -216,29 +209,23 @@ def _mistake(called: Callable[..., Any], signature: inspect.Signature, args: Any
         return _unknown(unknown[0], name, signature) if unknown else f"{name}: {error}."
     for name, value in arguments.items():
         item = signature.parameters[name]
-        declared = SimpleNamespace(__annotations__={name: item.annotation})
-        # Some types are imported for type checkers only, and some tell nothing.
-        with contextlib.suppress(NameError, TypeError):
-            wanted = get_type_hints(declared, called.__globals__)[name]
-            among = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
-            kinds = [get_origin(kind) or kind for kind in among]
-            allowed = tuple(_ADMITTED.get(kind, kind) for kind in kinds)
+        declared = _BRACKETS.sub("", str(item.annotation))
+        # Some types are imported for type checkers only, and those of settings are checked by themselves.
+        with contextlib.suppress(NameError, TypeError, SyntaxError):
+            hints = get_type_hints(SimpleNamespace(__annotations__={name: declared}), scope, _NUMBERS)
             for each in value if item.kind is item.VAR_POSITIONAL else [value]:
-                if not isinstance(each, allowed):
-                    words = any_of(_WORDS.get(kind) or kind.__name__ for kind in kinds)
-                    return f"{name} is {short(each)}: give {words}."
+                if not isinstance(each, hints[name]):
+                    words = (_WORDS.get(word) or word.rpartition(".")[2] for word in declared.split(" | "))
+                    return f"{name} is {short(each)}: give {any_of(words)}."
     return ""
 
 
 def _unknown(word: str, name: str, signature: inspect.Signature) -> str:
     """A sentence on a keyword that a call does not take."""
-    said = f"{name} has no keyword {word}"
     advice = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["keywords"]
-    if word in advice:
-        return f"{said}: {advice[word]}."
-    if hint := nearest(word, signature.parameters):
-        return f"{said}.{hint}"
-    return f"{said}: {f'it is a keyword of {_TAKER[word]}' if word in _TAKER else f'see help({name})'}."
+    hint = "" if word in advice else nearest(word, signature.parameters)
+    taker = f"it is a keyword of {_TAKER[word]}" if word in _TAKER else f"see help({name})"
+    return f"{name} has no keyword {word}{f'.{hint}' if hint else f': {advice.get(word, taker)}.'}"
 
 
 def check_known(what: str, name: Any, known: Collection[str], of: str = "", more: str = "") -> None:

@@ -85,8 +85,8 @@ class Wiring:
     """How a model class is driven. Module paths are dotted names under the loaded model.
 
     ``modules`` are a stage each; ``parts`` are the modules that hold a stage's parameters where they are not
-    those of the stage's own module. Where the language model is no module of its own,
-    ``language_model_between`` are the first and the last module of that stage.
+    those of the stage's own module. A stage that is no module of its own is ``between`` its first and its
+    last one.
     ``image_arguments`` go into the prefill and must never carry a value in decode.
     ``mask`` is the form of an attention mask that needs no work: None or a 4-D one to be added to the scores,
     in a dict for each kind of attention, or as it is; or the 2-D one of all tokens, always.
@@ -97,7 +97,7 @@ class Wiring:
     image_arguments: tuple[str, ...]
     mask: Literal["by attention", "4-D", "2-D"]
     parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    language_model_between: tuple[str, str] | None = None
+    between: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class FamilyFacts:
     transformers saves it, ``encoder_part`` is the published name of the second vision encoder, ``attention``
     that of all layers of the language model, None where its class knows no other than full attention.
     ``config`` is that file as published, ``native`` drives transformers' class and ``vendor`` the published
-    remote-code class, where that can be driven.
+    remote-code class, where that can be driven. ``unsaid`` is what a published file need not say of the
+    second vision encoder.
     """
 
     name: str
@@ -135,6 +136,7 @@ class FamilyFacts:
     published: dict[str, dict[str, int]]
     vendor: Wiring | None = None
     attention: str | None = None
+    unsaid: Mapping[str, Any] = field(default_factory=dict)
     stands_for: Mapping[str, str] = field(default_factory=dict)
     leads: tuple[str, str] = LEADS
     published_limit: int = 8192
@@ -168,7 +170,7 @@ class FamilyFacts:
             check_known("prompt", name, self.prompts, self.title, ", or write your own")
         if grounding is not None and not self.leads[1]:
             raise OcrPhasesError(f"{self.title} marks boxes by itself: leave grounding out.")
-        text = resolve_prompt(prompt, grounding=grounding, prompts=self.prompts, leads=self.leads)
+        text = resolve_prompt(prompt, grounding=grounding, facts=self)
         return text.replace(IMAGE_TAG, IMAGE_TAG * pages) if name == self.multipage else text
 
 
@@ -221,28 +223,24 @@ def facts_of(family: str | None) -> FamilyFacts:
 
 
 def resolve_prompt(
-    prompt: str,
-    *,
-    grounding: bool | None = None,
-    prompts: Mapping[str, str] = PROMPTS,
-    leads: tuple[str, str] = LEADS,
+    prompt: str, *, grounding: bool | None = None, facts: FamilyFacts = FAMILIES[DEEPSEEK_OCR]
 ) -> str:
-    """The text passed to the model, stripped: a preset of ``prompts``, or the user's own text.
+    """The text passed to the model, stripped: a preset of the family, or the user's own text.
 
-    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind ``leads``,
-    ``<image>`` and a line break, then ``<|grounding|>`` unless `grounding` is False, if it carries no
-    ``<image>`` itself; a text that does, and a preset, stay as they are.
+    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind the family's
+    ``leads``, ``<image>`` and a line break, then ``<|grounding|>`` unless `grounding` is False, if it carries
+    no ``<image>`` itself; a text that does, and a preset, stay as they are.
 
     Raises OcrPhasesError for an empty prompt, for ``locate`` without words, for a preset that asks for boxes
     where `grounding` is False, and for one word that is nearly a preset's name: write ``<image>`` and that
     word where it is meant.
     """
-    prompt = prompt.strip()
-    name, _, words = prompt.partition(":")
-    if name.rstrip() == "locate":
-        if not words.strip():
+    prompt, prompts = prompt.strip(), facts.prompts
+    name, words = map(str.strip, prompt.partition(":")[::2])
+    if name == "locate":
+        if not words:
             raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
-        return prompts["locate"].replace(_WORDS, words.strip())
+        return prompts["locate"].replace(_WORDS, words)
     if prompt in prompts:
         if grounding is False and GROUNDING_TAG in prompts[prompt]:
             raise OcrPhasesError(
@@ -254,7 +252,6 @@ def resolve_prompt(
         raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
     if IMAGE_TAG in prompt:
         return prompt
-    name = name.rstrip()
     # One word, or what may be a misspelled "locate:some words".
     hint = "" if " " in name else nearest(name.lower(), prompts if name == prompt else ["locate"])
     if hint:
@@ -262,4 +259,4 @@ def resolve_prompt(
             f"There is no prompt preset {name!r}: choose one of {', '.join(prompts)}, or write more than one "
             f'word, or "{IMAGE_TAG} {name}" for this one.{hint}'
         )
-    return f"{leads[0]}{'' if grounding is False else leads[1]}{prompt}"
+    return f"{facts.leads[0]}{'' if grounding is False else facts.leads[1]}{prompt}"

@@ -2,7 +2,7 @@
 
 The rule of writing: a default name that is taken gets the next free number (`reserved`, `folder_for`). A name
 that the user gave is replaced, but only where the file is proved to be this package's: in an output's folder
-by the hashes of a manifest (`write_into`), elsewhere by how a record or a trace begins (`write_given`).
+by the hashes of a manifest (`check_names`), elsewhere by how a record or a trace begins (`write_given`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import io
 import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import stat
@@ -23,7 +24,7 @@ import tempfile
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +36,17 @@ RECORD = "run.json"
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records
-_IN_USE = ".in_use.lock"  # in each temporary folder, and in the one of all
 REPORT_FOLDER = "ocr_phases_report"
 
 TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}
 """The first entry of every trace that this package writes."""
 
-FORMATS = {
-    "PNG": (".png",),
-    "JPEG": (".jpg", ".jpeg"),  # Pillow reads MPO, the pictures of some phones, through it
-    "JPEG2000": (".jp2",),
-    "TIFF": (".tif", ".tiff"),
-    "WEBP": (".webp",),
-    "BMP": (".bmp",),
-    "GIF": (".gif",),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
-    "AVIF": (".avif",),
-}
-"""Pillow's names of the formats that a page may have, and their suffixes. No other one is tried: some start
-programs (PostScript starts Ghostscript)."""
+FORMATS = ("PNG", "JPEG", "JPEG2000", "TIFF", "WEBP", "BMP", "GIF", "PPM", "AVIF")
+"""Pillow's names of the formats that a page may have. No other one is tried: some start programs (PostScript
+starts Ghostscript). Through JPEG it reads MPO, the pictures of some phones."""
 
-PAGE_SUFFIXES = frozenset((".pdf", *itertools.chain(*FORMATS.values())))
+_SUFFIXES = "pdf png jpg jpeg jp2 tif tiff webp bmp gif ppm pgm pbm pnm avif"
+PAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 """The suffixes of a page's file, in small letters."""
 
 PAGED_SUFFIXES = (".pdf", ".tif", ".tiff")
@@ -77,8 +68,6 @@ _OWN_HEAD = re.compile(
     rb'|\{"otherData": \{"producer": "ocr_phases"\}'
 )
 _MOST_NAMED = 5
-NOTHING = r"(?!)"
-"""A regular expression of no name."""
 
 
 def split_page(page: str) -> tuple[str, str]:
@@ -111,22 +100,16 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
     Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, for a larger file (before any of it is
     read) and for one that grows meanwhile; OSError as ``open`` does.
     """
-    _check_regular(path, Path(path).stat(), OcrPhasesError)
-    with open(path, "rb", opener=_without_waiting) as file:
-        found = os.fstat(file.fileno())
-        _check_regular(path, found, OcrPhasesError)  # it may be another one by now
-        if found.st_size > limit:
-            size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
-            raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
+    found = Path(path).stat()
+    _check_regular(path, found, OcrPhasesError)
+    if found.st_size > limit:
+        size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
+        raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
+    with Path(path).open("rb") as file:
         data = file.read(found.st_size + 1)
     if len(data) > found.st_size:
         raise OcrPhasesError(f"{path} grows while it is read: wait until it is complete, or copy it first.")
     return data
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    # Opening a pipe would wait for its writer; a terminal must not become this process's own.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
 def _check_regular(path: str | Path, found: os.stat_result, error: type[OcrPhasesError]) -> None:
@@ -158,12 +141,9 @@ def output_file(file: str | Path, *, overwrite: bool = False, arguments: Iterabl
 
     None of the command's ``arguments`` is ever replaced.
     """
-    target = _target(file, overwrite=overwrite)
+    _replaces(file, overwrite)
     _check_no_argument(Path(file), arguments)
-    output_folder(target.parent)
-    with writing(file), contextlib.suppress(FileExistsError):
-        target.touch(exist_ok=False)
-        target.unlink()
+    output_folder(_target(file).parent)
     return Path(file)
 
 
@@ -200,42 +180,45 @@ def write_given(path: str | Path, data: bytes, *, overwrite: bool = False) -> Pa
 
     Raises `CannotWrite` too where that is neither a record nor a trace, unless ``overwrite``.
     """
-    target = _target(path, overwrite=overwrite)
-    replaces = target.exists() and target.stat().st_size
+    replaces = _replaces(path, overwrite)
     write_atomic(path, data)
     if replaces:
         print(f"Replaced {path}.", file=sys.stderr)
     return Path(path)
 
 
-def _target(path: str | Path, *, overwrite: bool = True) -> Path:
-    """The regular file, there or to come, that ``path`` leads to through its links; else `CannotWrite`.
+def _replaces(path: str | Path, overwrite: bool) -> bool:
+    """Whether `write_given` would replace what ``path`` holds; `CannotWrite` where it must not."""
+    target = _target(path)
+    content = target.exists() and target.stat().st_size > 0
+    if content and not overwrite and not _is_own(target):
+        raise CannotWrite(
+            f"{path} is neither a record nor a trace of ocr_phases: name another file, or give "
+            "overwrite=True."
+        )
+    return content
 
-    So too for one that begins neither as a record nor as a trace, unless ``overwrite``.
-    """
+
+def _target(path: str | Path) -> Path:
+    """The regular file, there or to come, that ``path`` leads to through its links; else `CannotWrite`."""
     with writing(path):
         target = Path(os.path.realpath(path))
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(FileNotFoundError):
             _check_regular(path, target.stat(), CannotWrite)
-            if not overwrite and not _is_own(target):
-                raise CannotWrite(
-                    f"{path} is neither a record nor a trace of ocr_phases: name another file, or give "
-                    "overwrite=True."
-                )
     return target
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a file begins as this package's records and traces do, or holds nothing."""
+    """Whether a file begins as this package's records and traces do."""
     with contextlib.suppress(OSError, zlib.error), path.open("rb") as file:
         head = file.read(4096)
         if head.startswith(b"\x1f\x8b"):
             head = zlib.decompressobj(wbits=31).decompress(head, 4096)
-        return not head or _OWN_HEAD.match(head) is not None
+        return _OWN_HEAD.match(head) is not None
     return False
 
 
-def folder_for(given: str | Path | None, default: str | Path, names: str, **options: Any) -> Path:
+def folder_for(given: str | Path | None, default: str | Path, names: str = "", **options: Any) -> Path:
     """An output's folder, created: ``given``, or the first free one of ``default``, ``default-2`` and so on.
 
     ``names`` is a regular expression of the files that the output may have. Those of an earlier output in
@@ -253,95 +236,78 @@ def folder_for(given: str | Path | None, default: str | Path, names: str, **opti
 
 
 def check_names(
-    folder: Path,
-    names: str,
-    *,
-    overwrite: bool = False,
-    arguments: Iterable[Any] = (),
-    record: str | Path | None = None,
+    folder: Path, names: str, *, overwrite: bool = False, arguments: Iterable[Any] = (), record: Any = None
 ) -> list[str]:
     """The files below ``folder`` that ``names`` matches, all of them this package's; else `CannotWrite`.
 
     With ``overwrite`` others may be among them, but no link and none of the ``arguments``. A ``record``
     stays where it is, and is not among them.
     """
-    known, own = _manifest(folder), []
+    own, found = _unchanged(folder), []
     for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
         name = path.relative_to(folder).as_posix()
         if not re.fullmatch(names, name) or same_file(path, record):
             continue
         _check_no_argument(path, arguments)
-        if path.is_dir() and not path.suffix and not path.is_symlink():  # images
+        if _is_behind_link(folder, name):
+            raise CannotWrite(f"{path} is or lies behind a link: remove the link, or choose another folder.")
+        if path.is_dir() and not path.suffix:  # images
             continue
-        _check_own(folder, name, known.get(name, ()), overwrite=overwrite)
-        own.append(name)
-    return own
+        _check_regular(path, path.stat(), CannotWrite)
+        if not overwrite and name not in own:
+            raise CannotWrite(
+                f"{path} was not written by ocr_phases, or was changed since: choose another folder, or give "
+                "overwrite=True."
+            )
+        found.append(name)
+    return found
 
 
 def write_into(
-    folder: Path, files: Mapping[str, bytes], *, overwrite: bool = False, stale: str = NOTHING
+    folder: Path, files: Mapping[str, bytes], *, overwrite: bool = False, stale: str = ""
 ) -> list[Path]:
     """Write an output's ``files``, by their names in ``folder``; the paths.
 
     The manifest beside them gets their hashes first, so that what a kill leaves is known too. Files of an
-    earlier output whose names match ``stale`` go. Raises `CannotWrite` where a file is in the way that is not
-    this package's, or was changed since, unless ``overwrite``; where a link is, also then.
+    earlier output whose names match ``stale`` go. Raises `CannotWrite` as `check_names` does.
     """
-    known, new = _manifest(folder), {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    for name, digest in new.items():
-        _check_own(folder, name, (*known.get(name, ()), digest), overwrite=overwrite)
-    for parent in {(folder / name).parent for name in files}:
-        output_folder(parent)
-    there = {name: _digest(folder, name) for name in {*known, *files}}
-    old = [name for name in known if name not in files and there[name] in known[name]]
-    both = {name: {there[name], new.get(name)} for name in (*old, *new)}
-    listed = {name: [digest for digest in digests if digest] for name, digests in both.items()}
-    write_atomic(folder / MANIFEST_NAME, json.dumps(listed, sort_keys=True).encode())
+    parents = {Path(name).parent for name in files}
+    check_names(folder, "|".join(re.escape(str(name)) for name in (*files, *parents)), overwrite=overwrite)
+    for parent in parents:
+        output_folder(folder / parent)
+    old, new = _unchanged(folder), {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    hashes = {name: [each[name] for each in (old, new) if name in each] for name in old | new}
+    write_atomic(folder / MANIFEST_NAME, json.dumps(hashes, sort_keys=True).encode())
     written = [write_atomic(folder / name, data) for name, data in files.items()]
-    for name in old:
+    for name in old.keys() - new.keys():
         if re.fullmatch(stale, name):
             (folder / name).unlink(missing_ok=True)
     return written
 
 
-def _check_own(folder: Path, name: str, digests: Sequence[str], *, overwrite: bool) -> None:
-    path = folder / name
-    if _is_behind_link(folder, name):
-        raise CannotWrite(f"{path} is or lies behind a link: remove the link, or choose another folder.")
-    _target(path)
-    if not overwrite and path.exists() and _digest(folder, name) not in digests:
-        raise CannotWrite(
-            f"{path} was not written by ocr_phases, or was changed since: choose another folder, or give "
-            "overwrite=True."
-        )
-
-
-def _is_behind_link(folder: Path, name: str) -> bool:
-    parts = [Path(name), *Path(name).parents][:-1]
-    return any((folder / part).is_symlink() for part in parts)
-
-
-def _manifest(folder: Path) -> dict[str, list[str]]:
-    """The SHA-256 hashes that each file which this package wrote into ``folder`` may have."""
+def _unchanged(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file that this package wrote into ``folder`` and nobody changed since, by name."""
     import msgspec
 
     path = folder / MANIFEST_NAME
     try:
         if path.is_symlink():
             raise OcrPhasesError("it is a link")
-        return msgspec.json.decode(read_regular(path), type=dict[str, list[str]])
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, OcrPhasesError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        data = read_regular(path) if path.exists() else b"{}"
+        known = msgspec.json.decode(data, type=dict[str, list[str]])
+    except (OSError, OcrPhasesError, ValueError) as error:
         raise CannotWrite(f"{path} cannot be read ({error}): choose another folder.") from error
+    found = {}
+    for name, digests in known.items():
+        with contextlib.suppress(OSError, ValueError, OcrPhasesError):
+            digest = hashlib.sha256(read_regular(folder / name)).hexdigest()
+            if digest in digests and not _is_behind_link(folder, name):
+                found[name] = digest
+    return found
 
 
-def _digest(folder: Path, name: str) -> str | None:
-    """The SHA-256 of a file; None for one that cannot be read, or only through a link."""
-    if not _is_behind_link(folder, name):
-        with contextlib.suppress(OSError, OcrPhasesError):
-            return hashlib.sha256(read_regular(folder / name)).hexdigest()
-    return None
+def _is_behind_link(folder: Path, name: str) -> bool:
+    return os.path.realpath(folder / name) != str(Path(os.path.realpath(folder), name))
 
 
 def _check_no_argument(path: Path, arguments: Iterable[Any]) -> None:
@@ -416,32 +382,27 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
                 file.flush()
                 os.fsync(file.fileno())
             scratch.replace(target)
-        except OSError:
-            with contextlib.suppress(OSError):
-                scratch.unlink()
+        except BaseException:
+            scratch.unlink(missing_ok=True)
             raise
     return Path(path)
 
 
-def save_or_rescue(
-    save: Callable[[str | Path], Path],
-    path: str | Path,
-    rescue: Callable[[str | Path], Path] | None = None,
-) -> Path:
-    """Call ``save(path)``; if that fails, save the result elsewhere and raise `CannotWrite`.
+@contextlib.contextmanager
+def rescued(save: Callable[[str | Path], Path]) -> Iterator[None]:
+    """A ``with`` block that saves a result: where it raises `CannotWrite`, ``save(copy)`` does elsewhere.
 
-    A signal to stop waits until the result is saved. The message names the copy, which ``rescue(copy)``
-    writes, by default ``save``: a file below the temporary folder, or else in the user's home folder.
+    That is a private folder below the temporary one, or else in the user's home; the error then names the
+    copy. A signal to stop waits until the result is saved.
     """
     with stop_signals():
         try:
-            return save(path)
+            yield
         except CannotWrite as error:
-            name = f"ocr-unsaved-{uuid.uuid4().hex}.json"
-            for folder in (_own_folder() or "~", "~"):
-                with contextlib.suppress(CannotWrite, RuntimeError):  # of a user without a home
-                    copy = Path(folder).expanduser() / name
-                    (rescue or save)(copy)
+            for folder in (None, "~"):
+                with contextlib.suppress(OSError, CannotWrite, RuntimeError):  # of a user without a home
+                    place = folder and Path(folder).expanduser()
+                    copy = save(Path(tempfile.mkdtemp(prefix="ocr-unsaved-", dir=place), RECORD))
                     break
             else:
                 raise
@@ -449,66 +410,28 @@ def save_or_rescue(
 
 
 def save_new(save: Callable[[str | Path], Path], path: str | Path) -> Path:
-    """`save_or_rescue` under a name that is `reserved`, which is returned."""
-
-    def save_reserved(path: str | Path) -> Path:
-        with reserved(Path(path)) as free:
-            return save(free)
-
-    return save_or_rescue(save_reserved, path, save)
+    """`rescued` under a name that is `reserved`, which is returned."""
+    with rescued(save), reserved(Path(path)) as free:
+        return save(free)
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A private folder removed with this process, or after a kill by the next one.
+    """A private folder removed with this process, or after a kill by the next one on the same machine.
 
-    All of a user's lie below one folder. Each is locked by the process that made it, so one without a lock
-    has been left behind. A file beside them is never removed. Raises `CannotWrite` where no folder can be
-    made.
+    Its name says which process it belongs to. Raises `CannotWrite` where no folder can be made.
     """
 
     def __init__(self) -> None:
-        self._lock = contextlib.ExitStack()
-        root = _own_folder()
+        import psutil
+
+        host, running = platform.node(), {str(number) for number in psutil.pids()}
         try:
-            with _lock(root) if root else contextlib.nullcontext():
-                for left in root.iterdir() if root else ():
-                    if left.is_dir() and not left.is_symlink():
-                        with contextlib.suppress(OSError), _lock(left, blocking=False):
-                            shutil.rmtree(left, ignore_errors=True)
-                super().__init__(prefix="ocr-", dir=root, ignore_cleanup_errors=True)
-                if root:
-                    self._lock.enter_context(_lock(self.name))
+            for left in Path(tempfile.gettempdir()).iterdir():
+                named = re.fullmatch(rf"ocr-(\d+)-{re.escape(host)}-\w+", left.name)
+                if named and named[1] not in running:
+                    shutil.rmtree(left, ignore_errors=True)
+            super().__init__(prefix=f"ocr-{os.getpid()}-{host}-", ignore_cleanup_errors=True)
         except OSError as error:
             raise CannotWrite(
                 f"No temporary folder can be made ({error.strerror or error}): set TMPDIR to one with room."
             ) from error
-
-    def cleanup(self) -> None:
-        """Remove the folder."""
-        super().cleanup()
-        self._lock.close()
-
-
-def _lock(folder: str | Path, **options: Any) -> Any:
-    """A lock on a temporary folder, which goes with the process."""
-    import filelock
-
-    return filelock.FileLock(Path(folder, _IN_USE), thread_local=False, **options)
-
-
-def _own_folder() -> Path | None:
-    """This user's folder for what is temporary, for nobody else to read; None where it cannot be had."""
-    if not hasattr(os, "geteuid"):
-        return None
-    # A short name: a UNIX socket's path, of at most 107 characters, goes on from here.
-    path = Path(tempfile.gettempdir(), f"ocr-{os.geteuid()}")
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-        # Where all may write, another user may have taken the name.
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            return None
-        with _lock(path):  # some file systems know no locks
-            return path
-    except OSError:
-        return None

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from ocr_phases.errors import OcrPhasesError, UnknownAttribute, UnknownName, checked, public
+from ocr_phases.errors import OcrPhasesError, UnknownName, checked, hinted, public
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.files import read_regular, split_page, unpacked, write_given
 from ocr_phases.schema import MOST_BYTES, SPAN_COLUMNS, Truth, check_record, check_spans, parse_json
@@ -44,87 +44,44 @@ TOKEN_COLUMNS = (*_OF_TOKEN, *_OF_STEP, *PROBABILITY_COLUMNS)
 PHASES = ("prepare", "prefill", "decode", "generate")
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
-_SPAN_TYPES = dict.fromkeys(SPAN_COLUMNS, "float64") | {
-    "repeat": "int64",
-    **dict.fromkeys(("phase", "stage", "view"), "str"),
-    "step": "Int64",
-}
+_SPAN_TYPES = {"repeat": "int64", "phase": "str", "stage": "str", "view": "str", "step": "Int64"}
 _GZIP_LEVEL = 6  # 9 takes twice as long and saves a hundredth
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
 
 
-#: What results show and do not hold, by the later room that has it: the package's only way up.
-_ELSEWHERE = {
-    "tokens_of": "analyse.stages:tokens_of",
-    "stages": "analyse.stages:stage_table",
-    "regions": "analyse.regions:regions_of",
-    "quality_table": "analyse.quality:quality_table",
-    "load_truth": "analyse.truths:load_truth",
-    "floors": "analyse.floors:floor_table",
-    "checks": "analyse.checks:checks_table",
-    "run_bundle": "show.results:run_bundle",
-    "plot.latency": "show.plots:plot_latency",
-    "plot.vision": "show.plots:plot_vision_stages",
-    "plot.timeline": "show.plots:plot_phase_timeline",
-    "plot.memory": "show.plots:plot_memory",
-    "plot.roofline": "show.roofline:plot_roofline",
-    "plot.kernels": "show.kernels:plot_kernels",
-    "plot.page": "show.regions:plot_page",
-    "plot.regions": "show.regions:plot_region_types",
-    "page_report": "report.render:page_report",
-    "write_chrome_trace": "report.artifacts:write_chrome_trace",
-    "page_image": "inputs.images:page_image",
-    "Explorer": "explorer:Explorer",
-    "facts_bundle": "show.results:facts_bundle",
-    "timeline_bundle": "show.results:timeline_bundle",
-    "plot_spans": "show.plots:plot_spans",
-    "inputs_bundle": "show.results:inputs_bundle",
-    "ComparePlots": "show.compare:ComparePlots",
-    "comparison_bundle": "show.compare:comparison_bundle",
-    "SweepResult": "analyse.scaling:SweepResult",
-    "SweepPlots": "show.sweep:SweepPlots",
-    "sweep_bundle": "show.sweep:sweep_bundle",
-    "OCRSession": "session:OCRSession",
-}
-
-
 def elsewhere(name: str) -> Any:
-    """What a later room has, found on first use."""
-    module, _, found = _ELSEWHERE[name].partition(":")
+    """What a later room has, as ``module.name``, found on first use: the package's only way up."""
+    module, _, found = name.rpartition(".")
     return getattr(importlib.import_module(f"ocr_phases.{module}"), found)
 
 
-class _Table:
-    """A table of a record that a later room makes, under its own name."""
-
-    def __init__(self, text: str) -> None:
-        self.__doc__ = text
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, run: PhaseRun | None, owner: type) -> pd.DataFrame:
-        return self if run is None else elsewhere(self._name)(run)  # type: ignore[return-value]
+def _table(name: str, text: str) -> property:
+    return property(lambda run: elsewhere(name)(run), doc=f"{text}: `ocr_phases.{name}`.")
 
 
+def _plot(name: str) -> property:
+    return property(lambda plots: MethodType(checked()(elsewhere(name)), plots._run))
+
+
+@hinted
 class RunPlots:
     """The plots of a record: each is a matplotlib figure that shows itself in a notebook.
 
-    They are `latency`, `vision`, `timeline`, `memory`, `roofline`, `kernels`, `page` and `regions`. A plot of
-    a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
+    A plot of a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
     """
+
+    latency = _plot("show.plots.plot_latency")
+    vision = _plot("show.plots.plot_vision_stages")
+    timeline = _plot("show.plots.plot_phase_timeline")
+    memory = _plot("show.plots.plot_memory")
+    roofline = _plot("show.roofline.plot_roofline")
+    kernels = _plot("show.kernels.plot_kernels")
+    page = _plot("show.regions.plot_page")
+    regions = _plot("show.regions.plot_region_types")
 
     def __init__(self, run: PhaseRun) -> None:
         self._run = run
-
-    def __dir__(self) -> list[str]:
-        return [name.removeprefix("plot.") for name in _ELSEWHERE if name.startswith("plot.")]
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in dir(self):
-            raise UnknownAttribute(f"RunPlots has no {name}.{nearest(name, dir(self))}")
-        return MethodType(checked()(elsewhere(f"plot.{name}")), self._run)
 
 
 @public
@@ -192,6 +149,7 @@ class PhaseRun:
 
     @cached_property
     def _summary(self) -> dict[str, Any]:
+        medians = {key: float(times.median()) for key, times in self._sums["device_ms"].items()}
         prefill, decode = self.repeat_ms("prefill", "prefill"), self.repeat_ms("decode", "decode")
         rows = self.spans[self.spans["stage"] == "decode_step"]
         steps, decoded = rows["device_ms"].to_numpy(), self.decoded_tokens and decode.all()
@@ -202,26 +160,26 @@ class PhaseRun:
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
-            "prefill_ms": self._median("prefill"),
-            "decode_ms": self._median("decode"),
+            "prefill_ms": medians.get(("prefill", "prefill")),
+            "decode_ms": medians.get(("decode", "decode")),
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
-            "page_ms": _median(sum(self.repeat_ms(phase, phase) for phase in PHASES)),
-            "vision_ms": _median(vision) if prefill.all() else None,
-            "vision_share": _median(vision / prefill) if prefill.all() else None,
-            **{f"{stage}_ms": self._median("prefill", stage) for stage in VISION_STAGES},
+            "page_ms": _quantile(sum(self.repeat_ms(phase, phase) for phase in PHASES)),
+            "vision_ms": _quantile(vision) if prefill.all() else None,
+            "vision_share": _quantile(vision / prefill) if prefill.all() else None,
+            **{f"{stage}_ms": medians.get(("prefill", stage)) for stage in VISION_STAGES},
             "text": self.text,
-            "prepare_ms": self._median("prepare"),
-            "ttft_ms": _median(self.repeat_ms("prepare", "prepare") + prefill) if prefill.all() else None,
-            "vision_fusion_ms": self._median("prefill", "vision_fusion"),
-            "prefill_language_model_ms": self._median("prefill", "language_model"),
-            "stage_coverage": _median(stages / prefill) if prefill.all() else None,
+            "prepare_ms": medians.get(("prepare", "prepare")),
+            "ttft_ms": _quantile(self.repeat_ms("prepare", "prepare") + prefill) if prefill.all() else None,
+            "vision_fusion_ms": medians.get(("prefill", "vision_fusion")),
+            "prefill_language_model_ms": medians.get(("prefill", "language_model")),
+            "stage_coverage": _quantile(stages / prefill) if prefill.all() else None,
             "decode_steps": int(rows["step"].max()) + 1 if len(rows) else 0,
             "inter_token_ms": _quantile(steps, 0.5),
             "inter_token_ms_p90": _quantile(steps, 0.9),
             "inter_token_ms_p99": _quantile(steps, 0.99),
-            "tokens_per_s": _median(self.decoded_tokens / decode * 1000.0) if decoded else None,
-            "generate_ms": self._median("generate"),
+            "tokens_per_s": _quantile(self.decoded_tokens / decode * 1000.0) if decoded else None,
+            "generate_ms": medians.get(("generate", "generate")),
             "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
             "decode_peak_bytes": max(peaks.get("decode", []), default=None),
             "peak_bytes": max((max(values) for values in peaks.values() if values), default=None),
@@ -287,13 +245,13 @@ class PhaseRun:
         `ocr_phases.analyse.stages.token_probabilities`.
         """
         _nth(self.results, row, "row")
-        return elsewhere("tokens_of")(self, row)
+        return elsewhere("analyse.stages.tokens_of")(self, row)
 
     tokens = token_table
-    stages = _Table("Time of each phase and its stages: `ocr_phases.analyse.stages.stage_table`.")
-    regions = _Table("What each region of the first row cost: `ocr_phases.analyse.regions.regions_of`.")
-    floors = _Table("Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`.")
-    checks = _Table("Every check, live and of the record: `ocr_phases.analyse.checks.checks_table`.")
+    stages = _table("analyse.stages.stage_table", "Time of each phase and its stages")
+    regions = _table("analyse.regions.regions_of", "What each region of the first row cost")
+    floors = _table("analyse.floors.floor_table", "Each stage beside its floor")
+    checks = _table("analyse.checks.checks_table", "Every check, live and of the record")
 
     def quality(self, truth: Truth | str | Path | None = None, row: int = 0) -> pd.DataFrame:
         """A row's text against what its page says: `ocr_phases.analyse.quality.quality_table`.
@@ -301,7 +259,7 @@ class PhaseRun:
         ``truth`` is as for `with_truth`, by default the record's own.
         """
         run = self if truth is None else self.with_truth(truth, row)
-        return elsewhere("quality_table")(run, run.truth_of(row), row)
+        return elsewhere("analyse.quality.quality_table")(run, run.truth_of(row), row)
 
     def truth_of(self, row: int = 0) -> Truth | None:
         """What the page of a row says, where the record has it."""
@@ -321,7 +279,8 @@ class PhaseRun:
         """
         if _nth(self.results, row, "row")["text"] is None:
             raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
-        said = truth if isinstance(truth, Truth) else elsewhere("load_truth")(truth, self.page_name(row))
+        load = elsewhere("analyse.truths.load_truth")
+        said = truth if isinstance(truth, Truth) else load(truth, self.page_name(row))
         truths = list(self.truths or [None] * len(self.results))
         truths[row] = json.loads(json.dumps(msgspec.to_builtins(said)))  # lists, as in a file
         return replace(self, truths=truths)
@@ -334,7 +293,7 @@ class PhaseRun:
         return RunPlots(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("run_bundle")(self)
+        return elsewhere("show.results.run_bundle")(self)
 
     def report(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write this record's report into ``folder`` and return the path of its HTML file.
@@ -342,22 +301,22 @@ class PhaseRun:
         An earlier report there is replaced. Raises as `ocr_phases.report.render.page_report` does, so for
         other files in its way, unless ``overwrite``.
         """
-        return elsewhere("page_report")(self, folder, overwrite=overwrite)
+        return elsewhere("report.render.page_report")(self, folder, overwrite=overwrite)
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.explorer.Explorer`."""
-        return elsewhere("Explorer")(runs=[self])
+        return elsewhere("explorer.Explorer")(runs=[self])
 
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.artifacts`.
 
         Replaces as `save` does.
         """
-        return elsewhere("write_chrome_trace")(self, path, overwrite=overwrite)
+        return elsewhere("report.artifacts.write_chrome_trace")(self, path, overwrite=overwrite)
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None if the record lacks it."""
-        return elsewhere("page_image")(self.page_data(number))
+        return elsewhere("inputs.images.page_image")(self.page_data(number))
 
     def page_data(self, number: int = 0) -> bytes | None:
         """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where damaged."""
@@ -450,15 +409,11 @@ class PhaseRun:
         clocks = ["device_ms", "host_ms"]
         return self.spans.pivot_table(clocks, "repeat", ["phase", "stage"], "sum", fill_value=0.0)
 
-    def _median(self, phase: str, stage: str = "") -> float | None:
-        """Of a phase, or of a stage of it; None where it has no span."""
-        column = ("device_ms", phase, stage or phase)
-        return _median(self._sums[column].to_numpy()) if column in self._sums else None
 
-
-def make_spans(columns: dict[str, list[Any]]) -> pd.DataFrame:
-    """A span table from one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
-    return pd.DataFrame(columns, columns=list(SPAN_COLUMNS)).astype(_SPAN_TYPES)
+def make_spans(spans: dict[str, list[Any]] | list[tuple]) -> pd.DataFrame:
+    """A span table from rows, or one list a column; dtypes int64, str, Int64 (``step``) and float64 (ms)."""
+    types = dict.fromkeys(SPAN_COLUMNS, "float64") | _SPAN_TYPES
+    return pd.DataFrame(spans, columns=list(SPAN_COLUMNS)).astype(types)
 
 
 def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:
@@ -469,22 +424,15 @@ def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = 
     One page of several is embedded as that JPEG. The hash is of the whole file, or of the raw pixels where
     there is none.
     """
-    page: dict[str, Any] = {
-        "file": name,
-        "sha256": hashlib.sha256(image.tobytes() if data is None else data).hexdigest(),
-        "width": image.width,
-        "height": image.height,
-        "data": None,
-    }
-    if embed:
-        if data is None or len(data) > _EMBED_BYTES or data.startswith(b"%PDF") or split_page(name)[1]:
-            small = image.copy()
-            small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
-            buffer = io.BytesIO()
-            small.save(buffer, "JPEG", quality=90)
-            data = buffer.getvalue()
-        page["data"] = base64.b64encode(data).decode()
-    return page
+    digest = hashlib.sha256(image.tobytes() if data is None else data).hexdigest()
+    if embed and (not data or len(data) > _EMBED_BYTES or data[:4] == b"%PDF" or split_page(name)[1]):
+        small = image.copy()
+        small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
+        buffer = io.BytesIO()
+        small.save(buffer, "JPEG", quality=90)
+        data = buffer.getvalue()
+    kept = base64.b64encode(data).decode() if embed and data else None
+    return {"file": name, "sha256": digest, "width": image.width, "height": image.height, "data": kept}
 
 
 def _nth(items: list[Any], number: int, what: str) -> Any:
@@ -496,12 +444,7 @@ def _nth(items: list[Any], number: int, what: str) -> Any:
     return items[number]
 
 
-def _median(values: np.ndarray | float | int) -> float | None:
-    values = np.asarray(values, dtype=np.float64)
-    return float(np.median(values)) if values.size else None
-
-
-def _quantile(values: np.ndarray, q: float) -> float | None:
+def _quantile(values: Any, q: float = 0.5) -> float | None:
     return float(np.quantile(values, q)) if len(values) else None
 
 

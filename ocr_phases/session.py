@@ -9,40 +9,26 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
 from ocr_phases.files import each_page, split_page
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
-from ocr_phases.models.load import AT_HAND, Checkpoint, adopt, load_checkpoint
+from ocr_phases.models.folders import local_folder
+from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_checkpoint
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import choose_attention, resolve_dtype
 from ocr_phases.record import PhaseRun, describe_page, elsewhere
-from ocr_phases.recorder import (
-    Measurement,
-    Page,
-    PreparedStrategies,
-    Setup,
-    choose_preset,
-    execution,
-    make_rows,
-    pack_pages,
-)
+from ocr_phases.recorder import Measurement, Page, Prepared, execution
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings
 from ocr_phases.steps import phases
-from ocr_phases.steps.execution import (
-    current_device,
-    decode_execution,
-)
+from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.sweep_models import make_cells, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
@@ -56,9 +42,9 @@ class OCRSession:
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
     """
 
-    def __init__(self, checkpoint: Checkpoint, load: Callable[..., OCRSession] | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint, asked: ModelSettings | None = None) -> None:
         self.checkpoint = checkpoint
-        self._load_again = load  # None of a model object
+        self._asked = asked  # None of a model object
         self.model: Any = checkpoint.model
         self.tokenizer = checkpoint.tokenizer
         self.family = checkpoint.family
@@ -66,8 +52,7 @@ class OCRSession:
         self.dtype = checkpoint.dtype
         #: The ids that end a generation and that fill rows, and text to ids without special tokens around it.
         self.eos_id, self.pad_id, self.encode = checkpoint.eos_id, checkpoint.pad_id, checkpoint.encode
-        self._ceilings: dict[torch.dtype, dict[str, Any] | None] = {}
-        self.prepared = PreparedStrategies(self.model)
+        self.prepared = Prepared(checkpoint)
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
 
@@ -83,22 +68,15 @@ class OCRSession:
         checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a full commit hash
         as ``revision`` (docs/vendor.md). Raises `OcrPhasesError` for what cannot be had.
         """
-        name = str(model) if isinstance(model, Path) else model
-        return cls._load(ModelSettings(model=name, **settings))
+        asked = ModelSettings(model=str(model) if isinstance(model, Path) else model, **settings)
+        with seldom_collected():
+            return cls(load_checkpoint(asked), asked)
 
     @classmethod
     @checked(ModelSettings)
     def from_local(cls, folder: str | Path, **settings: Any) -> OCRSession:
         """Load a checkpoint folder, and nothing but a folder; ``settings`` as in `load`."""
-        return cls._load(ModelSettings(model=str(folder), **settings), local_only=True)
-
-    @classmethod
-    def _load(cls, asked: ModelSettings, *, local_only: bool = False) -> OCRSession:
-        def again(**changed: Any) -> OCRSession:
-            return cls._load(replace(asked, **changed), local_only=local_only)
-
-        with seldom_collected():
-            return cls(load_checkpoint(asked, local_only=local_only), again)
+        return cls.load(str(local_folder(str(folder), local_only=True)), **settings)
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, *, name: str | None = None) -> OCRSession:
@@ -117,26 +95,24 @@ class OCRSession:
         those of a model object are copied: two models take memory while both sessions live. Raises
         `OcrPhasesError` as `load` does.
         """
-        model, own = self.model, self.model.config._attn_implementation
-        now = {"attention": own, "dtype": str(self.dtype).removeprefix("torch.")}
-        asked = {"attention": attention, "dtype": dtype}
-        changed: dict[str, Any] = {name: asked[name] for name in now if asked[name] not in (None, now[name])}
-        if not changed:
+        own, own_dtype = self.model.config._attn_implementation, str(self.dtype).removeprefix("torch.")
+        asked: dict[str, Any] = {"attention": attention or own, "dtype": dtype or own_dtype}
+        if asked == {"attention": own, "dtype": own_dtype}:
             return self
-        if self._load_again is not None:
-            return self._load_again(**changed)
-        if self.family.implementation == "vendor" and "attention" in changed:
+        if self._asked is not None:
+            return self.load(**{**vars(self._asked), **asked})
+        if self.family.implementation == "vendor" and asked["attention"] != own:
             raise OcrPhasesError(
                 "The vendor's class has its attention from loading: load it with another one."
             )
-        settings = ModelSettings(**{"device": self.device, "dtype": now["dtype"], **changed})
-        copied = copy.deepcopy(model)
-        if "attention" in changed:
-            copied.set_attn_implementation(choose_attention(type(model), settings))
-        for parameter in copied.parameters():  # buffers keep theirs, as where a checkpoint is loaded
+        settings = ModelSettings(device=self.device, **asked | {"attention": attention})
+        model = copy.deepcopy(self.model)
+        if asked["attention"] != own:
+            model.set_attn_implementation(choose_attention(type(model), settings))
+        for parameter in model.parameters():  # buffers keep theirs, as where a checkpoint is loaded
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(resolve_dtype(settings.dtype, self.device))
-        return self.from_model(copied, self.tokenizer, name=self.checkpoint.name)
+        return self.from_model(model, self.tokenizer, name=self.checkpoint.name)
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -152,9 +128,8 @@ class OCRSession:
 
         ``preset`` as in `run_inference`. See `ocr_phases.inputs.packing` for the rules and errors.
         """
-        rows, prompts = make_rows(page, prompt, grounding, self.family.facts)
-        chosen = choose_preset(self.checkpoint, preset, rows)["preset"]
-        return pack_pages(self.checkpoint, rows, chosen, prompts, NoTimeline())[0]
+        asked = RunSettings(preset=preset, prompt=prompt, grounding=grounding, max_new_tokens=1)
+        return Measurement(self.prepared, page, asked).packed
 
     @checked(phases.prefill)
     def run_prefill(
@@ -189,7 +164,7 @@ class OCRSession:
             "vocabulary": f"{text.vocab_size:,} tokens",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
-        return elsewhere("facts_bundle")(f"Model {self.checkpoint.name}", facts)
+        return elsewhere("show.results.facts_bundle")(f"Model {self.checkpoint.name}", facts)
 
     def references(self) -> pd.DataFrame:
         """Where the loaded source does what is measured (`ocr_phases.models.references`)."""
@@ -213,8 +188,8 @@ class OCRSession:
         ``max_new_tokens`` (the prefill's token counted) from the same inputs and seed. Preparing a strategy
         is timed separately, and kept for later runs of the same shapes. The end token is looked for every
         ``eos_check_every`` steps and the surplus is cut. ``verify``, ``token_probabilities``
-        (`ocr_phases.collectors.probabilities`), ``ceilings`` (`hardware_ceilings`) and ``kernels``
-        (`ocr_phases.analyse.kernels`) run after everything that is timed.
+        (`ocr_phases.collectors.probabilities`), ``ceilings`` (`ocr_phases.collectors.machine`) and
+        ``kernels`` (`ocr_phases.analyse.kernels`) run after everything that is timed.
         ``on_tokens(repeat, new ids a row)`` is called after the prefill and while decoding (repeat -1 is
         warm-up), ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
         each. Either may raise `Stopped`: the record is then of the repeats finished by then.
@@ -224,31 +199,26 @@ class OCRSession:
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
         self.last_run = None
-        measurement = Measurement(self.checkpoint, page, RunSettings(prompt=prompt, **settings))
-        ceilings = partial(self.hardware_ceilings, autocast=measurement.request.autocast)
-        interrupt: KeyboardInterrupt | None = None
+        asked = RunSettings(prompt=prompt, **settings)
+        measurement = Measurement(self.prepared, page, asked, on_tokens, progress or (lambda *_: None))
         try:
-            measurement.measure(self._set_up, ceilings, on_tokens, progress or (lambda done, total: None))
+            try:
+                measurement.measure()
+            finally:
+                with stop_signals():  # they wait for the record
+                    self.last_run = measurement.record() if measurement.runs else None
         except Stopped:
-            if not measurement.runs:
+            if self.last_run is None:
                 raise
         except KeyboardInterrupt as signalled:
-            interrupt = signalled
-        try:
-            with stop_signals():
-                if measurement.runs:
-                    self.last_run = measurement.record()
-        except KeyboardInterrupt as signalled:
-            interrupt = signalled
-        if interrupt is not None:
-            raise Interrupted(self.last_run, *(interrupt.args or (signal.SIGINT,))) from None
+            raise Interrupted(self.last_run, *(signalled.args or (signal.SIGINT,))) from None
         assert self.last_run is not None
         return self.last_run
 
     @checked(RunSettings)
-    def check_request(self, page: Page | Sequence[Page], **settings: Any) -> None:
-        """Raise the `OcrPhasesError` that `run_inference` would raise before its first run."""
-        Measurement(self.checkpoint, page, RunSettings(**settings))
+    def check_request(self, page: Page | Sequence[Page], **settings: Any) -> Request:
+        """What `run_inference` would measure, with every default; raises what that would before it runs."""
+        return Measurement(self.prepared, page, RunSettings(**settings)).request
 
     @checked(make_cells, run_sweep)
     def sweep(self, page: str | Path, **options: Any) -> Any:
@@ -259,26 +229,10 @@ class OCRSession:
         """
         return run_sweep({"": self.with_model}, page, **options)
 
-    def _set_up(self, request: Request, packed: PageInputs) -> Setup:
-        """What the request's strategies need, made before anything is measured."""
-        if request.strategy == request.vision == "eager":
-            return Setup()
-        with execution(self.device):
-            return self.prepared.set_up(request, packed.to(self.device, self.dtype))
-
-    def hardware_ceilings(self, *, autocast: bool = False) -> dict[str, Any] | None:
-        """What this session's device can do in its dtype (`measure_ceilings`), measured once and kept.
-
-        ``autocast`` asks for bfloat16. Takes up to a second, so not between two things that are timed.
-        """
-        dtype = torch.bfloat16 if autocast else self.dtype
-        if dtype not in self._ceilings:
-            with current_device(self.device):
-                self._ceilings[dtype] = measure_ceilings(self.device, dtype)
-        return self._ceilings[dtype]
-
 
 _kept: dict[ModelSettings, OCRSession] = {}
+#: What a record's model has of `ModelSettings`, beside its name and revision.
+_MODEL_SETTINGS = ("dtype", "attention", "implementation", "cuda_calls")
 
 
 def kept_session(**settings: Any) -> OCRSession:
@@ -313,18 +267,12 @@ def repeat_run(
     are `run_inference`'s callbacks and the settings that a request does not have. Raises `OcrPhasesError`
     where page or model cannot be had or differ.
     """
-    pages = recorded_pages(record, page)
-    asked = record.request
-    settings = {name: asked[name] for name in REQUEST_SETTINGS if name in asked and name != "prompt"}
-    RunSettings(**settings)  # a wrong one is refused before the model is loaded
+    pages, asked = recorded_pages(record, page), record.request
+    settings = {name: asked[name] for name in REQUEST_SETTINGS if name in asked}
+    if len(set(asked["prompts"])) > 1:
+        settings["prompt"] = asked["prompts"]
     session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
-    prompts = record.request["prompts"]
-    run = session.run_inference(
-        pages if len(pages) > 1 else pages[0],
-        prompts if len(set(prompts)) > 1 else record.request["prompt"],
-        **settings,
-        **options,
-    )
+    run = session.run_inference(pages, **settings, **options)
     names = [{**new, "file": old["file"]} for new, old in zip(run.pages, record.pages, strict=True)]
     return replace(run, pages=names)
 
@@ -361,38 +309,34 @@ def load_recorded(
     Only what you name is fetched from the hub, so a record of a hub's model needs ``model``.
     """
     known = record.model
-    missing = [name for name in ("source", "revision", "implementation") if name not in known]
-    if missing:
-        raise OcrPhasesError(f"The record does not say which model to repeat it with (no {missing[0]}).")
-    revision = known["revision"]
-    # A folder is known by its content, a hub id by its commit, and what is built in by its name.
-    local = revision.startswith("sha256:") and known["source"] != "built-in"
-    pinned = None if revision.startswith(("sha256:", "seed:")) else revision
-    options: dict[str, Any] = {"device": device, "dtype": known["dtype"], "revision": pinned}
-    options["attention"] = known.get("attention")
-    if known["implementation"] != "native":
-        options |= {"implementation": known["implementation"], "trust_remote_code": trust_remote_code}
-        options["cuda_calls"] = known.get("cuda_calls") or "refuse"
-    source = known["source"] if local else known["name"]
+    for name in ("source", "revision", "implementation"):
+        if not known.get(name):
+            raise OcrPhasesError(f"The record does not say which model to repeat it with (no {name}).")
+    source, revision = known["source"], known["revision"]
     if source == AT_HAND:
         raise OcrPhasesError(
             f"The record is of a model object, {known['name']}, which no name loads: give it to "
             "OCRSession.from_model and measure the page again."
         )
+    # A folder is known by its content, a hub id by its commit, and what is built in by its name.
+    local = revision.startswith("sha256:") and source != BUILT_IN
+    source = source if local else known["name"]
     here = os.path.isdir(source) if local else source.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
     if model is None and not here:
         raise OcrPhasesError(f"The record's model {source} is not on this machine: name it with --model.")
-    session = OCRSession.load(model or source, **options)
+    settings = {name: known[name] for name in _MODEL_SETTINGS if known.get(name) is not None}
+    if not revision.startswith(("sha256:", "seed:")):
+        settings["revision"] = revision
+    session = OCRSession.load(model or source, device=device, trust_remote_code=trust_remote_code, **settings)
     if session.checkpoint.revision != revision:
+        then, now = (
+            each if len(each) <= 24 else f"{each[:20]}…" for each in (revision, session.checkpoint.revision)
+        )
         raise OcrPhasesError(
-            f"The record was made with {known['name']} at {_short(revision)}, here it is at "
-            f"{_short(session.checkpoint.revision)}: repeat it with the same weights (--model)."
+            f"The record was made with {known['name']} at {then}, here it is at {now}: "
+            "repeat it with the same weights (--model)."
         )
     return session
-
-
-def _short(revision: str) -> str:
-    return revision if len(revision) <= 24 else f"{revision[:20]}…"
 
 
 #: The session's first name, of when it knew one family.

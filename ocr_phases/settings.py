@@ -9,10 +9,10 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 import msgspec
 import tomllib
@@ -42,7 +42,8 @@ Steps = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 #: What follows the timed runs and changes nothing in them: no part of a record's request.
 _AFTERWARDS = ("token_probabilities", "ceilings", "kernels", "kernel_steps", "kernel_trace")
 #: Settings of no one type: what reads them checks them.
-_FREE = ("prompt", "infer", "kernel_trace")
+_FREE = ("prompt", "infer", "kernel_trace", "pages")
+_WINDOW = "no_repeat_ngram_window"
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
 
 
@@ -55,15 +56,6 @@ def _declared(settings: type) -> dict[str, Any]:
         for name, hint in hints.items()
         if name not in _FREE
     }
-
-
-def _check(settings: Any, declared: type, owner: str = "") -> None:
-    """Hold the fields of ``declared`` against their types; raise `OcrPhasesError` for the first wrong one."""
-    default = {item.name: item.default for item in fields(declared)}
-    for name, wanted in _declared(declared).items():
-        value = getattr(settings, name)
-        if value is not None or default[name] is not None:
-            object.__setattr__(settings, name, _converted(f"{owner}{name}", value, wanted))
 
 
 def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> Any:
@@ -84,12 +76,29 @@ def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> An
 
 
 @dataclass(frozen=True)
-class SamplingSettings:
+class _Checked:
+    """Fields held against their declared types; `OcrPhasesError` for the first wrong one."""
+
+    _owner: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        declared = _declared(type(self))  # type: ignore[arg-type]
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in declared and (value is not None or item.default is not None):
+                told = f"{self._owner}{item.name}"
+                object.__setattr__(self, item.name, _converted(told, value, declared[item.name]))
+
+
+@dataclass(frozen=True)
+class SamplingSettings(_Checked):
     """How the next token is chosen; ``top_k=0`` and ``top_p=1`` mean off.
 
     ``no_repeat_ngram_window`` is how many of the last tokens the n-gram rule looks at, 0 for all.
     Raises `OcrPhasesError` for a value of a wrong type or out of range.
     """
+
+    _owner: ClassVar[str] = "infer's "
 
     do_sample: bool = False
     # Logits divided by less or by more overflow or underflow float32.
@@ -100,7 +109,7 @@ class SamplingSettings:
     no_repeat_ngram_window: FromZero = 0
 
     def __post_init__(self) -> None:
-        _check(self, SamplingSettings, "infer's ")
+        super().__post_init__()
         if self.no_repeat_ngram_window and not self.no_repeat_ngram_size:
             raise OcrPhasesError("infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both.")
 
@@ -122,19 +131,13 @@ class SamplingSettings:
 
     def described(self) -> dict[str, Any]:
         """As a record keeps them; a window only where there is one."""
-        values = asdict(self)
-        if not self.no_repeat_ngram_window:
-            del values["no_repeat_ngram_window"]
-        return values
+        return {name: value for name, value in vars(self).items() if value or name != _WINDOW}
 
     def as_generate(self) -> dict[str, Any]:
         """The same settings as keyword arguments of ``generate()``, but for a rule over a window."""
-        arguments = self.described()
-        if arguments.pop("no_repeat_ngram_window", None):
-            arguments["no_repeat_ngram_size"] = 0
-        if not self.do_sample:
-            arguments = {name: arguments[name] for name in ("do_sample", "no_repeat_ngram_size")}
-        return arguments
+        names = setting_names(SamplingSettings) if self.do_sample else ("do_sample", "no_repeat_ngram_size")
+        arguments = {name: getattr(self, name) for name in names if name != _WINDOW}
+        return arguments | ({"no_repeat_ngram_size": 0} if self.no_repeat_ngram_window else {})
 
 
 def resolve_infer(
@@ -174,9 +177,9 @@ def is_published(infer: object) -> TypeGuard[str]:
 
 def _infer_mapping(text: str) -> dict[str, Any]:
     """``temperature=0.7,top_k=5`` as a mapping; values as JSON writes them."""
+    pairs = [part.partition("=") for part in text.split(",")]
     try:
-        pairs = [part.split("=", 1) for part in text.split(",")]
-        return {name.strip(): json.loads(value.lower()) for name, value in pairs}
+        return {name.strip(): json.loads(value.lower()) for name, _, value in pairs}
     except ValueError as error:
         raise OcrPhasesError(
             f"infer is {text!r}: write name=number, such as temperature=0.7,top_p=0.9."
@@ -185,7 +188,7 @@ def _infer_mapping(text: str) -> dict[str, Any]:
 
 @public
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(_Checked):
     """Which model is measured, and where: the keywords of `OCRSession.load`.
 
     ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `OcrPhasesError` for an unknown choice.
@@ -203,11 +206,11 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.dtype is not None:
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
-        _check(self, ModelSettings)
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings:
+class RunSettings(_Checked):
     """What a run does: the keywords of `OCRSession.run_inference`.
 
     Raises `OcrPhasesError` for the first setting that is wrong for every page and model.
@@ -238,23 +241,23 @@ class RunSettings:
     kernel_trace: str | Path | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         listed = isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str | bytes)
         prompts: Sequence[Any] = self.prompt if listed else [self.prompt]
         for prompt in prompts:
             check_text("prompt", prompt)
             resolve_prompt(prompt)
-        _check(self, RunSettings)
         if self.preset is not None:
             check_known("preset", self.preset, PRESET_NAMES)
         resolve_infer(self.infer, self.autocast)
-        if self.generate and self.first_token == "redecode":
-            raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
-        if self.generate and self.verify:
-            raise OcrPhasesError("generate=True has no other tokens to compare: drop it, or verify=True.")
-        if self.generate and self.strategy != "eager":
-            raise OcrPhasesError(
-                f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}."
-            )
+        other_loop = self.strategy != "eager"
+        against = {
+            "generate() has no first_token='redecode': drop one of the two.": self.first_token == "redecode",
+            "generate=True has no other tokens to compare: drop it, or verify=True.": self.verify,
+            f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}.": other_loop,
+        }
+        for said in [said for said, wrong in against.items() if wrong and self.generate]:
+            raise OcrPhasesError(said)
 
     @property
     def expected_tokens(self) -> int:
@@ -271,10 +274,6 @@ class Settings(RunSettings, ModelSettings):
 
     Use as ``OCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())``.
     """
-
-    def __post_init__(self) -> None:
-        ModelSettings.__post_init__(self)
-        RunSettings.__post_init__(self)
 
     @classmethod
     def among(cls, values: Mapping[str, Any]) -> Self:

@@ -149,7 +149,7 @@ def run_sweep(
     cannot be written, or is being written by another process; where an error ended the device's context.
     """
     cells, (image, data, name) = make_cells(**axes), load_page(page)
-    said = None if truth is None else elsewhere("load_truth")(truth, name)
+    said = None if truth is None else elsewhere("analyse.truths.load_truth")(truth, name)
     request: dict[str, Any] = {"prompt": prompt, "repeats": repeats, "warmup": warmup, "seed": seed}
     request["ignore_eos"] = truth is None if ignore_eos is None else ignore_eos
     asked = {**request, "page": describe_page(image, data, name, embed=False)["sha256"]}
@@ -164,7 +164,7 @@ def run_sweep(
                     if progress is not None:
                         progress(outcome)
             free_memory()
-        return elsewhere("SweepResult").load(kept)
+        return elsewhere("analyse.scaling.SweepResult").load(kept)
 
 
 def _outcomes(
@@ -305,7 +305,7 @@ def sweep(
     def loaded(settings: ModelSettings, **changed: Any) -> Any:
         if loading is not None:
             loading(settings.model)
-        return elsewhere("OCRSession").load(**{**vars(settings), **changed})
+        return elsewhere("session.OCRSession").load(**{**vars(settings), **changed})
 
     loads: dict[str, Callable[..., Any]] = {}
     for model in models:

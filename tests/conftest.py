@@ -16,9 +16,12 @@ import pytest
 import refusals
 import torch
 from example_run import ATTACK, make_run, report_of
+from golden_cases import RECORDINGS, VENDOR, vendor_inputs
 from safetensors.torch import load_file
 
 from ocr_phases import OCRSession
+from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.folders import transformers_version
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -50,19 +53,46 @@ def pytest_configure(config: pytest.Config) -> None:
     refusals.approve = config.getoption("--approve")
 
 
+def native_session(folder: Path) -> OCRSession:
+    if transformers_version() < (5, 20):
+        pytest.skip("the native classes need transformers 5.20")
+    return OCRSession.from_local(folder / "checkpoint", device="cpu", dtype="float32")
+
+
 @pytest.fixture(scope="session")
 def golden_session() -> OCRSession:
-    return OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
+    return native_session(GOLDEN)
 
 
 @pytest.fixture(scope="session")
 def ocr2_session() -> OCRSession:
-    return OCRSession.from_local(GOLDEN_2 / "checkpoint", device="cpu", dtype="float32")
+    return native_session(GOLDEN_2)
 
 
 @pytest.fixture(scope="session")
 def unlimited_session() -> OCRSession:
-    return OCRSession.from_local(GOLDEN_UNLIMITED / "checkpoint", device="cpu", dtype="float32")
+    return native_session(GOLDEN_UNLIMITED)
+
+
+@pytest.fixture(scope="session")
+def vendor_session(standin: Path, remote_code: None) -> OCRSession:
+    from vendor_standin import RULES
+
+    return OCRSession.load(str(standin), device="cpu", **RULES)
+
+
+@pytest.fixture
+def driven(request: pytest.FixtureRequest) -> Callable[[str, str], tuple[OCRSession, DeviceInputs]]:
+    """The session and the inputs of a family's recorded case, or of a page for the vendor's class."""
+
+    def of(name: str, case: str) -> tuple[OCRSession, DeviceInputs]:
+        if name == VENDOR:
+            session = request.getfixturevalue("vendor_session")
+            return session, vendor_inputs(session, case)
+        row = RECORDINGS[name]
+        return request.getfixturevalue(row.session), row.inputs(case)
+
+    return of
 
 
 @pytest.fixture(scope="session")

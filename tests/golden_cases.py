@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ocr_phases import OCRSession
 from ocr_phases.inputs.packing import DeviceInputs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -92,6 +94,25 @@ RECORDINGS = {
         ),
     )
 }
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    levels = np.random.default_rng(seed).integers(0, 256, (height // 20, width // 20, 3), dtype=np.uint8)
+    return Image.fromarray(levels).resize((width, height))
+
+
+#: Of the published class there is a stand-in and no recording: its cases are a page and a preset.
+VENDOR = "vendor"
+VENDOR_CASES = {
+    "crops": (noise(1300, 1900), "gundam"),
+    "small": (noise(300, 500), "tiny"),
+    "base": (noise(900, 700), "base"),
+}
+
+
+def vendor_inputs(session: OCRSession, case: str) -> DeviceInputs:
+    image, preset = VENDOR_CASES[case]
+    return session.prepare(image, preset=preset).to("cpu", torch.float32)
 
 
 def golden_inputs(

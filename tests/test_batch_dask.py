@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -187,6 +188,8 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
         ):
             with dask.config.set(config), pytest.raises(OcrPhasesError, match="does not answer"):
                 DaskPool(wrong)
+            # distributed deadlocks where the collector finds a client that failed while the next one starts.
+            gc.collect()
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])

@@ -16,7 +16,7 @@ from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.sentences import verdict
 from ocr_phases.show.results import cards
 from ocr_phases.steps import execution as strategies
-from ocr_phases.steps.compiled import FusedForms, compiled_apart, first_largest, tuned_steadily
+from ocr_phases.steps.compiled import compiled_apart, first_largest, fused_forms, tuned_steadily
 from ocr_phases.text import bytes_text
 
 RECEIPT = PAGES / "receipt.png"
@@ -38,9 +38,9 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     assert run.results == eager.results
     setup = run.model["strategy_setup"]
     assert setup["compile_ms"] > 0
-    assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (192, None, False)
+    assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (512, None, False)
     assert run.model["decode_experts"] == "batched_mm"
-    assert run.cache["allocated_bytes"] == setup["allocated_bytes"] == 192 * run.cache["bytes_per_token"]
+    assert run.cache["allocated_bytes"] == setup["allocated_bytes"] == 512 * run.cache["bytes_per_token"]
     assert run.cache["lengths"] == eager.cache["lengths"]
     assert run.request["eos_check_every"] == 16
     stages = run.spans.groupby("phase")["stage"].unique()
@@ -91,7 +91,7 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
     assert "forward" not in vars(vision["sam"])
     assert "forward" not in vars(vision["clip"])
     inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    with session.prepared._vision.installed():
+    with session.prepared.vision.installed():
         compiled = session.run_prefill(inputs).logits
     torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
 
@@ -129,7 +129,7 @@ def test_a_router_chooses_the_same_experts_with_the_same_weights(golden_session)
     for router in routers:
         hidden = torch.randn(1, 5, router.hidden_dim, generator=torch.Generator().manual_seed(0))
         logits, weights, experts = router(hidden)
-        with FusedForms(language_model).installed():
+        with strategies.forwards(fused_forms(language_model)):
             other_logits, other_weights, other_experts = router(hidden)
         order, other = experts.argsort(), other_experts.argsort()
         assert experts.gather(1, order).equal(other_experts.gather(1, other))
@@ -139,7 +139,7 @@ def test_a_router_chooses_the_same_experts_with_the_same_weights(golden_session)
 
 def test_the_other_forms_are_gone_behind_the_block(golden_session):
     language_model = golden_session.family.stages(golden_session.model)["language_model"]
-    with FusedForms(language_model).installed():
+    with strategies.forwards(fused_forms(language_model)):
         changed = [module for module in language_model.modules() if "forward" in vars(module)]
     kinds = {type(module).__name__.removeprefix("UnlimitedOcrText") for module in changed}
     assert kinds == {"RMSNorm", "TopkRouter", "SiLUActivation"}

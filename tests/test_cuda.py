@@ -12,7 +12,7 @@ from golden_cases import golden_inputs
 
 from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode_step
 from ocr_phases.analyse.checks import run_checks, with_verdict
-from ocr_phases.steps.captured import max_cache_len_for
+from ocr_phases.steps.captured import StaticStep, max_cache_len_for
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.phases import generate
 
@@ -152,7 +152,7 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
     assert run.model["strategy_setup"]["prefill_capture_ms"] > 0
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(PAGE, preset=preset)
-    step, _ = session.prepared.step("cuda_graph", 1, inputs.input_ids.shape[1], 40)
+    (step,) = session.prepared.steps.values()
     plain = session.run_prefill(inputs, cache=step.fresh_cache())
     kept = [layer.keys.clone() for layer in step.cache.layers]
     mine = session.run_prefill(inputs, step=step)
@@ -176,7 +176,7 @@ def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda, golden_for
     inputs = on_cuda(golden_inputs(golden_forward, case))
     rows, length = inputs.input_ids.shape
     expected = golden_forward[f"{case}.greedy_tokens"]
-    step, _ = golden_cuda.prepared.step(strategy, rows, length, expected.shape[1])
+    step = StaticStep(golden_cuda.model, rows, max_cache_len_for(length, expected.shape[1]), strategy)
     for every in (1, 8):
         state = generate(golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every)
         assert state.ids == expected.tolist()
@@ -193,7 +193,8 @@ def test_padded_rows_that_end_apart_by_a_graph(golden_cuda):
 
 def test_a_replayed_step_never_waits(cuda_session):
     inputs = cuda_session.prepare(PAGES / "receipt.png").to("cuda", torch.float32)
-    step, _ = cuda_session.prepared.step("cuda_graph", 1, inputs.input_ids.shape[1], 32)
+    room = max_cache_len_for(inputs.input_ids.shape[1], 32)
+    step = StaticStep(cuda_session.model, 1, room, "cuda_graph")
     state = cuda_session.run_prefill(inputs, cache=step.fresh_cache())
     decode_step(cuda_session.model, state, step=step)
     torch.cuda.set_sync_debug_mode("error")

@@ -57,7 +57,6 @@ from ocr_phases.explorer.view_data import row_data, timeline_data
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record import PHASES
-from ocr_phases.recorder import Setup
 from ocr_phases.settings import Settings
 from ocr_phases.show.results import Section
 from ocr_phases.versions import asset
@@ -704,7 +703,7 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
         assert named.wait(30)
         if stop:
             quick.stop_button.click()
-        return Setup()
+        return None, contextlib.nullcontext, {}
 
     def status_changed(change):
         statuses.append(change["new"])
@@ -714,7 +713,7 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     on_tokens = quick.live.on_tokens
     quick.live.on_tokens = lambda repeat, new: (tokens.append(new), on_tokens(repeat, new))
     quick.live.status.observe(status_changed, "value")
-    monkeypatch.setattr(tiny_session, "_set_up", set_up)
+    monkeypatch.setattr(tiny_session.prepared, "set_up", set_up)
     asyncio.run(quick.measure())
     if stop:
         assert (tokens, quick.runs) == ([], [])

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import hashlib
 import json
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import PIL
 import pytest
 import torch
-from conftest import GOLDEN, GOLDEN_2, PAGES, SMALL_DUMMY_2
-from golden_cases import (
-    BOS,
-    IMAGE_ID,
-    PAD,
-    RECORDINGS,
-    captured,
-    in_vendors_order,
-    pooled,
-    stand_in,
-)
+from conftest import GOLDEN, GOLDEN_2, PAGES, SMALL_DUMMY_2, SMALL_UNLIMITED
+from golden_cases import RECORDINGS
 from PIL import Image
 from refusals import refused
 from safetensors.torch import load_file, save_file
 
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare, decode_step, prefill
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
-from ocr_phases.families import FAMILIES, VISION_STAGES, crop_grid, facts_of
-from ocr_phases.inputs.images import load_page
-from ocr_phases.inputs.packing import image_token_count, make_views, pack
+from ocr_phases.families import FAMILIES, VISION_STAGES, facts_of
 from ocr_phases.models.load import adopt
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.settings import RunSettings, SamplingSettings, resolve_infer
-from ocr_phases.steps.phases import generate, prompt_loss
-from ocr_phases.steps.sampling import Sampler
+from ocr_phases.steps.sampling import Sampler, windowed_processors
 from ocr_phases.sweep_models import make_cells
 from ocr_phases.text import stage_name
 
@@ -91,38 +75,6 @@ def test_names_of_presets_belong_to_families() -> None:
         facts_of("other")
 
 
-def test_a_preset_of_another_family_is_refused(ocr2_session: OCRSession) -> None:
-    with pytest.raises(OcrPhasesError, match="preset 'large' of DeepSeek-OCR-2.*small768, base1024 or crop"):
-        ocr2_session.run_inference(RECEIPT, preset="large", **QUICK)
-
-
-def test_a_missing_class_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    facts = FAMILIES["deepseek-ocr-2"]
-    wiring = dataclasses.replace(facts.native, class_name="NotYetThere")
-    family = dataclasses.replace(NATIVES["deepseek-ocr-2"], facts=dataclasses.replace(facts, native=wiring))
-    with pytest.raises(OcrPhasesError, match="no NotYetThere, which DeepSeek-OCR-2 needs: upgrade"):
-        family.model_class()
-    assert NATIVES["deepseek-ocr-2"].model_class() is transformers.DeepseekOcr2ForConditionalGeneration
-
-
-# -- what the vendors' code gave ----------------------------------------------------------------------
-
-
-EACH_CASE = [(row.name, case) for row in RECORDINGS.values() for case in row.cases]
-EACH_PAGE = [
-    (row.name, page)
-    for row in list(RECORDINGS.values())[1:]  # DeepSeek-OCR's are in test_page.py
-    for page, case in row.preprocess["cases"].items()
-    if "preset" in case
-]
-#: The vision encoders' recorded names, and what was kept of their outputs.
-KEPT = {
-    "sam": ("sam", lambda out: out.last_hidden_state.mean(dim=(2, 3))),
-    "clip": ("clip", lambda out: out.last_hidden_state.mean(-1)),
-    "encoder": ("qwen2", lambda out: out.last_hidden_state.chunk(2, dim=1)[1].mean(-1)),
-}
 COUNTS = {
     "deepseek-ocr": {"sam": 95_569_152, "clip": 302_575_616, "projector": 2_622_720, "total": 3_335_504_128},
     "deepseek-ocr-2": {
@@ -133,125 +85,6 @@ COUNTS = {
     },
 }
 COUNTS["unlimited-ocr"] = COUNTS["deepseek-ocr"]
-
-
-def near(mine: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
-    torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=0)
-
-
-@pytest.mark.parametrize(("name", "case"), EACH_CASE)
-def test_matches_the_recorded_vendor_run(name: str, case: str, request: pytest.FixtureRequest) -> None:
-    row = RECORDINGS[name]
-    session = request.getfixturevalue(row.session)
-    model, stages = session.model, session.family.stages(session.model)
-    golden = {
-        key.removeprefix(f"{case}."): value
-        for key, value in row.forward.items()
-        if key.startswith(f"{case}.")
-    }
-    inputs = row.inputs(case)
-    with contextlib.ExitStack() as stack:
-        outputs = {
-            stage: stack.enter_context(captured(stages[stage], "output"))
-            for stage in session.family.facts.vision_stages
-        }
-        embeds = stack.enter_context(captured(stages["language_model"], "inputs_embeds"))
-        state = prefill(model, inputs, all_logits=True)
-    for stage, calls in outputs.items():
-        recorded, kept = KEPT.get(stage, ("projector", lambda out: out[:, :: row.skip]))
-        parts = in_vendors_order([kept(out) for out in calls], inputs.num_local_patches)
-        assert len(parts) == sum(key.startswith(f"{recorded}.") for key in golden)
-        for number, mine in enumerate(parts):
-            near(mine, golden[f"{recorded}.{number}"], 1e-4)
-    seen, length = inputs.attention_mask.bool(), inputs.input_ids.shape[1]
-    places = golden.get("logit_positions", torch.arange(length))
-    kept_embeds = places if golden["fused_embeds"].shape[1] < length else torch.arange(length)
-    for mine, entry, at, tolerance in (
-        (embeds[0], "fused_embeds", kept_embeds, row.embeds),
-        (state.prefill_logits, "prefill_logits", places, row.tolerance),
-    ):
-        near(mine[:, at][seen[:, at]], golden[entry][seen[:, at]], tolerance)
-    if "fused_embeds_mean" in golden:
-        near(embeds[0].mean(-1)[seen], golden["fused_embeds_mean"][seen], 1e-4)
-    assert state.length == int(golden.get("prefill_cache_len", state.length)) == length
-
-    expected = golden["greedy_tokens"]
-    for step in range(expected.shape[1] - 1):
-        decode_step(model, state)
-        near(state.logits, golden["step_logits"][:, step], row.tolerance)
-    assert state.ids == expected.tolist()
-    assert state.lengths == list(range(length, length + expected.shape[1]))
-    window = state.window or state.length
-    assert state.entries == [
-        min(held, length + window - (state.window is not None)) for held in state.lengths
-    ]
-    # The vendor keeps the entry that the next step writes over; here it has gone.
-    if "cache_len" in golden:
-        assert golden["cache_len"].tolist() == [min(held, length + window) for held in state.lengths]
-
-
-@pytest.mark.parametrize(
-    ("name", "case"), [(row.name, case) for row in RECORDINGS.values() for case in row.generated]
-)
-def test_equals_generate(name: str, case: str, request: pytest.FixtureRequest) -> None:
-    row = RECORDINGS[name]
-    model, inputs = request.getfixturevalue(row.session).model, row.inputs(case)
-    state = generate(model, inputs, row.steps)
-    arguments = state.family.prefill_arguments(inputs)
-    arguments |= {"attention_mask": inputs.attention_mask, "position_ids": None}
-    whole = model.generate(
-        **arguments, max_new_tokens=row.steps, do_sample=False, eos_token_id=None, pad_token_id=2
-    )
-    assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
-    assert state.attention_mask.shape == (len(inputs.input_ids), state.length)
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_the_loss_is_the_recorded_one(name: str, request: pytest.FixtureRequest) -> None:
-    row = RECORDINGS[name]
-    loss = prompt_loss(request.getfixturevalue(row.session).model, row.inputs("base"))
-    near(loss.detach(), row.forward["base.labels_loss"].reshape(()), row.tolerance)
-
-
-@pytest.mark.parametrize(("name", "page"), EACH_PAGE)
-def test_pages_are_cut_as_recorded(name: str, page: str) -> None:
-    row, facts = RECORDINGS[name], FAMILIES[name]
-    case = row.preprocess["cases"][page]
-    preset = facts.presets[case["preset"]]
-    views = make_views(load_page(GOLDEN / "pages" / case["file"])[0], preset)
-    assert [list(views.grid)] == case["spatial_crop"]
-    assert bool(len(views.crops)) == case["crops_used"]
-    assert image_token_count(preset, views.grid) == case["image_tokens"]
-    tokens = {"image_token_id": IMAGE_ID, "bos_token_id": BOS, "pad_token_id": PAD}
-    packed = pack([[views]], [facts.text_of("markdown")], stand_in, **tokens)
-    assert packed.prefill_len == case["input_len"]
-    assert packed.image_tokens == (case["image_tokens"],)
-    where = packed.images_seq_mask[0].nonzero().flatten().tolist()
-    assert where == list(range(case["mask_first"], case["mask_last"] + 1))
-    ids = packed.input_ids[0].tolist()
-    assert [ids[: where[0]], ids[where[-1] + 1 :]] == [case["text_ids_head"], case["text_ids_tail"]]
-    shown = [("ori", views.global_view[None]), *([("crop", views.crops)] if len(views.crops) else [])]
-    for kind, pixels in shown:
-        assert list(pixels.transpose(0, 3, 1, 2).shape) == case[f"{kind}_shape"]
-        kept = row.pixels.get(f"{case.get(f'{kind}32_same_as', page)}.{kind}32")
-        if kept is not None:
-            assert np.abs(np.stack([pooled(view) for view in pixels]) - kept.float().numpy()).max() <= 1
-        assert kept is not None or name == "unlimited-ocr"  # whose recording keeps some
-        if PIL.__version__.split(".")[0] == row.preprocess["pillow"].split(".")[0]:
-            hashes = [hashlib.sha256(view.transpose(2, 0, 1).tobytes()).hexdigest() for view in pixels]
-            assert hashes == np.ravel(case[f"{kind}_sha256"]).tolist()
-
-
-@pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])
-def test_the_recording_is_whole_and_its_grids_are_ours(name: str) -> None:
-    facts, recorded = FAMILIES[name], RECORDINGS[name].preprocess
-    presets = [recorded["cases"][page]["preset"] for family, page in EACH_PAGE if family == name]
-    assert (len(presets), len(recorded["grids"])) == (27, 161)
-    assert set(presets) == set(facts.presets)
-    for size, grid in recorded["grids"].items():
-        width, height = map(int, size.split("x"))
-        assert list(facts.presets[facts.default_preset].grid(width, height)) == grid, size
-    assert crop_grid(769, 768, 768, 6) == (2, 2)
 
 
 # -- config and weights --------------------------------------------------------------------------------
@@ -374,7 +207,7 @@ def test_no_number_of_the_file_is_ignored():
 def test_a_number_that_the_class_would_make_up_is_asked_for(name):
     raw = copy.deepcopy(FAMILIES["deepseek-ocr-2"].config)
     del raw["language_config"][name]
-    with pytest.raises(OcrPhasesError, match=f"language_config.{name}: it is missing"):
+    with refused():
         native_config(raw)
 
 
@@ -384,12 +217,13 @@ def test_a_small_dummy_has_the_asked_sizes():
     assert (text.num_hidden_layers, text.hidden_size, text.num_key_value_heads) == (2, 64, 2)
     assert (vision.sam_config.num_hidden_layers, vision.encoder_config.num_hidden_layers) == (1, 1)
     assert config.image_token_id == 2303
-    with pytest.raises(OcrPhasesError, match="clip_layers=2.* no size of dummy.*encoder_layers"):
+    with refused():
         dummy_config("dummy:deepseek-ocr-2,clip_layers=2")
-    assert "qwen2-0-5b" in FAMILIES["deepseek-ocr-2"].config["vision_config"]["width"]
-    assert (
-        "layers" not in FAMILIES["deepseek-ocr-2"].config["vision_config"]["width"]["qwen2-0-5b"]
-    )  # a copy was changed
+    text = native_config(dummy_config(f"{SMALL_UNLIMITED},window=32")).text_config
+    assert (text.sliding_window, text.num_hidden_layers, text.hidden_size) == (32, 2, 64)
+    second, third = FAMILIES["deepseek-ocr-2"].config, FAMILIES["unlimited-ocr"].config  # copies were changed
+    assert "layers" not in second["vision_config"]["width"]["qwen2-0-5b"]
+    assert third["sliding_window_size"] == 128
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
@@ -402,22 +236,52 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
         OCRSession.from_local(tmp_path, device="cpu")
 
 
-def test_its_generation_rules_are_the_shared_ones():
-    recorded = json.loads((GOLDEN_2 / "generation.json").read_text())
-    asked = recorded["passed_to_generate"]
-    for name, case in (("published", "infer"), ("published-eval", "infer eval_mode")):
-        settings, autocast = resolve_infer(name, None)
-        assert (settings.no_repeat_ngram_size, settings.do_sample) == (
-            asked[case]["no_repeat_ngram_size"],
-            False,
-        )
-        assert autocast
-    scores = torch.tensor(recorded["ngram"]["scores_before"])
-    for case in recorded["ngram"]["cases"]:
-        sampler = Sampler(SamplingSettings(no_repeat_ngram_size=case["ngram_size"]))
-        after = sampler.processors(torch.tensor(case["input_ids"]), scores.clone())
-        banned = [row.isinf().nonzero().flatten().tolist() for row in after]
-        assert banned == case["banned"], case["name"]
+RULES = {
+    row.name: json.loads((row.folder / "generation.json").read_text())
+    for row in RECORDINGS.values()
+    if (row.folder / "generation.json").exists()
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        (name, case)
+        for name, recorded in RULES.items()
+        for case in recorded["ngram"]["cases"]
+        if not case["whitelist"]
+    ],
+)
+def test_ngrams_are_banned_as_recorded(name, case):
+    asked = SamplingSettings(
+        no_repeat_ngram_size=case["ngram_size"], no_repeat_ngram_window=case["window"] or 0
+    )
+    scores = torch.tensor(RULES[name]["ngram"]["scores_before"])
+    for rules in (windowed_processors(asked), Sampler(asked).processors):
+        for rule in rules:
+            after = rule(torch.tensor(case["input_ids"]), scores.clone())
+            assert [row.isneginf().nonzero().flatten().tolist() for row in after] == case["banned"]
+            assert torch.equal(after[~after.isneginf()], scores[~after.isneginf()])
+    assert len(Sampler(asked).processors) == 1
+
+
+def test_the_published_rule_is_the_familys():
+    for name, published, evaluated in (
+        ("deepseek-ocr", {"no_repeat_ngram_size": 20}, {"no_repeat_ngram_size": 35}),
+        ("deepseek-ocr-2", {"no_repeat_ngram_size": 20}, {"no_repeat_ngram_size": 35}),
+        ("unlimited-ocr", {"no_repeat_ngram_size": 35, "no_repeat_ngram_window": 128}, {}),
+    ):
+        assert resolve_infer("published", None, name) == (SamplingSettings(**published), True)
+        assert resolve_infer("published-eval", None, name) == (SamplingSettings(**evaluated), True)
+        for case, rule in (("infer", published), ("infer eval_mode", evaluated)):
+            asked = RULES[name]["passed_to_generate"][case] if name == "deepseek-ocr-2" else rule
+            assert asked.get("no_repeat_ngram_size") == rule.get("no_repeat_ngram_size")
+    many, _ = resolve_infer("published", None, "unlimited-ocr", several_pages=True)
+    assert many == SamplingSettings(no_repeat_ngram_size=35, no_repeat_ngram_window=1024)
+    assert "no_repeat_ngram_window" not in many.as_generate()
+    assert "no_repeat_ngram_window" not in SamplingSettings().described()
+    with refused():
+        SamplingSettings(no_repeat_ngram_window=5)
 
 
 def test_its_output_files_are_deepseek_ocrs():
@@ -468,7 +332,7 @@ def test_its_cost_is_the_familys(run: PhaseRun, tmp_path: Path) -> None:
     prefill = table[table["phase"] == "prefill"]
     assert prefill["kv_bytes"].sum() == run.cache["bytes"][0]
     other = dataclasses.replace(run, model={**run.model, "family": "other"})
-    with pytest.raises(OcrPhasesError, match="family 'other'"):
+    with refused():
         run_cost(other)
 
 
@@ -480,19 +344,6 @@ def test_rows_with_and_without_crops_go_through_together(ocr2_session: OCRSessio
     assert not with_verdict(run_checks(run), "fail")
 
 
-def test_a_static_step_makes_the_same_tokens(ocr2_session: OCRSession, run: PhaseRun) -> None:
-    from ocr_phases.steps.captured import StaticStep
-    from ocr_phases.steps.phases import generate
-
-    model = ocr2_session.model
-    short, long = ["free", "<image>\n<|grounding|>Convert the document to markdown, with all of its tables."]
-    for prompts in ([short], [short, long]):  # the second has a padded row
-        inputs = ocr2_session.prepare([RECEIPT] * len(prompts), preset="small", prompt=prompts)
-        inputs = inputs.to("cpu", torch.float32)
-        step = StaticStep(model, len(prompts), 256, "eager")
-        assert generate(model, inputs, 8, step=step).ids == generate(model, inputs, 8).ids
-
-
 def test_compiled_vision_gives_the_same(ocr2_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
     # It traces, but leaves the work to torch's own kernels: no minutes in a C++ compiler.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
@@ -501,35 +352,46 @@ def test_compiled_vision_gives_the_same(ocr2_session: OCRSession, monkeypatch: p
         for vision in ("eager", "compiled")
     ]
     assert runs[0].results == runs[1].results
-    stages = {stage for stage, *_ in ocr2_session.prepared._vision.used}
+    stages = {stage for stage, *_ in ocr2_session.prepared.vision.used}
     assert stages == {"sam", "encoder"}
 
 
-def test_two_families_are_compared(run: PhaseRun, golden_session: OCRSession) -> None:
-    first = golden_session.run_inference(RECEIPT, preset="tiny", **QUICK)
-    both = compare(first, run)
-    table = both.table
-    ratios = table.set_index("metric")["ratio"]
-    assert ratios[["prefill_ms", "prefill/sam/global"]].notna().all()
-    assert ratios[["prefill/clip/global", "prefill/encoder/global"]].isna().all()
-    assert "deepseek-ocr-2" in both.differs.to_string()
+@pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])
+def test_it_is_compared_and_swept(
+    name: str, golden_session: OCRSession, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    session = request.getfixturevalue(RECORDINGS[name].session)
+    first, second = (
+        each.run_inference(RECEIPT, preset="small", **QUICK) for each in (golden_session, session)
+    )
+    both = compare(first, second)
+    ratios = both.table.set_index("metric")["ratio"]
+    assert ratios[["prefill_ms", "prefill/sam/global", "kv_cache_bytes", "inter_token_ms"]].notna().all()
+    assert (ratios["prefill/clip/global"] > 0) == (name == "unlimited-ocr")
+    assert name in both.differs.to_string()
     assert len(both.plot.stages().axes) == 1
-
-
-def test_a_sweep_takes_the_names_of_either_family(ocr2_session: OCRSession, tmp_path: Path) -> None:
     asked = {"presets": ("tiny", "small", "large"), "lengths": (3,), "folder": tmp_path, "repeats": 1}
     for _ in range(2):  # the second finds the records under the family's own name
-        result = ocr2_session.sweep(RECEIPT, warmup=0, **asked)
-        assert result.table["preset"].tolist() == ["small768"]
-        assert "preset 'large' of DeepSeek-OCR-2" in result.failures["reason"].item()
-    assert len(list((tmp_path / "runs").glob("small768*n3.json"))) == 1
+        result = session.sweep(RECEIPT, warmup=0, **asked)
+        small = session.family.facts.preset("small").name
+        assert result.table["preset"].tolist() == [small]
+        assert f"preset 'large' of {session.family.facts.title}" in result.failures["reason"].item()
+    assert len(list((tmp_path / "runs").glob(f"{small}*n3.json"))) == 1
     assert make_cells(presets=["crop"], lengths=[3])
 
 
-def test_a_small_dummy_runs(tmp_path: Path) -> None:
-    session = OCRSession.load(SMALL_DUMMY_2, device="cpu")
-    assert family_of(session.model).name == "deepseek-ocr-2"
+@pytest.mark.parametrize(
+    ("text", "name", "preset", "prompt"),
+    [
+        (SMALL_DUMMY_2, "deepseek-ocr-2", "crop", "<image>\n<|grounding|>Convert the document to markdown."),
+        (f"{SMALL_UNLIMITED},window=32", "unlimited-ocr", "gundam", "<image>document parsing."),
+    ],
+)
+def test_a_small_dummy_runs(text: str, name: str, preset: str, prompt: str) -> None:
+    session = OCRSession.load(text, device="cpu")
+    assert family_of(session.model).name == name
     run = session.run_inference(RECEIPT, preset="small", **{**QUICK, "max_new_tokens": 3})
-    assert run.model["name"] == SMALL_DUMMY_2
+    assert run.model["name"] == text
     assert not with_verdict(run_checks(run), "fail")
-    assert session.prepare(RECEIPT).views[0].preset.name == "crop"
+    inputs = session.prepare(RECEIPT)
+    assert (inputs.views[0].preset.name, inputs.prompts) == (preset, (prompt,))

@@ -143,7 +143,7 @@ FAULTS: dict[str, tuple[Change, tuple[Any, ...], str | set[str]]] = {
     "a copied cache": (
         lambda _, step: step.update(past_key_values=copy.deepcopy(step["past_key_values"])),
         (RECEIPT,),
-        "new KV cache",
+        "must grow by one a step",
     ),
     "a cache that lost an entry": (
         lambda _, step: step["past_key_values"].crop(-1),
@@ -181,7 +181,7 @@ def test_a_fault_behind_the_step_is_refused_or_seen(name: str, session: OCRSessi
     ("change", "said"),
     [
         ({"pixel_values": PIXELS}, r"Image arguments reached decode \(pixel_values\)"),
-        ({"past_key_values": None}, "new KV cache"),
+        ({"past_key_values": None}, "must grow by one a step"),
     ],
 )
 def test_a_faulty_step_is_refused(

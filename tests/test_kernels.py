@@ -15,7 +15,7 @@ import torch
 from conftest import GOLDEN, PAGES, RUNS, SMALL_DUMMY
 from elements import Elements
 from example_run import make_run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
 from matplotlib.text import Text
@@ -27,7 +27,7 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.sentences import kernel_account, kernel_sentence, verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
-from ocr_phases.collectors.trace import Nesting, busy_ms, gaps_between, reduce_trace
+from ocr_phases.collectors.trace import busy_ms, gaps_between, reduce_trace
 from ocr_phases.report.render import page_report
 from ocr_phases.show import kernels as plots
 from ocr_phases.show import results
@@ -64,34 +64,33 @@ def test_busy_time_and_gaps_add_up(found: list[tuple[int, int]]) -> None:
     assert all(found[place][0] == end for place, _, end in gaps)
 
 
-@given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=4), max_leaves=20))
-def test_the_innermost_interval_is_found(tree: list[Any]) -> None:
-    """A tree drawn as intervals: each node opens, holds its children and closes, a tick apart."""
-    nodes: list[list[int]] = []
+@settings(deadline=None, max_examples=30)
+@given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=4), max_leaves=12))
+def test_a_kernel_belongs_to_the_innermost_stage_and_counts_in_all_around_it(tree: list[Any]) -> None:
+    """A tree drawn as stages: each opens, launches a kernel, holds its children, launches another, closes."""
+    trace = TraceWriter()
     clock = 0
+    inside: dict[str, int] = {}
 
-    def draw(children: list[Any], parent: int) -> None:
+    def draw(children: list[Any]) -> int:
         nonlocal clock
-        place = len(nodes)
-        nodes.append([clock, 0, parent])
-        clock += 2
-        for child in children:
-            draw(child, place)
-        nodes[place][1] = clock
-        clock += 2
+        begin, name, kernels = clock, f"stage {len(inside)}", 2
+        inside[name] = 0
+        for child in [None, *children, None]:
+            clock += 10
+            if child is None:
+                trace.launch(clock, ("kernel", clock + 1, clock + 2))
+            else:
+                kernels += draw(child)
+        clock += 10
+        trace.stage("prefill", name, begin, clock)
+        inside[name] = kernels
+        return kernels
 
-    draw(tree, -1)
-
-    class Drawn:
-        def __init__(self, start: int, end: int) -> None:
-            self.start, self.end = start, end
-
-    nesting = Nesting([Drawn(start, end) for start, end, _ in nodes])
-    assert nesting.parents == [parent for _, _, parent in nodes]
-    for place, (start, end, parent) in enumerate(nodes):
-        assert {nesting.innermost(time) for time in (start, start + 1, end - 1, end)} == {place}
-        assert nesting.innermost(end + 1) == parent
-    assert nesting.innermost(-1) == nesting.innermost(clock) == -1
+    draw(tree)
+    view = reduce_trace(*trace.done())
+    assert dict(zip(view["stages"]["stage"], view["stages"]["kernels"], strict=True)) == inside
+    assert dict(zip(view["top"]["stage"], view["top"]["count"], strict=True)) == dict.fromkeys(inside, 2)
 
 
 # -- the trace ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.report.artifacts import chrome_trace
 from ocr_phases.text import ms_text
 
-PLOTS = dir(make_run().plot)
+PLOTS = [name for name in dir(make_run().plot) if not name.startswith("_")]
 TABLES = ("stages", "tokens", "regions", "floors", "checks")
 GPU_RECORDS = [GPU_RECORD.with_name(f"h200-dummy-{preset}.json") for preset in ("base", "gundam")]
 ON_AXES = ("latency", "vision", "page", "regions")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import math
 import os
 import re
@@ -22,11 +21,10 @@ import PIL
 import pytest
 import torch
 from example_run import make_run
-from golden_cases import BOS, IMAGE_ID, PAD, pooled, stand_in
+from golden_cases import BOS, GOLDEN, IMAGE_ID, PAD, RECORDINGS, pooled, stand_in
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from safetensors.numpy import load_file
 from wording import says
 
 from ocr_phases.errors import OcrPhasesError
@@ -43,10 +41,6 @@ from ocr_phases.inputs.packing import (
     valid_image_tokens,
 )
 from ocr_phases.record import describe_page
-
-GOLDEN = Path(__file__).parent / "golden"
-RECORDED: dict[str, Any] = json.loads((GOLDEN / "preprocess.json").read_text())
-POOLED = load_file(GOLDEN / "preprocess.safetensors")
 
 
 def batch(views: list[list[PageViews]], prompts: list[str]) -> PageInputs:
@@ -66,50 +60,67 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 # The recorded vendor preprocessing
 
 
-@pytest.mark.parametrize("name", RECORDED["cases"])
-def test_recorded_case(name: str) -> None:
-    case = RECORDED["cases"][name]
-    page, data, file_name = load_page(GOLDEN / "pages" / case["file"])
-    assert file_name == case["file"]
-    assert data == (GOLDEN / "pages" / case["file"]).read_bytes()
-    preset = PRESETS[case["preset"]]
-    assert (preset.base_size, preset.image_size) == (case["base_size"], case["image_size"])
-    views = make_views(page, preset)
-    assert views.size == page.size
-    assert [list(views.grid)] == case["spatial_crop"]
-    assert bool(len(views.crops)) == case["crops_used"]
-    assert image_token_count(preset, views.grid) == case["image_tokens"]
+EACH_PAGE = [
+    (row.name, page)
+    for row in RECORDINGS.values()
+    for page, case in row.preprocess["cases"].items()
+    if "preset" in case or "files" in case
+]
 
-    inputs = batch([[views]], [RECORDED["prompt"].strip()])
+
+@pytest.mark.parametrize(("name", "page"), EACH_PAGE)
+def test_pages_are_cut_and_packed_as_recorded(name: str, page: str) -> None:
+    recorded, facts = RECORDINGS[name], FAMILIES[name]
+    case = recorded.preprocess["cases"][page]
+    several = "files" in case
+    preset = facts.presets[case.get("preset") or {1024: "base", 640: "small"}[case["image_size"]]]
+    files = case["files"] if several else [case["file"]]
+    prompt = facts.text_of("multipage" if several else "markdown", pages=len(files))
+    views = [make_views(load_page(GOLDEN / "pages" / file)[0], preset) for file in files]
+    assert [list(view.grid) for view in views] == case["spatial_crop"]
+    crops = np.concatenate([view.crops for view in views])
+    assert bool(len(crops)) == case["crops_used"]
+
+    inputs = batch([views], [prompt])
     assert inputs.prefill_len == case["input_len"]
     assert inputs.image_tokens == (case["image_tokens"],)
     assert inputs.text_tokens == (case["input_len"] - case["image_tokens"],)
+    assert sum(image_token_count(preset, view.grid) for view in views) == case["image_tokens"]
     first, last = case["mask_first"], case["mask_last"]
     assert inputs.images_seq_mask[0].nonzero().flatten().tolist() == list(range(first, last + 1))
     ids = inputs.input_ids[0].tolist()
-    assert ids[:first] == case["text_ids_head"]
-    assert ids[last + 1 :] == case["text_ids_tail"]
+    assert [ids[:first], ids[last + 1 :]] == [case["text_ids_head"], case["text_ids_tail"]]
     assert ids[first : last + 1] == [IMAGE_ID] * case["image_tokens"]
+    local = inputs.to("cpu", torch.float32).pixel_values_local
+    assert (local is None) == (not case["crops_used"])
 
-    pixels = inputs.to("cpu", torch.float32).pixel_values
-    assert list(pixels.shape) == case["ori_shape"]
-    channels_first = views.global_view.transpose(2, 0, 1)
-    if PIL.__version__.split(".")[0] == RECORDED["pillow"].split(".")[0]:
-        assert hashlib.sha256(channels_first.tobytes()).hexdigest() == case["ori_sha256"]
-    assert np.abs(pooled(views.global_view) - POOLED[f"{name}.ori32"][0]).max() <= 1
-    if case["crops_used"]:
-        local = inputs.to("cpu", torch.float32).pixel_values_local
-        assert local is not None
-        assert list(local.shape) == case["crop_shape"]
-        tiles = np.stack([pooled(crop) for crop in views.crops])
-        assert np.abs(tiles - POOLED[f"{name}.crop32"]).max() <= 1
-    else:
-        assert inputs.to("cpu", torch.float32).pixel_values_local is None
+    for kind, pixels in (("ori", np.stack([view.global_view for view in views])), ("crop", crops)):
+        if not len(pixels):
+            continue
+        assert list(pixels.transpose(0, 3, 1, 2).shape) == case[f"{kind}_shape"]
+        kept = recorded.pixels.get(f"{case.get(f'{kind}32_same_as', page)}.{kind}32")
+        if kept is not None:
+            assert np.abs(np.stack([pooled(view) for view in pixels]) - kept.float().numpy()).max() <= 1
+        assert kept is not None or name == "unlimited-ocr"  # whose recording keeps some
+        same_pillow = PIL.__version__.split(".")[0] == recorded.preprocess["pillow"].split(".")[0]
+        if same_pillow and f"{kind}_sha256" in case:
+            hashes = [hashlib.sha256(view.transpose(2, 0, 1).tobytes()).hexdigest() for view in pixels]
+            assert hashes == np.ravel(case[f"{kind}_sha256"]).tolist()
 
 
-def test_the_recording_is_whole() -> None:
-    assert len(RECORDED["cases"]) == 45
-    assert {case["preset"] for case in RECORDED["cases"].values()} == set(PRESETS)
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_recording_is_whole_and_its_sizes_are_ours(name: str) -> None:
+    facts, recorded = FAMILIES[name], RECORDINGS[name].preprocess
+    cases = [case for case in recorded["cases"].values() if "preset" in case]
+    assert len(cases) == (45 if name == "deepseek-ocr" else 27)
+    assert {case["preset"] for case in cases} == set(facts.presets)
+    for case in cases:
+        preset = facts.presets[case["preset"]]
+        assert (preset.base_size, preset.image_size) == (case["base_size"], case["image_size"])
+    assert len(recorded.get("grids", {})) == (0 if name == "deepseek-ocr" else 161)
+    for size, grid in recorded.get("grids", {}).items():
+        width, height = map(int, size.split("x"))
+        assert list(facts.presets[facts.default_preset].grid(width, height)) == grid, size
 
 
 # Presets and prompts

@@ -1,72 +1,227 @@
-"""prefill and decode against the recorded vendor run, against ``generate()``, and against broken rules."""
+"""prefill and decode of each family's native class and of the vendor's: against what was recorded,
+
+against ``generate()``, and against broken rules. The vendor's class also with transformers 4.46.3.
+"""
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
-from conftest import PAGES
 from faulty import faulty
-from golden_cases import captured, golden_inputs
+from golden_cases import RECORDINGS, VENDOR, VENDOR_CASES, captured, in_vendors_order
+from refusals import refused
 
-from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode, decode_step, prefill
+from ocr_phases import Timeline, decode, decode_step, prefill
 from ocr_phases.settings import SamplingSettings
+from ocr_phases.steps.captured import StaticStep, max_cache_len_for
 from ocr_phases.steps.phases import generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
 
-TOLERANCE = 1e-4
+FIRST = "deepseek-ocr"
+#: A case with crops, and one with padding or several rows where there is one, of each class.
+CROPS = [*((name, "gundam") for name in RECORDINGS), (VENDOR, "crops")]
+ROWS = [(FIRST, "batch"), ("deepseek-ocr-2", "mixed"), ("unlimited-ocr", "padded"), (VENDOR, "small")]
+SMALL = [(FIRST, "small"), (VENDOR, "small")]
+#: The vision encoders' recorded names, and what was kept of their outputs.
+KEPT = {
+    "sam": ("sam", lambda out: out.last_hidden_state.mean(dim=(2, 3))),
+    "clip": ("clip", lambda out: out.last_hidden_state.mean(-1)),
+    "encoder": ("qwen2", lambda out: out.last_hidden_state.chunk(2, dim=1)[1].mean(-1)),
+}
 
 
-def test_last_position_logits_only_unless_asked(golden_session, golden_forward):
-    inputs = golden_inputs(golden_forward, "small")
-    with captured(golden_session.model.lm_head, "output") as heads:
-        state = prefill(golden_session.model, inputs)
+def near(mine: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=0)
+
+
+# -- what was recorded ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(row.name, case) for row in RECORDINGS.values() for case in row.cases]
+)
+def test_matches_the_recorded_vendor_run(name, case, driven):
+    row = RECORDINGS[name]
+    session, inputs = driven(name, case)
+    model, stages = session.model, session.family.stages(session.model)
+    golden = {
+        key.removeprefix(f"{case}."): value
+        for key, value in row.forward.items()
+        if key.startswith(f"{case}.")
+    }
+    with contextlib.ExitStack() as stack:
+        outputs = {
+            stage: stack.enter_context(captured(stages[stage], "output"))
+            for stage in session.family.facts.vision_stages
+        }
+        embeds = stack.enter_context(captured(stages["language_model"], "inputs_embeds"))
+        state = prefill(model, inputs, all_logits=True)
+    for stage, calls in outputs.items():
+        recorded, kept = KEPT.get(stage, ("projector", lambda out: out[:, :: row.skip]))
+        parts = in_vendors_order([kept(out) for out in calls], inputs.num_local_patches)
+        assert len(parts) == sum(key.startswith(f"{recorded}.") for key in golden)
+        for number, mine in enumerate(parts):
+            near(mine, golden[f"{recorded}.{number}"], 1e-4)
+    seen, length = inputs.attention_mask.bool(), inputs.input_ids.shape[1]
+    places = golden.get("logit_positions", torch.arange(length))
+    kept_embeds = places if golden["fused_embeds"].shape[1] < length else torch.arange(length)
+    for mine, entry, at, tolerance in (
+        (embeds[0], "fused_embeds", kept_embeds, row.embeds),
+        (state.prefill_logits, "prefill_logits", places, row.tolerance),
+    ):
+        near(mine[:, at][seen[:, at]], golden[entry][seen[:, at]], tolerance)
+    if "fused_embeds_mean" in golden:
+        near(embeds[0].mean(-1)[seen], golden["fused_embeds_mean"][seen], 1e-4)
+    assert state.length == int(golden.get("prefill_cache_len", state.length)) == length
+
+    expected = golden["greedy_tokens"]
+    for step in range(expected.shape[1] - 1):
+        decode_step(model, state)
+        near(state.logits, golden["step_logits"][:, step], row.tolerance)
+    assert state.ids == expected.tolist()
+    assert state.lengths == list(range(length, length + expected.shape[1]))
+    window = state.window or state.length
+    assert state.entries == [
+        min(held, length + window - (state.window is not None)) for held in state.lengths
+    ]
+    # The vendor keeps the entry that the next step writes over; here it has gone.
+    if "cache_len" in golden:
+        assert golden["cache_len"].tolist() == [min(held, length + window) for held in state.lengths]
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+@pytest.mark.parametrize("training", [False, True])
+def test_the_loss_is_the_recorded_one(name, training, driven):
+    session, inputs = driven(name, "base")
+    recorded = RECORDINGS[name].forward["base.labels_loss"].reshape(())
+    session.model.train(training)
+    try:
+        loss = prompt_loss(session.model, inputs)
+        near(loss.detach(), recorded, RECORDINGS[name].tolerance)
+        if training:
+            loss.backward()
+            assert session.model.lm_head.weight.grad.abs().sum() > 0
+    finally:
+        session.model.zero_grad()
+        session.model.eval()
+
+
+@pytest.mark.parametrize(("name", "case"), ROWS)
+def test_padding_and_images_never_count_in_the_loss(name, case, driven):
+    session, inputs = driven(name, case)
+    with torch.no_grad():
+        arguments = session.family.prefill_arguments(inputs)
+        logits = session.model(**{**arguments, "attention_mask": inputs.attention_mask}).logits
+    hidden = inputs.images_seq_mask | ~inputs.attention_mask.bool()
+    labels = inputs.input_ids.masked_fill(hidden, -100)
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    text = inputs.input_ids.masked_fill(inputs.images_seq_mask, 7)
+    for own in ({}, {"labels": text}):
+        torch.testing.assert_close(prompt_loss(session.model, inputs, **own).detach(), expected)
+
+
+# -- generate() and the forms of a step ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [(row.name, case) for row in RECORDINGS.values() for case in row.generated]
+    + [(VENDOR, case) for case in VENDOR_CASES],
+)
+def test_equals_generate_and_redecode(name, case, driven):
+    session, inputs = driven(name, case)
+    count = RECORDINGS[name].steps if name in RECORDINGS else 16
+    prompt = inputs.input_ids.shape[1]
+    state = generate(session.model, inputs, count)
+    arguments = session.family.prefill_arguments(inputs)
+    arguments |= {"attention_mask": inputs.attention_mask}
+    arguments |= {"position_ids": None} if "position_ids" in arguments else {}
+    whole = session.model.generate(
+        **arguments, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=2
+    )
+    assert state.ids == whole[:, prompt:].tolist()
+    assert state.lengths == list(range(prompt, prompt + count))
+    assert state.attention_mask.shape == (len(inputs.input_ids), state.length)
+    again = generate(session.model, inputs, count, first_token="redecode")
+    assert again.ids == state.ids
+    assert again.lengths == [prompt, *state.lengths]
+
+
+SAMPLED = [
+    {"no_repeat_ngram_size": 2},
+    {"temperature": 0.7, "top_k": 20},
+    {"do_sample": True, "top_p": 0.8},
+    {"temperature": 1.3, "top_p": 0.9, "top_k": 50, "no_repeat_ngram_size": 3},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "infer"), [*((FIRST, infer) for infer in SAMPLED), (VENDOR, SAMPLED[1]), (VENDOR, SAMPLED[3])]
+)
+@pytest.mark.parametrize("first_token", ["prefill", "redecode"])
+def test_sampling_equals_generate(name, infer, first_token, driven):
+    session, inputs = driven(name, "small")
+    settings = SamplingSettings.from_infer(infer)
+    sampler = Sampler(settings, seed=5)
+    state = generate(session.model, inputs, 20, sampler=sampler, first_token=first_token)
+    torch.manual_seed(5)
+    whole = session.model.generate(
+        **{**state.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask},
+        max_new_tokens=20,
+        eos_token_id=None,
+        pad_token_id=2,
+        **settings.as_generate(),
+    )
+    assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("deepseek-ocr-2", "base"),
+        ("deepseek-ocr-2", "mixed"),
+        ("unlimited-ocr", "long"),
+        ("unlimited-ocr", "padded"),
+    ],
+)
+def test_the_static_step_equals_eager(name, case, driven):
+    """DeepSeek-OCR's is in ``test_strategies.py``."""
+    session, inputs = driven(name, case)
+    model, (rows, prompt) = session.model, inputs.input_ids.shape
+    window = session.family.window(model)
+    step = StaticStep(model, rows, max_cache_len_for(prompt, 40, window), "eager")
+    if window:
+        assert step.max_cache_len == max_cache_len_for(prompt, 9999, window)
+    for first_token in ("prefill", "redecode"):
+        eager = generate(model, inputs, 40, first_token=first_token)
+        static = generate(model, inputs, 40, first_token=first_token, step=step)
+        assert static.ids == eager.ids
+        assert static.entries[-1] == (prompt + window if window else eager.entries[-1])
+        assert torch.equal(static.attention_mask, eager.attention_mask)
+        near(static.logits, eager.logits, 5e-4)
+
+
+def test_last_position_logits_only_unless_asked(driven):
+    session, inputs = driven(FIRST, "small")
+    with captured(session.model.lm_head, "output") as heads:
+        state = prefill(session.model, inputs)
     assert heads[0].shape[1] == 1
     assert state.prefill_logits is None
-    full = prefill(golden_session.model, inputs, all_logits=True)
-    torch.testing.assert_close(full.prefill_logits[:, -1], state.logits, atol=1e-5, rtol=0)
-
-
-def test_loss_equals_the_recorded_one_in_both_modes(golden_session, golden_forward):
-    model, inputs = golden_session.model, golden_inputs(golden_forward, "base")
-    recorded = golden_forward["base.labels_loss"].reshape(())
-    torch.testing.assert_close(prompt_loss(model, inputs), recorded, atol=1e-4, rtol=0)
-    model.train()
-    try:
-        loss = prompt_loss(model, inputs)
-        torch.testing.assert_close(loss.detach(), recorded, atol=1e-4, rtol=0)
-        loss.backward()
-        assert model.lm_head.weight.grad.abs().sum() > 0
-    finally:
-        model.zero_grad()
-        model.eval()
-
-
-def test_padding_and_images_never_count_in_the_loss(golden_session, golden_forward):
-    inputs = golden_inputs(golden_forward, "base")
-    text = inputs.input_ids.masked_fill(inputs.images_seq_mask, 7)
-    same = prompt_loss(golden_session.model, inputs, labels=text)
-    torch.testing.assert_close(same, prompt_loss(golden_session.model, inputs))
-
-
-def test_redecode_gives_the_same_tokens(golden_session, golden_forward):
-    inputs = golden_inputs(golden_forward, "base")
-    straight = generate(golden_session.model, inputs, 12)
-    again = generate(golden_session.model, inputs, 12, first_token="redecode")
-    assert again.ids == straight.ids
-    prompt = inputs.input_ids.shape[1]
-    assert straight.lengths == list(range(prompt, prompt + 12))
-    assert again.lengths == [prompt, *range(prompt, prompt + 12)]
+    full = prefill(session.model, inputs, all_logits=True)
+    near(full.prefill_logits[:, -1], state.logits, 1e-5)
 
 
 @pytest.mark.parametrize("check_every", [1, 3, 7, 100])
-def test_stops_at_the_end_token_and_cuts_the_surplus(check_every, golden_session, golden_forward):
-    inputs = golden_inputs(golden_forward, "base")
-    free = generate(golden_session.model, inputs, 20).ids[0]
+def test_stops_at_the_end_token_and_cuts_the_surplus(check_every, driven):
+    session, inputs = driven(FIRST, "base")
+    free = generate(session.model, inputs, 20).ids[0]
     end = free[7]
     wanted = free[: free.index(end) + 1]
     seen: list[int] = []
     state = generate(
-        golden_session.model,
+        session.model,
         inputs,
         20,
         eos_ids=[end],
@@ -78,99 +233,76 @@ def test_stops_at_the_end_token_and_cuts_the_surplus(check_every, golden_session
     assert len(seen) - len(wanted) + 1 < check_every
 
 
-def test_rows_that_end_early_are_padded_and_leave_the_others_alone(golden_session, golden_forward):
-    inputs = golden_inputs(golden_forward, "batch")
-    free = generate(golden_session.model, inputs, 16).ids
+@pytest.mark.parametrize("check_every", [1, 4])
+def test_rows_that_end_early_are_padded_and_leave_the_others_alone(check_every, driven):
+    session, inputs = driven(FIRST, "batch")
+    free = generate(session.model, inputs, 16).ids
     end = next(token for token in free[0] if token not in free[1])
     cut = free[0].index(end) + 1
-    for check_every in (1, 4):
-        state = generate(
-            golden_session.model, inputs, 16, eos_ids=[end], pad_id=2, eos_check_every=check_every
-        )
-        assert state.ids == [free[0][:cut] + [2] * (16 - cut), free[1]]
+    state = generate(session.model, inputs, 16, eos_ids=[end], pad_id=2, eos_check_every=check_every)
+    assert state.ids == [free[0][:cut] + [2] * (16 - cut), free[1]]
 
 
-@pytest.mark.parametrize(
-    "infer",
-    [
-        {"no_repeat_ngram_size": 2},
-        {"temperature": 0.7, "top_k": 20},
-        {"do_sample": True, "top_p": 0.8},
-        {"temperature": 1.3, "top_p": 0.9, "top_k": 50, "no_repeat_ngram_size": 3},
-    ],
-)
-@pytest.mark.parametrize("first_token", ["prefill", "redecode"])
-def test_sampling_equals_generate(infer, first_token, golden_session, golden_forward):
-    inputs = golden_inputs(golden_forward, "small")
-    settings = SamplingSettings.from_infer(infer)
-    state = generate(
-        golden_session.model, inputs, 20, sampler=Sampler(settings, seed=5), first_token=first_token
-    )
-    torch.manual_seed(5)
-    whole = golden_session.model.generate(
-        **{**state.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask},
-        max_new_tokens=20,
-        eos_token_id=None,
-        pad_token_id=2,
-        **settings.as_generate(),
-    )
-    assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
+# -- spans ---------------------------------------------------------------------------------------------
 
 
-def test_broken_rules_are_errors(golden_session, golden_forward):
-    model = golden_session.model
-    inputs = golden_inputs(golden_forward, "small")
+@pytest.mark.parametrize(("name", "case"), CROPS)
+def test_spans_are_complete_and_in_the_class_s_order(name, case, driven):
+    session, inputs = driven(name, case)
+    timeline = Timeline("cpu")
+    decode(session.model, prefill(session.model, inputs, timeline), 4, timeline)
+    rows = timeline.rows()
+    views = ("local", "global") if name == VENDOR else ("global", "local")
+    vision = [(stage, view) for view in views for stage in session.family.facts.vision_stages]
+    after = [(stage, "") for stage in ("vision_fusion", "language_model", "lm_head", "sampling")]
+    prefilled = [row for row in rows if row[1] == "prefill"]
+    assert [(row[2], row[3]) for row in prefilled] == [("prefill", ""), *vision, *after]
+    assert [(row[2], row[4]) for row in rows if row[1] == "decode"] == [
+        ("decode", None),
+        *(
+            (stage, step)
+            for step in range(3)
+            for stage in ("decode_step", "language_model", "lm_head", "sampling")
+        ),
+    ]
+    starts, ends = [row[7] for row in prefilled], [row[7] + row[8] for row in prefilled]
+    assert all(end <= start for end, start in zip(ends[1:], starts[2:], strict=False))
+    assert max(ends[1:]) <= ends[0]
+
+
+# -- broken rules --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "case"), SMALL)
+def test_broken_rules_are_errors(name, case, driven):
+    session, inputs = driven(name, case)
+    model = session.model
     model.train()
-    try:
-        with pytest.raises(OcrPhasesError, match="training mode"):
-            prefill(model, inputs)
-    finally:
-        model.eval()
+    with refused():
+        prefill(model, inputs)
+    model.eval()
 
     model.hf_device_map = {"model": 0, "lm_head": 1}
-    try:
-        with pytest.raises(OcrPhasesError, match="spread over several devices"):
-            prefill(model, inputs)
-    finally:
-        del model.hf_device_map
+    with refused():
+        prefill(model, inputs)
+    del model.hf_device_map
 
     state = prefill(model, inputs)
-    state.cache.crop(-1)
-    with pytest.raises(OcrPhasesError, match="grow by one"):
+    state.length += 1
+    with refused():
         decode_step(model, state)
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (lambda a: {**a, "pixel_values": torch.zeros(1)}, r"Image arguments reached decode \(pixel_values\)"),
-        (lambda a: {**a, "input_ids": a["input_ids"].repeat(1, 2)}, "one token a row, got 2"),
-        (lambda a: {**a, "past_key_values": None}, "new KV cache"),
-    ],
-)
-def test_faulty_step_arguments_are_errors(fault, message, golden_session, golden_forward):
-    state = prefill(golden_session.model, golden_inputs(golden_forward, "small"))
-    state.family = faulty(state.family, fault)
-    with pytest.raises(OcrPhasesError, match=message):
-        decode_step(golden_session.model, state)
-
-
-def test_vision_runs_in_prefill_only(golden_session, golden_forward):
-    timeline = Timeline("cpu")
-    inputs = golden_inputs(golden_forward, "gundam")
-    decode(golden_session.model, prefill(golden_session.model, inputs, timeline), 6, timeline)
-    spans = [(phase, stage, view) for _, phase, stage, view, *_ in timeline.rows()]
-    for stage in ("sam", "clip", "projector"):
-        assert [view for phase, name, view in spans if name == stage] == ["global", "local"]
-        assert ("decode", stage, "") not in spans
-    assert sum(stage == "decode_step" for _, stage, _ in spans) == 5
-
-
-def test_a_loaded_model_needs_no_session():
-    from transformers import UnlimitedOcrForConditionalGeneration
-
-    session = OCRSession.load("tiny", device="cpu")
-    inputs = session.prepare(PAGES / "receipt.png").to("cpu", torch.float32)
-    assert isinstance(session.model, UnlimitedOcrForConditionalGeneration)
-    state = decode(session.model, prefill(session.model, inputs), 10)
-    assert len(state.ids[0]) == 10
+@pytest.mark.parametrize(("name", "case"), SMALL)
+def test_faulty_step_arguments_are_errors(name, case, driven):
+    """Image arguments that leak into a step, two tokens a row, another cache."""
+    session, inputs = driven(name, case)
+    given = session.family.prefill_arguments(inputs)
+    images = [key for key in given if ("image" in key or "pixel" in key) and given[key] is not None]
+    faults = [{key: given[key]} for key in images]
+    assert len(faults) == (3 if name == VENDOR else 1)
+    for fault in (*faults, {"input_ids": inputs.input_ids[:, :2]}, {"past_key_values": None}):
+        state = prefill(session.model, inputs)
+        state.family = faulty(state.family, lambda arguments, fault=fault: {**arguments, **fault})
+        with refused():
+            decode_step(session.model, state)

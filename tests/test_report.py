@@ -26,7 +26,7 @@ from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.inputs import images
 from ocr_phases.inputs.images import load_page
 from ocr_phases.models.folders import transformers_version
-from ocr_phases.models.load import NATIVE_NEEDS
+from ocr_phases.models.wiring import NATIVE_NEEDS
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html

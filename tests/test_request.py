@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.recorder import make_rows
 from ocr_phases.settings import RunSettings, SamplingSettings
 from ocr_phases.steps.sampling import Sampler
 
@@ -87,4 +86,4 @@ def test_an_infer_that_is_no_mapping_is_refused(infer: Any) -> None:
 @pytest.mark.parametrize("prompt", [5, None, ["markdown", 5], b"markdown", "\ud800"])
 def test_a_prompt_that_is_no_text_is_refused(prompt: Any) -> None:
     with pytest.raises(OcrPhasesError, match="prompt is"):
-        make_rows("page.png", prompt, grounding=True)
+        RunSettings(prompt=prompt)

@@ -209,7 +209,7 @@ def test_an_interrupt_keeps_finished_repeats(tiny_session, monkeypatch):
         "recorder.one_shot",
         "recorder.sureness_or_none",
         "recorder.kernel_view",
-        "session.measure_ceilings",
+        "collectors.machine._copy",
         "recorder.Measurement.record",
     ],
 )
@@ -223,7 +223,7 @@ def test_an_interrupt_after_the_repeats_keeps_them(part, tiny_session, monkeypat
 
     monkeypatch.setattr(f"ocr_phases.{part}", interrupted)
     monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
-    monkeypatch.setattr(tiny_session, "_ceilings", {})
+    tiny_session.prepared.ceilings.cache_clear()
     with pytest.raises(Interrupted):
         tiny_session.run_inference(RECEIPT, verify=True, kernels=part == "recorder.kernel_view", **QUICK)
     assert tiny_session.last_run.repeats == [0]
@@ -242,11 +242,12 @@ def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch
         "ocr_phases.collectors.machine._copy",
     ):
         monkeypatch.setattr(name, failing)
-    monkeypatch.setattr(tiny_session, "_ceilings", {})
+    tiny_session.prepared.ceilings.cache_clear()
     with pytest.warns(UserWarning, match="no token probabilities"):
         run = tiny_session.run_inference(RECEIPT, verify=True, **QUICK)
     assert run.probabilities is run.device["ceilings"] is None
     assert [check["verdict"] for check in run.live_checks if check["name"] == "parity"] == ["n/a"]
+    tiny_session.prepared.ceilings.cache_clear()
 
 
 def test_generate_tells_of_its_tokens_and_leaves_the_callers_random_numbers(tiny_session):
@@ -265,21 +266,14 @@ def test_generate_tells_of_its_tokens_and_leaves_the_callers_random_numbers(tiny
 
 @pytest.mark.parametrize("family", ["deepseek-ocr", "unlimited-ocr"])
 def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
-    requests = []
-    monkeypatch.setattr(tiny_session, "_set_up", lambda request, _: requests.append(request) or stop())
     facts = replace(tiny_session.family, facts=FAMILIES[family])
     monkeypatch.setitem(vars(tiny_session.checkpoint), "family", facts)
     monkeypatch.setattr(tiny_session, "family", facts)
     monkeypatch.setattr(tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000)
     limits = {"deepseek-ocr": 8192, "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0])}
-    for options in ({"infer": "published"}, {"infer": "published", "max_new_tokens": 7}, {}):
-        with pytest.raises(Stopped):
-            tiny_session.run_inference(RECEIPT, **options)
+    options = ({"infer": "published"}, {"infer": "published", "max_new_tokens": 7}, {})
+    requests = [tiny_session.check_request(RECEIPT, **each) for each in options]
     assert [request.max_new_tokens for request in requests] == [limits[family], 7, 512]
-
-
-def stop():
-    raise Stopped
 
 
 def test_a_large_dummy_says_what_it_takes_before_it_is_made(monkeypatch, capsys):
@@ -438,8 +432,9 @@ def test_ids_without_text_show_as_their_number():
 @given(st.lists(st.integers(2, 255), max_size=6))
 @example([250, 229])
 def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_session, ids):
-    request = SimpleNamespace(ignore_eos=False, return_text=True)
-    row = _describe_row(golden_session.checkpoint, request, [*ids, golden_session.eos_id])
+    row = _describe_row(
+        golden_session.checkpoint, [*ids, golden_session.eos_id], [golden_session.eos_id], True
+    )
     assert row["text"] == TOKENIZER.decode(ids) == "".join(row["token_texts"][:-1])
     assert len(row["token_texts"]) == len(row["ids"])
     read = TokenReader(TOKENIZER).read  # as it is shown while it is written
@@ -449,17 +444,12 @@ def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_sessio
 def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
     seen = []
 
-    def asked_for(call, *args, **options):
-        with pytest.raises(Stopped):
-            call(*args, **options)
-        return seen.pop().described()
-
-    def set_up(request, _):
-        seen.append(request)
+    def run_inference(pages, **settings):
+        seen.append(golden_session.check_request(pages, **settings).described())
         raise Stopped
 
-    monkeypatch.setattr(golden_session, "_set_up", set_up)
-    monkeypatch.setattr("ocr_phases.session.load_recorded", lambda *args, **options: golden_session)
+    session = SimpleNamespace(run_inference=run_inference)
+    monkeypatch.setattr("ocr_phases.session.load_recorded", lambda *args, **options: session)
     monkeypatch.setattr("ocr_phases.session.recorded_pages", lambda *args: [RECEIPT])
     for prompt, asked, recorded in (
         ("markdown", None, True),
@@ -467,9 +457,10 @@ def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
         ("Read it.", None, True),
         ("Read it.", False, False),
     ):
-        request = asked_for(golden_session.run_inference, RECEIPT, prompt, grounding=asked)
+        request = golden_session.check_request(RECEIPT, prompt=prompt, grounding=asked).described()
         assert request["grounding"] is recorded
-        again = asked_for(repeat_run, replace(make_run(), request=request))
-        assert again == {**request, "preset_choice": "asked"}
+        with pytest.raises(Stopped):
+            repeat_run(replace(make_run(), request=request))
+        assert seen.pop() == {**request, "preset_choice": "asked"}
     with pytest.raises(OcrPhasesError, match="asks for boxes"):
         golden_session.prepare(RECEIPT, grounding=False)

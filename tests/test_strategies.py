@@ -20,11 +20,8 @@ from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured
 from ocr_phases.steps import execution as strategies
 from ocr_phases.steps.captured import (
-    CACHE_LEN_MULTIPLE,
-    KEPT_STEPS,
     LEAST_READ,
     StaticStep,
-    kept_step,
     max_cache_len_for,
     read_lengths,
 )
@@ -108,17 +105,11 @@ def test_every_way_to_decode_equals_eager(
     free = generate(model, inputs, 24, sampler=Sampler(sampling, seed)).ids[0]
     options = {"first_token": first_token, "eos_ids": [free[end]], "pad_id": 2}
     eager = generate(model, inputs, tokens, sampler=Sampler(sampling, seed), **options)
-    mine = generate(
-        model,
-        inputs,
-        tokens,
-        sampler=Sampler(sampling, seed),
-        step=static(case),
-        eos_check_every=every,
-        **options,
-    )
+    reads: list = []
+    options |= {"eos_check_every": every, "on_tokens": reads.append}
+    mine = generate(model, inputs, tokens, sampler=Sampler(sampling, seed), step=static(case), **options)
     assert mine.ids == eager.ids
-    assert mine.reads - 1 <= -(-(len(mine.lengths) - 1) // every)
+    assert len(reads) == -(-(len(mine.lengths) - 1) // every)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -135,7 +126,7 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(
         mine = generate(model, inputs, 6, step=step)
         assert mine.ids == eager.ids
         torch.testing.assert_close(mine.logits, eager.logits, atol=1e-4, rtol=0)
-        took.add(step.prefill.capture_ms(inputs.input_ids.shape[1]))
+        took.add(step.prefill.made[inputs.input_ids.shape[1]][1])
     assert len(took) == 1
     assert took.pop() > 0
     assert "forward" not in vars(golden_session.family.stages(model)["language_model"])
@@ -158,8 +149,7 @@ def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, mon
         monkeypatch.setattr(step, "prefill_execution", step.prefill.installed)
         ids = generate(golden_session.model, inputs, 6, step=step).ids
         assert ids == generate(golden_session.model, inputs, 6).ids
-        assert step.prefill.capture_ms(length) is None
-        assert step.prefill.made(length) == (inputs is whole)
+        assert [took for _, took in step.prefill.made.values()] == ([None] if inputs is whole else [])
 
 
 def test_graphs_of_few_prompt_lengths_are_kept(golden_session, monkeypatch):
@@ -172,7 +162,7 @@ def test_graphs_of_few_prompt_lengths_are_kept(golden_session, monkeypatch):
             inputs = golden_session.prepare(RECEIPT, preset="tiny", prompt="<image>read" + " word" * number)
             golden_session.run_prefill(inputs, step=step)
             lengths.append(inputs.prefill_len)
-    assert [step.prefill.made(length) for length in lengths] == [False] + [True] * len(lengths[1:])
+    assert list(step.prefill.made) == lengths[1:]
 
 
 def test_a_state_may_be_changed_between_steps(golden_session, golden_forward, static):
@@ -205,10 +195,10 @@ def test_broken_rules_of_a_static_cache_are_errors(golden_session, golden_forwar
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000))
-def test_slots_have_room_and_little_more(prompt_len, new):
+def test_most_prompts_and_limits_share_a_size_of_cache(prompt_len, new):
     max_cache_len = max_cache_len_for(prompt_len, new)
-    assert 0 <= max_cache_len - prompt_len - new < CACHE_LEN_MULTIPLE
-    assert max_cache_len % CACHE_LEN_MULTIPLE == 0
+    assert prompt_len + new <= max_cache_len < max(2 * (prompt_len + new), LEAST_READ + 1)
+    assert max_cache_len in (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 @given(st.integers(1, 40_000))
@@ -238,15 +228,13 @@ def test_every_length_that_is_read_gives_the_same_tokens(golden_session, golden_
 
 def test_the_last_used_steps_are_kept(golden_session):
     kept: dict = {}
-    first, reused = kept_step(kept, golden_session.model, 1, 64, "eager")
-    assert not reused
-    assert kept_step(kept, golden_session.model, 1, 64, "eager") == (first, True)
-    for rows in range(2, KEPT_STEPS + 1):
-        assert not kept_step(kept, golden_session.model, rows, 64, "eager")[1]
-    assert kept_step(kept, golden_session.model, 1, 64, "eager")[0] is first
-    kept_step(kept, golden_session.model, 1, 128, "eager")
-    assert [key[1:] for key in kept] == [(3, 64), (4, 64), (1, 64), (1, 128)]
-    assert first.setup["allocated_bytes"] == 64 * 2 * 3 * 2 * 40 * 4
+    steps = [
+        strategies.last_used(kept, rows, partial(StaticStep, golden_session.model, rows, 64, "eager"), 2)
+        for rows in (1, 2, 1, 3)
+    ]
+    assert steps[0] is steps[2]
+    assert list(kept) == [1, 3]
+    assert steps[0].setup["allocated_bytes"] == 64 * 2 * 3 * 2 * 40 * 4
 
 
 # -- refusals -----------------------------------------------------------------------------------------

@@ -337,10 +337,10 @@ class Comparison:
     @property
     def plot(self) -> Any:
         """The plots of this comparison: `ocr_phases.show.compare.ComparePlots`."""
-        return elsewhere("ComparePlots")(self)
+        return elsewhere("show.compare.ComparePlots")(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("comparison_bundle")(self)
+        return elsewhere("show.compare.comparison_bundle")(self)
 
     def against_limit(self, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
         """The judged rows of `table` with one more column, ``outcome``.

@@ -121,10 +121,10 @@ class SweepResult:
     @property
     def plot(self) -> Any:
         """The plots of this sweep: `ocr_phases.show.sweep.SweepPlots`."""
-        return elsewhere("SweepPlots")(self)
+        return elsewhere("show.sweep.SweepPlots")(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("sweep_bundle")(self)
+        return elsewhere("show.sweep.sweep_bundle")(self)
 
     def recommended(self) -> tuple[str, str] | None:
         """The cell to take and why: the most pages per minute of those whose text is as good as any.

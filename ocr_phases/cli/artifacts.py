@@ -14,14 +14,14 @@ FOLDER = "ocr_phases_artifacts"
 
 def run(arguments: argparse.Namespace) -> None:
     """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its trace."""
-    from ocr_phases.files import NOTHING, folder_for, only_writer, output_file
+    from ocr_phases.files import folder_for, only_writer, output_file
     from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import ARTIFACTS, row_images, write_artifacts
 
     record = PhaseRun.load(arguments.record)
     if record.text is None and not arguments.chrome_trace:
         raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
-    folder = folder_for(arguments.out, FOLDER, NOTHING)
+    folder = folder_for(arguments.out, FOLDER)
     options: dict[str, Any] = {"overwrite": arguments.overwrite, "arguments": [arguments.record]}
     if arguments.chrome_trace:
         target = output_file(folder / "trace.json", **options)

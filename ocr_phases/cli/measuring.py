@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ocr_phases.cli.options import refuse
 from ocr_phases.errors import Interrupted, stop_signals
-from ocr_phases.files import RECORD, each_page, output_file, output_folder, save_new, save_or_rescue
+from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
 from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
@@ -131,4 +131,5 @@ def save(arguments: argparse.Namespace, record: PhaseRun) -> Path:
     """Save a record as the command's arguments say, or under the first free default name; its file."""
     if arguments.save is None:
         return save_new(record.save, RECORD)
-    return save_or_rescue(partial(record.save, overwrite=arguments.overwrite), arguments.save)
+    with rescued(record.save):
+        return record.save(arguments.save, overwrite=arguments.overwrite)

@@ -12,13 +12,12 @@ from ocr_phases.cli.measuring import load_session, measure
 from ocr_phases.cli.options import SETTINGS, shows_saved
 from ocr_phases.cli.results import run_result, wrote
 from ocr_phases.files import (
-    NOTHING,
     RECORD,
     REPORT_FOLDER,
     TRACE_NAME,
     check_names,
     folder_for,
-    save_or_rescue,
+    rescued,
     split_page,
 )
 from ocr_phases.settings import Settings
@@ -44,7 +43,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
     record = PhaseRun.load(arguments.record)
     (truth,) = _truths(arguments, [record.page_name()])
-    folder = folder_for(arguments.out, REPORT_FOLDER, NOTHING)
+    folder = folder_for(arguments.out, REPORT_FOLDER)
     parameters = {"record": str(Path(arguments.record).resolve()), "truth": truth}
     _write(arguments, record, folder, parameters)
 
@@ -64,7 +63,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     for page in pages:
         session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
     for page, wanted, truth in zip(pages, folders, truths, strict=True):
-        folder = folder_for(out and wanted, wanted, NOTHING)
+        folder = folder_for(out and wanted, wanted)
         trace = {"kernel_trace": folder / TRACE_NAME} if arguments.trace else {}
         record = measure(arguments, session, page, kernels=kernels, **trace)
         name, number = split_page(page)
@@ -73,7 +72,8 @@ def _measure(arguments: argparse.Namespace) -> None:
             parameters = {**settings, "page": source, "trace": arguments.trace, "truth": truth}
             _write(arguments, record, folder, parameters)
         except KeyboardInterrupt:  # what was measured is not lost with its report
-            wrote(save_or_rescue(record.save, folder / RECORD))
+            with rescued(record.save):
+                wrote(record.save(folder / RECORD))
             raise
         if arguments.stopped:
             return

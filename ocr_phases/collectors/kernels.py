@@ -11,12 +11,11 @@ import gzip
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 from transformers import Cache
 
 from ocr_phases.collectors.trace import KV_RANGE, Identity, reduce_trace
@@ -48,7 +47,7 @@ def kernel_view(spans_of: Callable[[Request], list[tuple]], request: Request, de
     """
     tool = {"tool": f"torch.profiler {torch.__version__}"}
     try:
-        profiler, spans = profiled_run(spans_of, request, device)
+        profiler, spans = profiled_run(spans_of, request)
         chrome = chrome_trace(profiler)
         tables = reduce_trace(chrome, spans)
         if device.startswith("cuda") and not any(tables["stages"]["kernels"]):
@@ -66,7 +65,7 @@ def kernel_view(spans_of: Callable[[Request], list[tuple]], request: Request, de
 
 
 def profiled_run(
-    spans_of: Callable[[Request], list[tuple]], request: Request, device: str
+    spans_of: Callable[[Request], list[tuple]], request: Request
 ) -> tuple[profile, list[Identity]]:
     """One run of at most ``kernel_steps`` decode steps: the profiler and the run's spans by start.
 
@@ -75,11 +74,8 @@ def profiled_run(
     steps = request.kernel_steps
     tokens = steps if request.first_token == "redecode" else steps + 1
     short = replace(request, max_new_tokens=min(request.max_new_tokens, tokens))
-    activities = [ProfilerActivity.CPU]
-    if device.startswith("cuda"):
-        activities.append(ProfilerActivity.CUDA)
     spans_of(short)
-    with cache_updates_marked(), profile(activities=activities) as profiler:
+    with cache_updates_marked(), profile() as profiler:  # of the host and of CUDA
         spans = spans_of(short)
     return profiler, [(phase, stage, view, step) for _, phase, stage, view, step, *_ in spans]
 
@@ -95,26 +91,14 @@ def chrome_trace(profiler: profile) -> dict[str, Any]:
 @contextlib.contextmanager
 def cache_updates_marked() -> Iterator[None]:
     """A profiler range (`KV_RANGE`) around each ``update`` of a transformers KV cache in a ``with`` block."""
-    classes = [kind for kind in _with_subclasses(Cache) if "update" in vars(kind)]
-    before = {kind: vars(kind)["update"] for kind in classes}
-    try:
-        for kind, update in before.items():
-            kind.update = _marked(update)
+    with contextlib.ExitStack() as undo:
+        for kind in _with_subclasses(Cache):
+            if update := vars(kind).get("update"):
+                undo.callback(setattr, kind, "update", update)
+                kind.update = record_function(KV_RANGE)(update)
         yield
-    finally:
-        for kind, update in before.items():
-            kind.update = update
 
 
 def _with_subclasses(kind: Any) -> list[Any]:
     children: list[Any] = kind.__subclasses__()
     return [kind, *(inner for child in children for inner in _with_subclasses(child))]
-
-
-def _marked(update: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(update)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        with record_function(KV_RANGE):
-            return update(*args, **kwargs)
-
-    return marked

@@ -55,7 +55,7 @@ class ForwardHooks:
         """Look at every forward of ``model`` within a ``with`` block."""
 
         def look(module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
-            names = self.family.image_arguments
+            names = self.family.wiring.image_arguments
             call = Call(
                 phase=phase,
                 tokens=arguments["input_ids"].shape[1],

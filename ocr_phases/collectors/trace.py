@@ -2,20 +2,18 @@
 
 A kernel belongs to the stage whose range was open on the host when its launch was called: the profiler gives
 a kernel and the call that launched it one correlation id. Every kernel of a replayed CUDA graph carries the
-id of its ``cudaGraphLaunch``. Plain Python over the JSON, so that a saved trace can be read anywhere.
+id of its ``cudaGraphLaunch``. pandas over the JSON, so that a saved trace can be read anywhere.
 
 Event categories: https://github.com/pytorch/kineto/blob/main/libkineto/include/ActivityType.h
 """
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ocr_phases.errors import OcrPhasesError
@@ -25,84 +23,26 @@ KV_RANGE = "kv_cache_update"
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
-_SYNC = re.compile(r"^(cuda|cu)(Stream|Device|Event|Ctx)Synchronize|^cudaMemcpy$")
-_GRAPH_LAUNCH = re.compile(r"^(cuda|cu)GraphLaunch")
+_HOST = ("cpu_op", "user_annotation")
+_SYNC = r"(?:cuda|cu)(?:Stream|Device|Event|Ctx)Synchronize|cudaMemcpy$"
+_GRAPH_LAUNCH = r"(?:cuda|cu)GraphLaunch"
 _ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
 # A replayed graph has no operators: its kernels can only be told by their names. index_copy_ writes the
 # static cache and nothing else; attention over it is the plain formula, whose products look like any other's.
 _GRAPH_KV_UPDATE = "index_copy"
 _TOP = 12
 _NAME_LENGTH = 240
-_DECIMALS = 6
+_DECIMALS = 6  # of ms: the trace has no more, and what touches must not seem to be apart
 
 Identity = tuple[str, str, str, "int | None"]  # phase, stage, view, step: as in a span
-Key = tuple[str, ...]
+_STAGE = ["phase", "stage", "view"]
 
 
-class Event(NamedTuple):
-    """One event of the trace; times are ms from the trace's first event."""
-
-    name: str
-    category: str
-    start: float
-    end: float
-    thread: Any
-    correlation: Any
-    external: Any
-
-
-class Range(NamedTuple):
-    """One stage's stretch of host time, in ms; ``key`` is phase, stage and view: what tables group by."""
-
-    key: Key
-    step: int | None
-    start: float
-    end: float
-    thread: Any
-
-
-class DeviceWork(NamedTuple):
-    """One kernel, copy or fill on the device, the call that launched it and the innermost range around it."""
-
-    event: Event
-    launched: Event
-    place: int
-
-
-class Nesting:
-    """Intervals of one thread, sorted by start and then longest first, which lie inside one another."""
-
-    def __init__(self, intervals: Sequence[Any]) -> None:
-        self.starts = [interval.start for interval in intervals]
-        self.ends = [interval.end for interval in intervals]
-        self.parents: list[int] = []
-        opened: list[int] = []
-        for place, start in enumerate(self.starts):
-            while opened and self.ends[opened[-1]] <= start:
-                opened.pop()
-            self.parents.append(opened[-1] if opened else -1)
-            opened.append(place)
-
-    def innermost(self, time: float) -> int:
-        """The place of the innermost interval open at ``time``; -1 for none."""
-        place = bisect_right(self.starts, time) - 1
-        while place >= 0 and self.ends[place] < time:
-            place = self.parents[place]
-        return place
-
-    def chain(self, place: int) -> Iterator[int]:
-        """``place`` and all that lie around it, the innermost first."""
-        while place >= 0:
-            yield place
-            place = self.parents[place]
-
-
-def busy_ms(intervals: Sequence[tuple[float, float]]) -> float:
+def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
     """Length of the union of ``(start, end)`` intervals: what overlaps counts once."""
-    if not intervals:
-        return 0.0
-    whole = max(end for _, end in intervals) - min(start for start, _ in intervals)
-    return whole - sum(end - start for _, start, end in gaps_between(intervals))
+    found = list(intervals)
+    first, last = min((start for start, _ in found), default=0.0), max((end for _, end in found), default=0.0)
+    return last - first - sum(end - start for _, start, end in gaps_between(found))
 
 
 def gaps_between(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:
@@ -125,244 +65,219 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     ``stages``: calls, kernels, copies, launches and busy time (union) of each stage with all that lies inside
     it, and the host's time in it. ``decode_steps``: the same for each step. ``top``: the kernels that took
     longest, by the innermost stage; the rest is one row without a name. ``gaps``: idle time by the innermost
-    stage of the kernel that ended it and by cause (`_cause`). ``parts``: KV cache update and
-    attention of the language model. ``host_syncs``: the host's waits for the device. ``unattributed``: what
-    was launched outside every stage.
+    stage of the kernel that ended it and by cause. ``parts``: KV cache update and attention of the language
+    model. ``host_syncs``: the host's waits for the device. ``unattributed``: what was launched outside every
+    stage.
 
     Raises `OcrPhasesError` where the trace and the spans do not belong together.
     """
     events = _events(trace)
     ranges = _ranges(events, spans)
-    nesting = Nesting(ranges)
-    work = _work(events, nesting)
+    work = _work(events)
+    calls = events[events["category"].isin(_CALLS)]
+    syncs = calls[calls["name"].str.match(_SYNC)]
     # Those of one thread nest; the ranges' thread is the one that launches.
-    threads = {span.thread for span in ranges}
-    operators = [event for event in events if event.category == "cpu_op" and event.thread in threads]
-    inside = [item for item in work if item.place >= 0]
-    outside = [item for item in work if item.place < 0]
-    within = _grouped((place, item) for item in inside for place in nesting.chain(item.place))
-    syncs = [event for event in events if event.category in _CALLS and _SYNC.match(event.name)]
-    steps = _decode_steps(ranges, nesting, within, syncs)
-    return {
-        "steps": len(steps["step"]),
+    operators = events[(events["category"] == "cpu_op") & events["thread"].isin(ranges["host_thread"])]
+    within, waits = _inside(ranges, work, "called"), _inside(ranges, syncs, "start")
+    inside = _innermost(within)
+    outside = work.drop(inside["event"])
+    steps = _decode_steps(ranges, within, waits)
+    tables = {
         "stages": _stages(ranges, within),
         "decode_steps": steps,
-        "top": _top(ranges, inside),
-        "gaps": _gaps(ranges, inside, syncs),
-        "parts": _parts(events, ranges, inside, operators),
-        "host_syncs": _host_syncs(syncs, ranges, nesting, operators, work),
-        "unattributed": {"events": len(outside), "busy_ms": _busy(outside)},
+        "top": _top(inside),
+        "gaps": _gaps(inside, syncs),
+        "parts": _parts(events, operators, inside),
+        "host_syncs": _host_syncs(_innermost(waits), operators, work),
     }
+    unattributed = {"events": len(outside), "busy_ms": round(busy_ms(outside["interval"]), _DECIMALS)}
+    plain = {name: table.round(_DECIMALS).to_dict("list") for name, table in tables.items()}
+    return {"steps": len(steps), **plain, "unattributed": unattributed}
 
 
 # -- reading the trace --------------------------------------------------------------------------------
 
 
-def _events(trace: Mapping[str, Any]) -> list[Event]:
-    """The complete events (``ph`` X) of all categories that matter, by start and then longest first."""
-    wanted = (*_DEVICE, *_CALLS, "cpu_op", "user_annotation")
+def _events(trace: Mapping[str, Any]) -> pd.DataFrame:
+    """The complete events (``ph`` X) of all categories that matter, by start and then longest first.
+
+    ``start`` and ``end`` are ms from the first of them.
+    """
+    wanted = (*_DEVICE, *_CALLS, *_HOST)
     found = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in wanted]
     # Microseconds since some epoch: differences keep more digits.
     origin = min((float(event["ts"]) for event in found), default=0.0)
-    events = []
+    rows = []
     for event in found:
         args = event.get("args", {})
         begin = float(event["ts"]) - origin
-        start, end = (_ms(time / 1e3) for time in (begin, begin + float(event.get("dur", 0.0))))
-        ids = (args.get("correlation"), args.get("External id", args.get("external id")))
-        events.append(Event(str(event["name"]), event["cat"], start, end, event.get("tid"), *ids))
-    return sorted(events, key=lambda event: (event.start, -event.end))
+        times = begin / 1e3, (begin + float(event.get("dur", 0.0))) / 1e3
+        ids = args.get("correlation"), args.get("External id", args.get("external id"))
+        rows.append((str(event["name"]), event["cat"], *times, event.get("tid"), *ids))
+    names = ["name", "category", "start", "end", "thread", "correlation", "external"]
+    events = pd.DataFrame(rows, columns=names).astype({"start": float, "end": float}).round(_DECIMALS)
+    return events.sort_values(["start", "end"], ascending=[True, False], ignore_index=True)
 
 
-def _ranges(events: Sequence[Event], spans: Sequence[Identity]) -> list[Range]:
-    waiting = _grouped((span[1], span) for span in spans)
-    annotations = _grouped((event.name, event) for event in events if event.category == "user_annotation")
-    found = []
-    for stage, expected in waiting.items():
-        if len(annotations[stage]) != len(expected):
+def _ranges(events: pd.DataFrame, spans: Sequence[Identity]) -> pd.DataFrame:
+    """Each span with its stretch of the host's time, ``since`` and ``until``, the outer ones first."""
+    expected = pd.DataFrame(spans, columns=[*_STAGE, "step"]).sort_values("stage", kind="stable")
+    annotations = events[events["category"] == "user_annotation"]
+    annotations = annotations[annotations["name"].isin(expected["stage"])]
+    kept = annotations["name"].value_counts()
+    for stage, count in expected["stage"].value_counts().items():
+        if kept.get(stage, 0) != count:
             raise OcrPhasesError(
-                f"The profiler kept {len(annotations[stage])} of {len(expected)} ranges of {stage}: its "
+                f"The profiler kept {kept.get(stage, 0)} of {count} ranges of {stage}: its "
                 "buffers were too small for this run; ask for fewer steps in the kernel view (kernel_steps)."
             )
-        for (*key, step), event in zip(expected, annotations[stage], strict=True):
-            found.append(Range(tuple(key), step, event.start, event.end, event.thread))
-    return sorted(found, key=lambda span: (span.start, -span.end))
+    annotations = annotations.sort_values("name", kind="stable").set_axis(expected.index)
+    columns = {"start": "since", "end": "until", "thread": "host_thread"}
+    ranges = expected.join(annotations[[*columns]].rename(columns=columns))
+    ranges["host_ms"] = ranges["until"] - ranges["since"]
+    ranges = ranges.sort_values(["since", "until"], ascending=[True, False], ignore_index=True)
+    return ranges.rename_axis("range")
 
 
-def _work(events: Sequence[Event], nesting: Nesting) -> list[DeviceWork]:
-    launches = {event.correlation: event for event in events if event.category in _CALLS}
+def _work(events: pd.DataFrame) -> pd.DataFrame:
+    """Each kernel, copy and fill on the device, with its launch: ``call``, when ``called`` and ``left``."""
+    work = events[events["category"].isin(_DEVICE)]
     # A call that the trace has lost leaves the operator or range which made it.
-    operators = {event.external: event for event in events if event.category in ("cpu_op", "user_annotation")}
-    work = []
-    for event in events:
-        if event.category in _DEVICE:
-            launched = launches.get(event.correlation) or operators.get(event.external)
-            place = -1 if launched is None else nesting.innermost(launched.start)
-            work.append(DeviceWork(event, launched or event, place))
-    return work
+    caller = pd.Series(np.nan, work.index)
+    for kinds, key in ((_CALLS, "correlation"), (_HOST, "external")):
+        callers = events[events["category"].isin(kinds)].dropna(subset=key)
+        caller = caller.fillna(work[key].map(dict(zip(callers[key], callers.index, strict=True))))
+    called = events[["name", "start", "end"]].set_axis(["call", "called", "left"], axis=1)
+    work = work.join(called.reindex(caller).set_axis(work.index))
+    kernels = work["category"] == "kernel"
+    intervals = pd.Series(list(zip(work["start"], work["end"], strict=True)), work.index, dtype=object)
+    return work.assign(kernels=kernels, copies=~kernels, interval=intervals)
+
+
+def _inside(ranges: pd.DataFrame, events: pd.DataFrame, time: str) -> pd.DataFrame:
+    """Each event beside every range that its ``time`` lies in, the outer ranges first: the columns of both.
+
+    ``range`` and ``event`` say which, by the index of each.
+    """
+    times = events[time].sort_values()
+    first, last = (times.searchsorted(ranges[edge]) for edge in ("since", "until"))
+    pairs = [
+        (place, event)
+        for place, begin, end in zip(ranges.index, first, last, strict=True)
+        for event in times.index[begin:end]
+    ]
+    table = pd.DataFrame(pairs, columns=["range", "event"], dtype="int64")
+    return table.join(ranges, on="range").join(events, on="event")
+
+
+def _innermost(inside: pd.DataFrame) -> pd.DataFrame:
+    """Each event once, in order of time, beside the innermost of its ranges."""
+    return inside.drop_duplicates("event", keep="last").sort_values("event")
 
 
 # -- the tables ---------------------------------------------------------------------------------------
 
 
-def _grouped(pairs: Iterable[tuple[Any, Any]]) -> defaultdict[Any, list[Any]]:
-    """The values of each key, in order; an empty list for any other key."""
-    groups: defaultdict[Any, list[Any]] = defaultdict(list)
-    for key, value in pairs:
-        groups[key].append(value)
-    return groups
+def _with_work(groups: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
+    """``groups`` with their kernels, copies (and fills), launching calls, and the time the device worked."""
+    keys = list(groups.index.names)
+    counts = within.groupby(keys).agg(
+        kernels=("kernels", "sum"),
+        copies=("copies", "sum"),
+        launches=("correlation", "nunique"),
+        busy_ms=("interval", busy_ms),
+    )
+    return groups.join(counts.reindex(groups.index, fill_value=0))
 
 
-def _columns(names: str, rows: Sequence[tuple]) -> dict[str, list]:
-    return {name: [row[place] for row in rows] for place, name in enumerate(names.split())}
+def _stages(ranges: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
+    spans = ranges.groupby(_STAGE, sort=False).agg(calls=("host_ms", "size"), host_ms=("host_ms", "sum"))
+    table = _with_work(spans, within).reset_index()
+    return table[[*_STAGE, "calls", "kernels", "copies", "launches", "busy_ms", "host_ms"]]
 
 
-def _totals(names: str, rows: Sequence[tuple], **figures: Any) -> pd.DataFrame:
-    """A row for each combination of the columns ``names``: ``figures`` of the ms, which stand last."""
-    table = pd.DataFrame(rows, columns=[*names.split(), "ms"])
-    return table.groupby(names.split(), sort=False)["ms"].agg(**figures).reset_index()
+def _decode_steps(ranges: pd.DataFrame, within: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
+    steps = _with_work(ranges[ranges["stage"] == "decode_step"], within).astype({"step": int})
+    steps["host_syncs"] = waits["range"].value_counts().reindex(steps.index, fill_value=0)
+    return steps[["step", "kernels", "copies", "launches", "busy_ms", "host_syncs", "host_ms"]]
 
 
-def _plain(table: pd.DataFrame) -> dict[str, list]:
-    """To the nanosecond: the trace has no more."""
-    return {str(name): column.tolist() for name, column in table.round(_DECIMALS).items()}
-
-
-def _stages(ranges: Sequence[Range], within: Mapping[int, list[DeviceWork]]) -> dict[str, list]:
-    rows = []
-    for key, places in _grouped((span.key, place) for place, span in enumerate(ranges)).items():
-        host_ms = sum(ranges[place].end - ranges[place].start for place in places)
-        work = [item for place in places for item in within[place]]
-        rows.append((*key, len(places), *_counts(work), _ms(host_ms)))
-    return _columns("phase stage view calls kernels copies launches busy_ms host_ms", rows)
-
-
-def _decode_steps(
-    ranges: Sequence[Range],
-    nesting: Nesting,
-    within: Mapping[int, list[DeviceWork]],
-    syncs: Sequence[Event],
-) -> dict[str, list]:
-    waits = Counter(place for sync in syncs for place in nesting.chain(nesting.innermost(sync.start)))
-    rows = [
-        (span.step, *_counts(within[place]), waits[place], _ms(span.end - span.start))
-        for place, span in enumerate(ranges)
-        if span.key[1] == "decode_step"
-    ]
-    return _columns("step kernels copies launches busy_ms host_syncs host_ms", rows)
-
-
-def _counts(work: Sequence[DeviceWork]) -> tuple[int, int, int, float]:
-    """Kernels, copies (and fills), launching calls, and the time the device worked."""
-    kernels = sum(item.event.category == "kernel" for item in work)
-    launches = len({item.event.correlation for item in work})
-    return kernels, len(work) - kernels, launches, _busy(work)
-
-
-def _top(ranges: Sequence[Range], work: Sequence[DeviceWork]) -> dict[str, list]:
-    times = [
-        (*ranges[item.place].key[:2], item.event.name, item.event.end - item.event.start) for item in work
-    ]
-    table = _totals("phase stage kernel", times, count="count", device_ms="sum")
-    table["place"] = table.groupby(["phase", "stage"], sort=False).ngroup()
+def _top(inside: pd.DataFrame) -> pd.DataFrame:
+    stage, each = ["phase", "stage"], ["phase", "stage", "kernel"]
+    work = inside.assign(kernel=inside["name"], device_ms=inside["end"] - inside["start"])
+    table = work.groupby(each, sort=False)["device_ms"].agg(count="count", device_ms="sum").reset_index()
+    table["place"] = table.groupby(stage, sort=False).ngroup()
     table = table.sort_values(["place", "device_ms"], ascending=[True, False], kind="stable")
     table.loc[table.groupby("place").cumcount() >= _TOP, "kernel"] = ""
-    keys = ["phase", "stage", "kernel"]
-    table = table.groupby(keys, sort=False)[["count", "device_ms"]].sum().reset_index()
-    return _plain(table.assign(kernel=[name[:_NAME_LENGTH] for name in table["kernel"]]))
+    table = table.groupby(each, sort=False)[["count", "device_ms"]].sum().reset_index()
+    return table.assign(kernel=table["kernel"].str[:_NAME_LENGTH])
 
 
-def _gaps(ranges: Sequence[Range], work: Sequence[DeviceWork], syncs: Sequence[Event]) -> dict[str, list]:
-    returns = sorted(event.end for event in syncs)
-    found = []
-    for inside in _grouped((ranges[item.place].key[0], item) for item in work).values():
-        for place, start, end in gaps_between([_interval(item) for item in inside]):
-            cause = _cause(inside[place], start, end, returns)
-            found.append((*ranges[inside[place].place].key, cause, 0.0, end - start))
-    keys = "phase stage view cause longer_than_us"
-    return _plain(_totals(keys, found, count="count", idle_ms="sum", longest_ms="max"))
-
-
-def _cause(ended_by: DeviceWork, start: float, end: float, sync_returns: Sequence[float]) -> str:
-    """Why the device was idle between ``start`` and ``end``.
+def _gaps(inside: pd.DataFrame, syncs: pd.DataFrame) -> pd.DataFrame:
+    """Idle time by the stage of the kernel that ended it, and by why the device was idle.
 
     ``host sync``: the host was waiting for the device and only then went on. ``launch``: the host was late
     with the next launch. ``device``: the launch was there in time (the space between queued kernels).
     """
-    place = bisect_left(sync_returns, start)
-    if place < len(sync_returns) and sync_returns[place] <= end:
-        return "host sync"
-    return "launch" if ended_by.launched.end > start else "device"
+    returns = syncs["end"].sort_values()
+    found = [inside.iloc[:0].assign(idle_from=0.0)]
+    for _, work in inside.groupby("phase", sort=False):
+        gaps = gaps_between(work["interval"].tolist())
+        ended = work.iloc[[place for place, _, _ in gaps]]
+        found.append(ended.assign(idle_from=[start for _, start, _ in gaps]))
+    table = pd.concat(found)
+    waited = returns.searchsorted(table["idle_from"]) < returns.searchsorted(table["start"], "right")
+    late = table["left"] > table["idle_from"]
+    table = table.assign(
+        cause=np.select([waited, late], ["host sync", "launch"], "device"),
+        longer_than_us=0.0,
+        idle_ms=table["start"] - table["idle_from"],
+    )
+    groups = table.groupby([*_STAGE, "cause", "longer_than_us"], sort=False)["idle_ms"]
+    return groups.agg(count="count", idle_ms="sum", longest_ms="max").reset_index()
 
 
-def _parts(
-    events: Sequence[Event], ranges: Sequence[Range], work: Sequence[DeviceWork], operators: Sequence[Event]
-) -> dict[str, list]:
+def _parts(events: pd.DataFrame, operators: pd.DataFrame, inside: pd.DataFrame) -> pd.DataFrame:
     """KV cache update and attention within the language model; ``by`` says how their kernels were told.
 
     Attention within a replayed graph cannot be told, so it has no row.
     """
-    updates = Nesting(
-        [event for event in events if event.category == "user_annotation" and event.name == KV_RANGE]
+    calls = inside.set_index("event")[["called"]]
+    updates, attention = (
+        inside["event"].isin(_inside(_as_ranges(found[found["name"] == name]), calls, "called")["event"])
+        for found, name in ((events, KV_RANGE), (operators, _ATTENTION_OPERATOR))
     )
-    attention = Nesting([event for event in operators if event.name == _ATTENTION_OPERATOR])
-    groups: dict[Key, list[DeviceWork]] = defaultdict(list)
-    for item in work:
-        phase, stage, _ = ranges[item.place].key
-        time = item.launched.start
-        if _GRAPH_LAUNCH.match(item.launched.name):
-            if _GRAPH_KV_UPDATE in item.event.name:
-                groups[phase, "kv_update", "name"].append(item)
-        elif updates.innermost(time) >= 0:
-            groups[phase, "kv_update", "range"].append(item)
-        elif stage == "language_model" and attention.innermost(time) >= 0:
-            groups[phase, "attention", "operator"].append(item)
-    rows = [(*key, len(inside), _busy(inside)) for key, inside in groups.items()]
-    return _columns("phase part by kernels busy_ms", rows)
+    graph = inside["call"].str.match(_GRAPH_LAUNCH)
+    written = graph & inside["name"].str.contains(_GRAPH_KV_UPDATE)
+    attention &= inside["stage"] == "language_model"
+    by = np.select([written, graph, updates, attention], ["name", "", "range", "operator"], "")
+    table = inside.assign(by=by, part=np.where(by == "operator", "attention", "kv_update"))[by != ""]
+    groups = table.groupby(["phase", "part", "by"], sort=False)["interval"]
+    return groups.agg(kernels="size", busy_ms=busy_ms).reset_index()
 
 
-def _host_syncs(
-    syncs: Sequence[Event],
-    ranges: Sequence[Range],
-    nesting: Nesting,
-    operators: Sequence[Event],
-    work: Sequence[DeviceWork],
-) -> dict[str, list]:
+def _host_syncs(waits: pd.DataFrame, operators: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
     """The host's waits by stage, call and operator: the outermost within the stage, and what it went through.
 
     ``copy`` is the direction of a copy made within the same operator (DtoH, HtoD); the time of the call that
     made it, which for pageable memory waits too, counts as waiting.
     """
-    stack = Nesting(operators)
-    copies = [item for item in work if item.event.category == "gpu_memcpy"]
-    copies.sort(key=lambda item: item.launched.start)
-    starts = [item.launched.start for item in copies]
-    found = []
-    for sync in syncs:
-        place = nesting.innermost(sync.start)
-        if place < 0:
-            continue
-        around = [operators[index] for index in stack.chain(stack.innermost(sync.start))]
-        around = [operator for operator in around if operator.start >= ranges[place].start]
-        direction, waited = "", sync.end - sync.start
-        before = bisect_right(starts, sync.start) - 1
-        if around and before >= 0 and starts[before] >= around[0].start:
-            match = re.search(r"[DH]to[DH]", copies[before].event.name)
-            direction = match[0] if match else ""
-            waited += copies[before].launched.end - starts[before]
-        names = (around[-1].name, around[0].name) if around else ("", "")
-        found.append((*ranges[place].key[:2], sync.name, *names, direction, waited))
-    return _plain(_totals("phase stage call operator through copy", found, count="count", wait_ms="sum"))
+    columns = {"event": "wait", "name": "call", "since": "stage_since"}
+    waits = waits.rename(columns=columns)[["wait", "phase", "stage", "call", "start", "end", "stage_since"]]
+    around = _inside(_as_ranges(operators), waits, "start")
+    around = around[around["since"] >= around["stage_since"]]
+    names = around.groupby("event").agg(
+        operator=("name", "first"), through=("name", "last"), began=("since", "last")
+    )
+    copies = work[work["category"] == "gpu_memcpy"].sort_values("called")[["name", "called", "left"]]
+    waits = pd.merge_asof(waits.join(names), copies.dropna(), left_on="start", right_on="called")
+    own = waits["called"] >= waits["began"]
+    waits["copy"] = waits["name"].str.extract("([DH]to[DH])", expand=False).where(own)
+    waits["wait_ms"] = waits["end"] - waits["start"] + (waits["left"] - waits["called"]).where(own, 0.0)
+    keys = ["phase", "stage", "call", "operator", "through", "copy"]
+    groups = waits.fillna(dict.fromkeys(keys, "")).groupby(keys, sort=False)["wait_ms"]
+    return groups.agg(count="count", wait_ms="sum").reset_index()
 
 
-def _busy(work: Sequence[DeviceWork]) -> float:
-    return _ms(busy_ms([_interval(item) for item in work]))
-
-
-def _interval(work: DeviceWork) -> tuple[float, float]:
-    return work.event.start, work.event.end
-
-
-def _ms(value: float) -> float:
-    """To the nanosecond: the trace has no more, and what touches must not seem to be apart."""
-    return round(value, _DECIMALS)
+def _as_ranges(events: pd.DataFrame) -> pd.DataFrame:
+    return events[["name", "start", "end"]].set_axis(["name", "since", "until"], axis=1)

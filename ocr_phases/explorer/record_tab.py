@@ -14,7 +14,7 @@ from ocr_phases.explorer.kept_records import file_stem
 from ocr_phases.explorer.messages import Messages
 from ocr_phases.explorer.panes import Pane
 from ocr_phases.explorer.places import found, placed, shown_path
-from ocr_phases.files import NOTHING, REPORT_FOLDER, folder_for, save_new
+from ocr_phases.files import REPORT_FOLDER, folder_for, save_new
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.results import method
 from ocr_phases.show.web import Html, data_address, element, fragment
@@ -107,7 +107,7 @@ class RecordPane(Pane):
     def _make_report(self, _: Any) -> None:
         assert self._run is not None
         run = self._run
-        folder = folder_for(None, placed(self.folder.value) / file_stem(run), NOTHING)
+        folder = folder_for(None, placed(self.folder.value) / file_stem(run))
         self._messages.say(f"Writing the report into {shown_path(folder)} …")
         self._in_background(lambda: run.report(folder), self._made)
 

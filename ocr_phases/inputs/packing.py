@@ -226,7 +226,7 @@ class PageInputs:
         return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("inputs_bundle")(self)
+        return elsewhere("show.results.inputs_bundle")(self)
 
 
 def _normalised(pixels: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> Tensor:

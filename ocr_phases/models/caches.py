@@ -1,19 +1,24 @@
-"""KV caches of every kind that a model class uses, of transformers before and after they had layers."""
+"""KV caches: one that grows, of transformers before and after caches had layers, and a static one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Cache, DynamicCache
 
 
-def cache_layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of each layer, [B, heads, length, width] each."""
-    if hasattr(cache, "layers"):
-        return [(layer.keys, layer.values) for layer in cache.layers]
-    return list(zip(cache.key_cache, cache.value_cache, strict=True))
+def _layers(cache: Any) -> Iterator[list[Tensor]]:
+    """Keys and values of each layer, [B, heads, length, width]; of one with a window first the prompt's."""
+    if not hasattr(cache, "layers"):
+        yield from map(list, zip(cache.key_cache, cache.value_cache, strict=True))
+    for layer in getattr(cache, "layers", ()):
+        parts = (getattr(layer, name, None) for name in ("prefill_keys", "prefill_values", "keys", "values"))
+        # What nothing was put into yet has one dimension.
+        yield [part for part in parts if part is not None and part.dim() == 4]
 
 
 def cache_length(cache: Any) -> int | None:
@@ -27,21 +32,42 @@ def held_entries(cache: Any) -> int | None:
 
     A cache with a window has seen more tokens (`cache_length`) than it holds, once the window is full.
     """
-    if not getattr(cache, "layers", None) or _device_counts(cache):
-        return None
-    return sum(keys.shape[2] for keys, _ in _parts(cache.layers[0]))
+    keys = next(_layers(cache), [])[::2]
+    return None if cache_length(cache) is None else sum(part.shape[2] for part in keys)
 
 
 def cache_window(cache: Any) -> int | None:
     """How many generated tokens a step sees in this cache, its own among them; None for all of them."""
-    static = bool(_device_counts(cache))
-    windows = {
-        getattr(layer, "window", None)
-        if static or not hasattr(layer, "prefill_keys")
-        else layer.sliding_window
-        for layer in getattr(cache, "layers", ())
-    }
-    return windows.pop() if len(windows) == 1 else None
+    first = next(iter(getattr(cache, "layers", ())), None)
+    return getattr(first, "sliding_window" if isinstance(cache, DynamicCache) else "window", None)
+
+
+def cache_bytes_per_token(cache: Any) -> int:
+    """Bytes one cached token takes over all layers: keys and values of every head, for the whole batch."""
+    tensors = [tensor for layer in _layers(cache) for tensor in layer[:2]]
+    return sum(tensor[..., :1, :].numel() * tensor.element_size() for tensor in tensors)
+
+
+def device_lengths(cache: Any) -> list[int]:
+    """Tokens by the count of each layer of a cache that counts on the device; empty for any other.
+
+    Waits for the device.
+    """
+    if cache_length(cache) is not None:
+        return []
+    return torch.stack([layer.cumulative_length for layer in cache.layers]).tolist()
+
+
+def drop_last(cache: Any) -> None:
+    """Drop a cache's newest entry."""
+    if cache_length(cache) is not None:
+        cache.crop(-1)
+        return
+    for layer in cache.layers:  # the entry stays where it is, and the next step writes over it
+        layer.cumulative_length.sub_(1)
+
+
+# -- the static one -----------------------------------------------------------------------------------
 
 
 def static_cache(config: Any, max_cache_len: int, window: int | None, slot: Tensor) -> Any:
@@ -51,11 +77,7 @@ def static_cache(config: Any, max_cache_len: int, window: int | None, slot: Tens
     transformers' own static layer for a window shifts all of its entries a step, and chooses its way by a
     count on the host; its others read all that there is room for.
     """
-    from transformers import StaticCache
-
-    cache = StaticCache(config=config, max_cache_len=max_cache_len)
-    cache.layers = [_slot_layer()(max_cache_len, window, slot) for _ in cache.layers]
-    return cache
+    return Cache(layers=[_slot_layer()(max_cache_len, window, slot) for _ in range(config.num_hidden_layers)])
 
 
 def read_up_to(cache: Any, read: int) -> None:
@@ -90,40 +112,3 @@ def _slot_layer() -> type:
             return self.keys[:, :, : self.read], self.values[:, :, : self.read]
 
     return SlotLayer
-
-
-def _parts(layer: Any) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of a layer; of one with a window first those of the prompt, where there are any."""
-    pairs = [(layer.keys, layer.values)]
-    if hasattr(layer, "prefill_keys"):
-        pairs.insert(0, (layer.prefill_keys, layer.prefill_values))
-    return [(keys, values) for keys, values in pairs if keys.dim() == 4]  # the empty ones have one dimension
-
-
-def device_lengths(cache: Any) -> list[int]:
-    """Tokens by the count of each layer of a cache that counts on the device; empty for any other.
-
-    Waits for the device.
-    """
-    counts = _device_counts(cache)
-    return torch.stack(counts).tolist() if counts else []
-
-
-def _device_counts(cache: Any) -> list[Tensor]:
-    counts = [getattr(layer, "cumulative_length", None) for layer in getattr(cache, "layers", ())]
-    return [count for count in counts if isinstance(count, Tensor)]
-
-
-def cache_bytes_per_token(cache: Any) -> int:
-    """Bytes one cached token takes over all layers: keys and values of every head, for the whole batch."""
-    layers = [_parts(layer)[0] for layer in cache.layers] if hasattr(cache, "layers") else cache_layers(cache)
-    return sum(tensor[..., :1, :].numel() * tensor.element_size() for layer in layers for tensor in layer)
-
-
-def drop_last(cache: Any) -> None:
-    """Drop a cache's newest entry."""
-    counts = _device_counts(cache)
-    if not counts:
-        cache.crop(-1)
-    for count in counts:  # the entry stays where it is, and the next step writes over it
-        count.sub_(1)

@@ -20,14 +20,11 @@ _MOST_JSON = 64 << 20
 
 def local_folder(name: str, *, local_only: bool = False) -> Path | None:
     """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is neither."""
-    try:
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return Path(os.path.abspath(folder))  # noqa: PTH100  (no link followed: "." has a name, too)
-        there = folder.exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, a user who is unknown
-        there = False
-    if there:
+    # Unlike Path's, these raise for no name: too long, with a NUL, of a user who is unknown.
+    folder = os.path.abspath(os.path.expanduser(name))  # noqa: PTH100, PTH111  (no link followed)
+    if os.path.isdir(folder):  # noqa: PTH112
+        return Path(folder)
+    if os.path.exists(folder):  # noqa: PTH110
         raise OcrPhasesError(f"{name} is a file: name the checkpoint's folder.")
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise OcrPhasesError(
@@ -53,17 +50,15 @@ def download(name: str, revision: str | None, *, code: bool = False) -> Path:
         )
     patterns = ["*.json", "*.safetensors", *(["*.py"] if code else [])]
     problem = _hub_problem(name, revision)
+    options = {"allow_patterns": patterns, "local_files_only": problem is not None}
     try:
-        folder = snapshot_download(
-            name, revision=revision, allow_patterns=patterns, local_files_only=problem is not None
-        )
+        return Path(snapshot_download(name, revision=revision, **options))
     except (OSError, HTTPError, HFValidationError) as error:
         error = problem or error
         raise OcrPhasesError(
             f"{name} is neither a folder here nor could it be fetched from the hub ({type(error).__name__}): "
             "check the name and the connection, or download it and name its folder."
         ) from error
-    return Path(folder)
 
 
 def _hub_problem(name: str, revision: str | None) -> Exception | None:
@@ -91,12 +86,10 @@ def hub_commit(name: str) -> str | None:
     try:
         path = try_to_load_from_cache(name, "config.json")
         if not isinstance(path, str):
-            if _hub_problem(name, None) is not None:
-                return None
-            path = hf_hub_download(name, "config.json")
+            path = None if _hub_problem(name, None) else hf_hub_download(name, "config.json")
     except (OSError, HfHubHTTPError, HFValidationError):
         return None  # loading it says what is wrong
-    return Path(path).parent.name
+    return path and Path(path).parent.name
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -128,10 +121,9 @@ def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) 
         return missing
     try:
         content = parse_json(read_regular(path, _MOST_JSON))
-    except OSError as error:
-        raise OcrPhasesError(f"{path} cannot be read ({error.strerror}).") from error
-    except OcrPhasesError as error:
-        raise OcrPhasesError(f"{path} cannot be read as JSON ({error}).") from error
+    except (OSError, OcrPhasesError) as error:
+        reason = getattr(error, "strerror", error)
+        raise OcrPhasesError(f"{path} cannot be read as JSON ({reason}).") from error
     if not isinstance(content, dict):
         raise OcrPhasesError(f"{path} holds no JSON object.")
     try:

@@ -23,16 +23,20 @@ from ocr_phases.models.folders import (
     local_folder,
     read_config,
     read_json,
-    transformers_version,
 )
 from ocr_phases.models.vendor import check_request, load_vendor
-from ocr_phases.models.weights import dummy_config, load_weights, random_model, resolve_dtype
+from ocr_phases.models.weights import (
+    dummy_config,
+    load_weights,
+    quiet_loading,
+    random_model,
+    resolve_dtype,
+)
 from ocr_phases.models.wiring import NATIVES, Family, family_of, native_config
 from ocr_phases.settings import ModelSettings
 from ocr_phases.text import count_text, nearest
 from ocr_phases.versions import asset, folder_hash
 
-NATIVE_NEEDS = (5, 20)
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
 ROUND_TRIP = "Total 12 450,00 € at 20 °C"
 #: The source of a checkpoint that `adopt` made.
@@ -88,20 +92,17 @@ class Checkpoint:
 
 def resolve_device(device: str) -> str:
     """``auto`` to ``cuda`` where there is one, else ``cpu``; `OcrPhasesError` for one that is not here."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        return device
+    here, count = torch.cuda.is_available(), torch.cuda.device_count()
+    if device in ("auto", "cpu"):
+        return "cuda" if device == "auto" and here else "cpu"
     found = re.fullmatch(r"cuda(?::(\d+))?", device)
     if found is None:
         hint = nearest(device, ("auto", "cpu", "cuda"))
         raise OcrPhasesError(f"Unknown device {device!r}: use auto, cpu, cuda or cuda:N.{hint}")
-    if not torch.cuda.is_available():
+    if not here:
         raise OcrPhasesError(f"Device {device} was asked for, but torch sees no CUDA here: use device cpu.")
-    if int(found[1] or 0) >= torch.cuda.device_count():
-        raise OcrPhasesError(
-            f"There is no {device}: torch sees {count_text(torch.cuda.device_count(), 'CUDA device')}."
-        )
+    if int(found[1] or 0) >= count:
+        raise OcrPhasesError(f"There is no {device}: torch sees {count_text(count, 'CUDA device')}.")
     return device
 
 
@@ -115,23 +116,23 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
     vendor = asked.implementation == "vendor"
     if vendor:
         check_request(asked)
-    else:
-        _check_native(asked)
+    elif asked.cuda_calls != "refuse":
+        raise OcrPhasesError('cuda_calls is for implementation="vendor": native calls no .cuda().')
     folder, name, source, revision = _find(asked, local_only)
     raw = dummy_config(name) if source == RANDOM else read_config(folder)
     family = None if vendor else NATIVES[read_model_config(raw).family.name]
     tokenizer = load_tokenizer(folder)
     image_token_id = raw["image_token_id"] if source == RANDOM else image_token(raw, tokenizer)
     content = folder_hash(folder, code=True) if vendor else ""
-    if family is None:
-        model = load_vendor(folder, raw, content, asked)
-    elif source == RANDOM:
-        model = random_model(family, native_config(raw), asked)
-    else:
-        config = native_config(raw)
-        config.image_token_id = image_token_id
-        model = load_weights(folder, family.model_class(), family.facts.title, asked, config=config)
-    ignored = asked.cuda_calls == "ignore" and torch.device(asked.device).type == "cpu"
+    dtype = resolve_dtype(asked.dtype, asked.device)
+    with quiet_loading():
+        if family is None:
+            model = load_vendor(folder, raw, content, asked)
+        elif source == RANDOM:
+            model = random_model(family, native_config(raw), asked)
+        else:
+            options = {"config": native_config(raw | {"image_token_id": image_token_id}), "dtype": dtype}
+            model = load_weights(folder, family.model_class(), family.facts.title, asked, **options)
     return Checkpoint(
         model=model.to(asked.device).eval(),
         tokenizer=tokenizer,
@@ -141,37 +142,24 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
         config=raw,
         image_token_id=image_token_id,
         device=asked.device,
-        dtype=resolve_dtype(asked.dtype, asked.device),
+        dtype=dtype,
         default_preset="small" if source == BUILT_IN else None,
         default_ignore_eos=source == RANDOM,
-        cuda_calls="ignore" if ignored else None,
+        cuda_calls="ignore" if asked.cuda_calls == "ignore" and asked.device == "cpu" else None,
     )
 
 
 def _find(asked: ModelSettings, local_only: bool) -> tuple[Path, str, str, str]:
     """The folder to read; the model's name, source and revision, empty for one that its content tells."""
     name = asked.model
-    if not local_only and name.partition(":")[0] == "dummy":
-        return asset("data", "tiny"), name, RANDOM, "seed:0"
-    if not local_only and name == "tiny":
-        return asset("data", "tiny"), name, BUILT_IN, ""
+    random = name.partition(":")[0] == "dummy"
+    if not local_only and (random or name == "tiny"):
+        return asset("data", "tiny"), name, *((RANDOM, "seed:0") if random else (BUILT_IN, ""))
     folder = local_folder(name, local_only=local_only)
     if folder is not None:
         return folder, folder.name, str(folder), ""
     folder = download(name, asked.revision, code=asked.implementation == "vendor")
     return folder, name, str(folder), folder.name
-
-
-def _check_native(asked: ModelSettings) -> None:
-    import transformers
-
-    if asked.cuda_calls != "refuse":
-        raise OcrPhasesError('cuda_calls is for implementation="vendor": native calls no .cuda().')
-    if transformers_version() < NATIVE_NEEDS:
-        raise OcrPhasesError(
-            f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
-            f"here is {transformers.__version__}: upgrade transformers."
-        )
 
 
 def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
@@ -196,9 +184,8 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
     if family.implementation == "native":
         read_model_config(config)
     check_tokenizer(tokenizer, f"beside {title}")
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for key, tensor in model.state_dict().items():
-        digest.update(f"{key} {_fingerprint(tensor)}\n".encode())
+    prints = [f"{key} {_fingerprint(tensor)}\n" for key, tensor in model.state_dict().items()]
+    digest = hashlib.sha256("".join([json.dumps(config, sort_keys=True), *prints]).encode())
     parameter = next(filter(torch.is_floating_point, model.parameters()))
     return Checkpoint(
         model=model,
@@ -235,8 +222,8 @@ def load_tokenizer(folder: Path) -> Any:
     if not path.is_file():
         raise OcrPhasesError(f"{folder} has no tokenizer.json: add the checkpoint's tokenizer.")
     labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
-    names = {key: _token_text(labels.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
-    names = {key: text for key, text in names.items() if text}
+    said = {name: labels[name] for name in ("bos_token", "eos_token", "pad_token") if labels.get(name)}
+    names = {name: each["content"] if isinstance(each, dict) else each for name, each in said.items()}
     try:
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(path), clean_up_tokenization_spaces=False, **names
@@ -271,27 +258,20 @@ class TokenReader:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._before: list[int] = []  # what decodes into the text in front of the next
         self._waiting: list[int] = []
 
     def read(self, token: int, *, last: bool = False) -> str:
         """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
         known = token < len(self._tokenizer)
-        if known:
-            self._waiting.append(token)
-        before = self._tokenizer.decode(self._before)
-        now = self._tokenizer.decode(self._before + self._waiting)
-        if not known:
-            self._before, self._waiting = [], []
-            return f"{now[len(before) :]}<{token}>"
-        if now.endswith("\ufffd") and not last and not self._whole():
+        self._waiting += [token] * known
+        text = self._tokenizer.decode(self._waiting)
+        # A U+FFFD at the end may be the text's own, or what an incomplete character decodes to.
+        unsure = known and not last and text.endswith("\ufffd")
+        spelled = self._tokenizer.convert_ids_to_tokens(self._waiting) if unsure else ()
+        if unsure and not "".join(spelled).endswith(_REPLACEMENT):
             return ""
-        self._before, self._waiting = self._waiting, []
-        return now[len(before) :]
-
-    def _whole(self) -> bool:
-        """Whether the U+FFFD at the end is the text's own, not what an incomplete character decodes to."""
-        return "".join(self._tokenizer.convert_ids_to_tokens(self._waiting)).endswith(_REPLACEMENT)
+        self._waiting = []
+        return text if known else f"{text}<{token}>"
 
 
 def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
@@ -308,7 +288,3 @@ def image_token(config: dict[str, Any], tokenizer: Any) -> int:
             f"config.json says image token {config['image_token_id']}, the tokenizer says {found}."
         )
     return found
-
-
-def _token_text(value: Any) -> str | None:
-    return value.get("content") if isinstance(value, dict) else value

@@ -12,9 +12,9 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from torch import nn
@@ -22,22 +22,18 @@ from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from ocr_phases.inputs.packing import pack
 from ocr_phases.models.wiring import family_of
-from ocr_phases.versions import __version__
 
 COLUMNS = ("what", "symbol", "file", "line", "version")
 _SHOWN = 120
 _EXAMPLE = re.compile(r"\b(model|self)\.generate\(.*")
 
 
-@dataclass(frozen=True)
-class Method:
-    """A method as written; ``owner`` is its module, ``start`` its first line in ``file``."""
+class Method(NamedTuple):
+    """A method as written, behind its decorators; ``start`` is the first line of ``source`` in its file."""
 
-    name: str
-    owner: str
+    function: Callable[..., Any]
     node: ast.FunctionDef
     source: str
-    file: str
     start: int
 
     def calls(self, pattern: str) -> list[ast.Call]:
@@ -83,29 +79,28 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     ]
     rows: list[tuple[Any, ...]] = []
     for what, places in found:
-        for method, code, line in places:
-            file, version = _origin(method.file, revision)
-            code = code if len(code) <= _SHOWN else f"{code[:_SHOWN]}..."
-            rows.append((what, f"{method.name}: {code}".removesuffix(": "), file, line, version))
-        if not places:
-            rows.append((what, "", None, None, ""))
+        rows += [(what, *_told(*place, revision)) for place in places] or [(what, "", None, None, "")]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"line": "Int64"})
+
+
+def _told(method: Method, code: str, line: int, revision: str) -> tuple[str, str, int, str]:
+    """Symbol, file, line and version: of a library with one, or of the checkpoint, whose files have names."""
+    function = method.function
+    code = code if len(code) <= _SHOWN else f"{code[:_SHOWN]}..."
+    path, library = Path(inspect.getfile(function)), sys.modules[function.__module__.partition(".")[0]]
+    file, version = path.name, revision
+    if hasattr(library, "__version__"):
+        file = path.relative_to(Path(str(library.__file__)).parents[1]).as_posix()
+        version = f"{library.__name__} {library.__version__}"
+    return f"{function.__qualname__}: {code}".removesuffix(": "), file, line, version
 
 
 def _methods(owners: Iterable[type]) -> list[Method]:
     """The methods that objects of the classes run, inherited ones too, but for those of torch itself."""
-    return [method for owner in dict.fromkeys(owners) for method in _methods_of(owner)]
-
-
-def _methods_of(owner: type) -> Iterator[Method]:
-    seen: set[str] = set()
-    for base in owner.__mro__:
-        if base.__module__.startswith("torch."):
-            continue
-        for name, function in vars(base).items():
-            if name not in seen and inspect.isfunction(function):
-                seen.add(name)
-                yield from _read(function)
+    members = [inspect.getmembers(owner, inspect.isfunction) for owner in dict.fromkeys(owners)]
+    functions = [function for _, function in chain.from_iterable(members)]
+    ours = [function for function in functions if not function.__module__.startswith("torch.")]
+    return list(chain.from_iterable(map(_read, ours)))
 
 
 def _read(function: Callable[..., Any]) -> Iterator[Method]:
@@ -119,9 +114,7 @@ def _read(function: Callable[..., Any]) -> Iterator[Method]:
         return
     if isinstance(node, ast.FunctionDef):
         ast.increment_lineno(node, start - 1)
-        yield Method(
-            function.__qualname__, function.__module__, node, source, inspect.getfile(function), start
-        )
+        yield Method(function, node, source, start)
 
 
 def _definition(function: Callable[..., Any] | None) -> list[Place]:
@@ -131,9 +124,8 @@ def _definition(function: Callable[..., Any] | None) -> list[Place]:
 def _example(model: nn.Module) -> list[Place]:
     """The first call of ``generate()`` in the class's own code or in the examples of its docstrings."""
     for method in _methods([type(model)]):
-        if method.owner != type(model).__module__:
-            continue
-        for line, text in enumerate(method.source.splitlines(), method.start):
+        own = method.function.__module__ == type(model).__module__
+        for line, text in enumerate(method.source.splitlines() if own else (), method.start):
             if found := _EXAMPLE.search(text):
                 calls = [call for call in method.calls(_named("generate")) if call.lineno == line]
                 return [(method, _code(calls[0]) if calls else found[0], line)]
@@ -176,18 +168,3 @@ def _guard(function: ast.FunctionDef, calls: list[ast.Call]) -> ast.expr | None:
             if all(id(call) in inside for call in calls):
                 return node.test
     return None
-
-
-def _origin(file: str, revision: str) -> tuple[str, str]:
-    """The file relative to site-packages with its library's version, or its name in the checkpoint."""
-    import transformers
-
-    path = Path(file)
-    package = Path(__file__).parents[1]
-    for root in (Path(transformers.__file__).parents[1], package.parent):
-        if path.is_relative_to(package if root == package.parent else root):
-            relative = path.relative_to(root)
-            library = relative.parts[0]
-            version = getattr(sys.modules.get(library), "__version__", __version__)
-            return relative.as_posix(), f"{library} {version}".strip()
-    return path.name, revision

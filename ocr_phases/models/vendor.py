@@ -14,7 +14,7 @@ import importlib.util
 import io
 import sys
 import threading
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,30 +54,17 @@ def load_vendor(folder: Path, config: dict[str, Any], content: str, asked: Model
     a CPU for code that calls ``.cuda()``, unless that is to be ignored.
     """
     reference = _class_reference(folder, config)
-    on_cpu = torch.device(asked.device).type == "cpu"
+    dtype = resolve_dtype(asked.dtype, asked.device)
     # The imports print too; what the class prints while it runs is dropped by `Family.silenced`.
-    with contextlib.redirect_stdout(io.StringIO()), _without_warnings():
+    with contextlib.redirect_stdout(io.StringIO()):
         found = _import_class(folder, reference, content)
-        if on_cpu and asked.cuda_calls == "refuse":
+        if asked.device == "cpu" and asked.cuda_calls == "refuse":
             _refuse_cuda_calls(found)
-        model = load_weights(folder, found, found.__name__, asked)
-    if on_cpu and asked.cuda_calls == "ignore":
+        model = load_weights(folder, found, found.__name__, asked, torch_dtype=dtype)
+    if asked.device == "cpu" and asked.cuda_calls == "ignore":
         _ignore_cuda_calls(model)
     # Buffers too, as the published usage does: that rounds its rotary frequencies to the dtype.
-    return model.to(device=asked.device, dtype=resolve_dtype(asked.dtype, asked.device))
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Without transformers' warnings: missing weights, which it warns of, are looked at by `load_weights`."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+    return model.to(device=asked.device, dtype=dtype)
 
 
 def _class_reference(folder: Path, config: dict[str, Any]) -> str:
@@ -111,14 +98,11 @@ def _import_class(folder: Path, reference: str, content: str) -> Any:
     package = f"ocr_phases_code_{content}"
     place = Path(HF_MODULES_CACHE) / package
     for path in folder.rglob("*.py"):
-        target, source = place / path.relative_to(folder), path.read_bytes()
-        if not target.is_file() or target.read_bytes() != source:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(target, source)
+        target = place / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, path.read_bytes())
     importlib.invalidate_caches()
-    if package not in sys.modules:
-        sys.modules[package] = ModuleType(package)
-        sys.modules[package].__path__ = [str(place)]
+    sys.modules.setdefault(package, ModuleType(package)).__path__ = [str(place)]
     module, _, name = reference.partition(".")
     try:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
@@ -150,28 +134,20 @@ def _import_advice(error: Exception) -> str:
     return "put the checkpoint's own *.py files there, unchanged"
 
 
-def code_modules(found: type) -> list[ModuleType]:
-    """The imported modules out of the checkpoint that ``found`` is defined in."""
-    package = found.__module__.partition(".")[0]
-    inside = [name for name in sys.modules if name.startswith(f"{package}.")]
-    return [sys.modules[name] for name in sorted(inside) if getattr(sys.modules[name], "__file__", None)]
-
-
 def _refuse_cuda_calls(found: type) -> None:
     """Raise where code that a forward may reach calls ``.cuda()``; ``infer()``, which is not used, may."""
-    for module in code_modules(found):
-        tree = ast.parse(Path(str(module.__file__)).read_bytes())
-        for owner in ast.walk(tree):
-            if not isinstance(owner, ast.FunctionDef) or owner.name == "infer":
-                continue
-            for node in ast.walk(owner):
-                if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "cuda":
-                    file = Path(str(module.__file__)).name
-                    raise OcrPhasesError(
-                        f"The vendor's class moves tensors to a GPU by itself (.cuda() in {file}, line "
-                        f"{node.lineno}), so it cannot run on a CPU: use device cuda, native, or "
-                        'cuda_calls="ignore" to let those calls do nothing.'
-                    )
+    package = found.__module__.partition(".")[0]
+    inside = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
+    for file in sorted(Path(module.__file__) for module in inside if module.__file__):
+        nodes = ast.walk(ast.parse(file.read_bytes()))
+        used = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name != "infer"]
+        for node in chain.from_iterable(map(ast.walk, used)):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "cuda":
+                raise OcrPhasesError(
+                    f"The vendor's class moves tensors to a GPU by itself (.cuda() in {file.name}, line "
+                    f"{node.lineno}), so it cannot run on a CPU: use device cuda, native, or "
+                    'cuda_calls="ignore" to let those calls do nothing.'
+                )
 
 
 _ONE_AT_A_TIME = threading.RLock()

@@ -8,10 +8,10 @@ import importlib.util
 import os
 import re
 import sys
+import timeit
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, WINDOWED, FamilyFacts
-from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.wiring import Family
 from ocr_phases.settings import ModelSettings
 from ocr_phases.text import bytes_text, count_text, millions_text, nearest
@@ -42,65 +41,61 @@ def choose_attention(found: Any, asked: ModelSettings) -> str:
         return "sdpa" if has_sdpa else "eager"
     if attention == "sdpa" and not has_sdpa:
         raise OcrPhasesError(f"{found.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'.")
-    if attention == "flash_attention_2":
-        lacks = None
-        if torch.device(asked.device).type != "cuda":
-            lacks = f"a CUDA device, this is {asked.device}"
-        elif resolve_dtype(asked.dtype, asked.device) == torch.float32:
-            lacks = "bfloat16 or float16, this is float32"
-        elif importlib.util.find_spec("flash_attn") is None:
-            lacks = "the package flash_attn, which is not installed (pip install flash-attn)"
-        if lacks:
-            raise OcrPhasesError(f"attention='flash_attention_2' needs {lacks}: or use 'eager'.")
+    flash = importlib.util.find_spec("flash_attn")
+    needs = {
+        f"a CUDA device, this is {asked.device}": asked.device.startswith("cuda"),
+        "bfloat16 or float16, this is float32": resolve_dtype(asked.dtype, asked.device) != torch.float32,
+        "the package flash_attn, which is not installed (pip install flash-attn)": flash is not None,
+    }
+    if attention == "flash_attention_2" and not all(needs.values()):
+        lacking = next(need for need, met in needs.items() if not met)
+        raise OcrPhasesError(f"attention='flash_attention_2' needs {lacking}: or use 'eager'.")
     return attention
 
 
 def load_weights(folder: Path, model_class: Any, title: str, asked: ModelSettings, **options: Any) -> Any:
-    """A model of the class with the safetensors in ``folder``, on the CPU.
+    """A model of the class with the safetensors in ``folder``, on the CPU; ``options`` are its class's.
 
     Raises `OcrPhasesError`, which calls the class ``title``, where keys are missing, unknown or misshapen.
     """
-    options["dtype" if transformers_version() >= (4, 56) else "torch_dtype"] = resolve_dtype(
-        asked.dtype, asked.device
-    )
     try:
-        with _progress_bar_in_terminals():
-            model, report = model_class.from_pretrained(
-                folder,
-                attn_implementation=choose_attention(model_class, asked),
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                **options,
-            )
+        model, report = model_class.from_pretrained(
+            folder,
+            attn_implementation=choose_attention(model_class, asked),
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
     except (ImportError, OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OcrPhasesError(f"The weights in {folder} do not fit {title}: {first}") from error
-    # Buffers that the file lacks are made by the class itself.
+    # Buffers that the file lacks are made by the class itself; another shape is a RuntimeError above.
     parameters = {key for key, _ in model.named_parameters()}
-    report["missing_keys"] = [key for key in report["missing_keys"] if key in parameters]
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[kind]:
-            keys = sorted(map(str, report[kind]))
+    wrong = {"missing": parameters & set(report["missing_keys"]), "unexpected": report["unexpected_keys"]}
+    for kind, keys in wrong.items():
+        if keys:
             more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
             raise OcrPhasesError(
-                f"The weights in {folder} have {kind.replace('_', ' ')}: {', '.join(keys[:5])}{more}."
+                f"The weights in {folder} have {kind} keys: {', '.join(sorted(keys)[:5])}{more}."
             )
     return model
 
 
 @contextlib.contextmanager
-def _progress_bar_in_terminals() -> Iterator[None]:
-    """transformers' bar for loading weights, kept out of notebooks and logs."""
+def quiet_loading() -> Iterator[None]:
+    """Without transformers' warnings, as keys are looked at above, and with its bar in terminals only."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        logging.set_verbosity(level)
+        if bar:
             logging.enable_progress_bar()
 
 
@@ -159,6 +154,7 @@ def dummy_config(name: str) -> dict[str, Any]:
     return raw
 
 
+@torch.no_grad()
 def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
     """The family's native class of these sizes with seeded random weights, made where they are used."""
     device, dtype, model_class = asked.device, resolve_dtype(asked.dtype, asked.device), family.model_class()
@@ -169,10 +165,9 @@ def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
         chosen = choose_attention(model_class, asked)
         model = model_class._from_config(config, dtype=dtype, attn_implementation=chosen)
     generator = torch.Generator(device).manual_seed(_SEED)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.02, generator=generator)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, 0.02, generator=generator)
     return model
 
 
@@ -185,12 +180,10 @@ def _tell_what_it_takes(name: str, family: Family, config: Any, dtype: torch.dty
         return
     weights = bytes_text(count * dtype.itemsize)
     here = bytes_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    print(
-        f"{name}: {millions_text(count)} parameters take {weights} of this machine's {here}.", file=sys.stderr
-    )
     token_s, prompt_s = _layer_seconds(type(family.stages(model)["language_model"]), config, dtype)
     layers = config.get_text_config().num_hidden_layers
     print(
+        f"{name}: {millions_text(count)} parameters take {weights} of this machine's {here}.\n"
         f"By one layer's time, {count_text(layers, 'layer')} take {layers * token_s:.2g} s a token, and "
         f"{layers * prompt_s:.2g} s for a prompt of {_PROMPT}; vision stages and head come on top.",
         file=sys.stderr,
@@ -201,18 +194,14 @@ def _tell_what_it_takes(name: str, family: Family, config: Any, dtype: torch.dty
 def _layer_seconds(language_model: Any, config: Any, dtype: torch.dtype) -> tuple[float, float]:
     """Seconds that the last layer of a language model takes for one token, and for `_PROMPT`."""
     text = copy.deepcopy(config.get_text_config())
-    text.update({"num_hidden_layers": 1, "vocab_size": 1})
-    for kinds in ("mlp_layer_types", "layer_types"):
-        if getattr(text, kinds, None):
-            setattr(text, kinds, getattr(text, kinds)[-1:])
+    kinds = {name: getattr(text, name, None) for name in ("mlp_layer_types", "layer_types")}
+    last = {name: layers[-1:] for name, layers in kinds.items() if layers}
+    text.update({"num_hidden_layers": 1, "vocab_size": 1, **last})
     with torch.random.fork_rng(devices=[]):
         layer = language_model._from_config(text, dtype=dtype, attn_implementation="sdpa").eval()
 
     def seconds(tokens: int) -> float:
         given = torch.zeros(1, tokens, text.hidden_size, dtype=dtype)
-        layer(inputs_embeds=given, use_cache=False)
-        start = perf_counter()
-        layer(inputs_embeds=given, use_cache=False)
-        return perf_counter() - start
+        return timeit.repeat(lambda: layer(inputs_embeds=given, use_cache=False), number=1, repeat=2)[-1]
 
     return seconds(1), seconds(_PROMPT)

@@ -10,16 +10,21 @@ import contextlib
 import io
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts, Wiring
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.folders import transformers_version
 from ocr_phases.text import count_text
+
+NATIVE_NEEDS = (5, 20)
 
 
 @dataclass(frozen=True)
@@ -39,22 +44,16 @@ class Family:
         """How the class is driven."""
         return getattr(self.facts, self.implementation)
 
-    @property
-    def image_arguments(self) -> tuple[str, ...]:
-        """The arguments that must never carry a value in decode."""
-        return self.wiring.image_arguments
-
     def model_class(self) -> Any:
-        """transformers' class; `OcrPhasesError` where this version has none of that name."""
+        """transformers' class; `OcrPhasesError` where this version is too old to have it."""
         import transformers
 
-        found = getattr(transformers, self.wiring.class_name, None)
-        if found is None:
+        if transformers_version() < NATIVE_NEEDS:
             raise OcrPhasesError(
-                f"transformers {transformers.__version__} has no {self.wiring.class_name}, which "
-                f"{self.facts.title} needs: upgrade transformers."
+                f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
+                f"here is {transformers.__version__}: upgrade transformers."
             )
-        return found
+        return getattr(transformers, self.wiring.class_name)
 
     # -- where things hang ------------------------------------------------------------------------
 
@@ -78,25 +77,23 @@ class Family:
 
     def timed(self, model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
         """The modules whose start and whose end are those of a stage, by stage name."""
-        timed = {stage: (module, module) for stage, module in self.stages(model).items()}
-        if self.wiring.language_model_between:
-            first, last = self.wiring.language_model_between
-            timed["language_model"] = (model.get_submodule(first), model.get_submodule(last))
-        return timed
+        ends = {stage: (path, path) for stage, path in self.wiring.modules.items()} | self.wiring.between
+        get = model.get_submodule
+        return {stage: (get(first), get(last)) for stage, (first, last) in ends.items()}
 
     def paths(self) -> list[str]:
         """The path of every module that must be there."""
-        wiring = self.wiring
-        between, parts = wiring.language_model_between or (), wiring.parts.values()
-        return [*wiring.modules.values(), *between, *(path for paths in parts for path in paths)]
+        several = (*self.wiring.between.values(), *self.wiring.parts.values())
+        return [*self.wiring.modules.values(), *chain.from_iterable(several)]
 
     def parameters(self, model: nn.Module) -> dict[str, int]:
         """Parameter count of each stage and the total; what belongs to no stage is in the total only."""
         held = {stage: (path,) for stage, path in self.wiring.modules.items()} | self.wiring.parts
-        counts = {
-            stage: sum(_count(model.get_submodule(path)) for path in paths) for stage, paths in held.items()
+        held["total"] = ("",)  # the model itself
+        return {
+            stage: sum(p.numel() for path in paths for p in model.get_submodule(path).parameters())
+            for stage, paths in held.items()
         }
-        return {**counts, "total": _count(model)}
 
     # -- what goes in -----------------------------------------------------------------------------
 
@@ -124,53 +121,39 @@ class Family:
         """
         attention = "sdpa" if model is None else model.config.get_text_config()._attn_implementation
         unworked = inputs.position_ids is None and self.wiring.mask != "2-D" and attention != "eager"
-        arguments = {
-            "input_ids": inputs.input_ids,
-            "attention_mask": self.ready_mask(None) if unworked else inputs.attention_mask,
-            "position_ids": inputs.position_ids,
-        }
-        names = self.image_arguments
+        known = dict(vars(inputs))
         if self.implementation == "vendor":
-            made = {
-                "images": _image_pairs(inputs),
-                "images_spatial_crop": torch.tensor(inputs.patches_grid, dtype=torch.int64),
-            }
-            return arguments | {name: made.get(name, inputs.images_seq_mask) for name in names}
-        if inputs.pixel_values_local is None:
-            names = ("pixel_values",)
-        return arguments | {name: getattr(inputs, name) for name in names}
+            known["images"] = _image_pairs(inputs)
+            known["images_spatial_crop"] = torch.tensor(inputs.patches_grid, dtype=torch.int64)
+        if unworked:
+            known["attention_mask"] = self.ready_mask(None)
+        names = ("input_ids", "attention_mask", "position_ids", *self.wiring.image_arguments)
+        return {name: known[name] for name in names}
 
     def step_arguments(
-        self,
-        model: Any,
-        token: Tensor,
-        cache: Any,
-        attention_mask: Tensor,
-        position_ids: Tensor | None,
-        prompt_len: int,
+        self, model: Any, token: Tensor, cache: Any, mask: Tensor, positions: Tensor | None, prompt_len: int
     ) -> dict[str, Any]:
         """The keyword arguments of one decode step's forward.
 
-        ``token`` int64 [B]; ``attention_mask`` int64 [B, length] of all tokens, this one's among them;
-        ``position_ids`` int64 [B, 1], None where no row is padded.
+        ``token`` int64 [B]; ``mask`` int64 [B, length] of all tokens, this one's among them; ``positions``
+        int64 [B, 1], None where no row is padded.
         """
-        arguments = {"input_ids": token[:, None], "past_key_values": cache, "attention_mask": attention_mask}
+        arguments = {"input_ids": token[:, None], "past_key_values": cache, "attention_mask": mask}
         if self.implementation == "vendor":
             return model.prepare_inputs_for_generation(**arguments, use_cache=True)
-        if position_ids is None:
+        if positions is None:
             arguments["attention_mask"] = self.ready_mask(None)
         elif (window := self.window(model)) is not None:
-            # From a 2-D mask the class takes, once the window is full, the padding of other slots.
-            arguments["attention_mask"] = self.ready_mask(_slot_mask(attention_mask, prompt_len, window))
-        return arguments | {"position_ids": position_ids}
+            # From a 2-D mask the class takes, once the window is full, the padding of other slots: those of
+            # the prompt are followed by the last generated tokens.
+            slots = torch.cat([mask[:, :prompt_len], mask[:, prompt_len:][:, -window:]], dim=1)
+            arguments["attention_mask"] = self.ready_mask(slots.bool()[:, None, None])
+        return arguments | {"position_ids": positions}
 
     def new_cache(self) -> Any:
         """The empty KV cache of a prefill, None where the class makes its own."""
-        if self.implementation == "native":
-            return None
-        from transformers import DynamicCache
-
-        return DynamicCache()  # as generate() hands it over: without one the class makes a tuple each step
+        # As generate() hands it over: without one the vendor's class makes a tuple each step.
+        return DynamicCache() if self.implementation == "vendor" else None
 
     def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
         """One forward of the model; ``options`` go over ``arguments``.
@@ -216,30 +199,15 @@ def _attention(model: Any) -> str:
     return WINDOWED if kinds == {WINDOWED} else FULL
 
 
-def _slot_mask(mask: Tensor, prompt_len: int, window: int) -> Tensor:
-    """Bool [B, 1, 1, entries] over the cache's slots, of a mask [B, length] over all tokens so far.
-
-    The slots are those of the prompt, then of the last ``window`` generated tokens.
-    """
-    return torch.cat([mask[:, :prompt_len], mask[:, prompt_len:][:, -window:]], dim=1).bool()[:, None, None]
-
-
 def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
     """One (crops, global view) a row; no crops are all zeros, of the global view's size."""
     rows, pages = inputs.input_ids.shape[0], len(inputs.pixel_values)
     if pages != rows:
         raise OcrPhasesError(
             f"The vendor's class reads one page a prompt, got {count_text(pages, 'page')} in "
-            f"{count_text(rows, 'prompt')}: "
-            'use implementation="native", or one prompt a page.'
+            f'{count_text(rows, "prompt")}: use implementation="native", or one prompt a page.'
         )
-    none = torch.zeros_like(inputs.pixel_values[:1])
-    crops = [none] * pages
-    if inputs.pixel_values_local is not None:
-        parts = inputs.pixel_values_local.split(inputs.num_local_patches)
-        crops = [part if len(part) else none for part in parts]
-    return list(zip(crops, inputs.pixel_values.split(1), strict=True))
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    views, local = inputs.pixel_values.split(1), inputs.pixel_values_local
+    none = torch.zeros_like(views[0])
+    crops = [none] * pages if local is None else local.split(inputs.num_local_patches)
+    return [(part if len(part) else none, view) for part, view in zip(crops, views, strict=True)]

@@ -27,7 +27,7 @@ from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding, pixel_box
 from ocr_phases.families import FAMILIES, facts_of
-from ocr_phases.files import RECORD, TRACE_OWNER, same_file, save_or_rescue, write_given, write_into
+from ocr_phases.files import RECORD, TRACE_OWNER, rescued, same_file, write_given, write_into
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.overlay import draw_boxes, printable
 
@@ -229,15 +229,11 @@ def write_record(
 ) -> None:
     """Write a record as run.json into ``folder``, unless that is ``record``, the file that it is from.
 
-    Raises as `ocr_phases.files.write_into` does; the record is then saved elsewhere (`save_or_rescue`).
+    Raises as `ocr_phases.files.write_into` does; the record is then saved elsewhere (`rescued`).
     """
-    path = folder / RECORD
-
-    def save(_: str | Path) -> Path:
-        return write_into(folder, {RECORD: run.to_json()}, overwrite=overwrite)[0]
-
-    if not same_file(path, record):
-        save_or_rescue(save, path, run.save)
+    if not same_file(folder / RECORD, record):
+        with rescued(run.save):
+            write_into(folder, {RECORD: run.to_json()}, overwrite=overwrite)
 
 
 def row_images(run: PhaseRun, row: int) -> list[Image.Image | None]:

@@ -21,7 +21,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import cache_bytes_per_token, forget, read_up_to, static_cache
 from ocr_phases.models.wiring import family_of
-from ocr_phases.steps.compiled import FusedForms, compiled_apart, first_largest, tuned_steadily
+from ocr_phases.steps.compiled import compiled_apart, first_largest, fused_forms, tuned_steadily
 from ocr_phases.steps.execution import (
     captured,
     captured_call,
@@ -34,11 +34,10 @@ from ocr_phases.steps.execution import (
     tensors_in,
     waits,
 )
-from ocr_phases.steps.phases import DecodeState, check_step
+from ocr_phases.steps.phases import DecodeState
 
-#: Cache lengths are rounded up to a multiple of this, so that prompts of similar length share a step.
-CACHE_LEN_MULTIPLE = 64
-#: The fewest entries that a captured step reads; another graph for fewer would save too little.
+#: The fewest entries that a cache has room for, and that a captured step reads: a graph for fewer would save
+#: too little.
 LEAST_READ = 512
 #: The compiler tunes its kernels; what it makes is captured here, not by the compiler.
 _WANTED_OPTIONS = {
@@ -51,26 +50,29 @@ _WANTED_OPTIONS = {
     # With it, a start from the compiler's cache tunes most kernels again.
     "use_static_cuda_launcher": False,
 }
+#: Steps that are kept, each with a KV cache, and on CUDA a graph's memory.
 KEPT_STEPS = 4
 
 
 def read_lengths(max_cache_len: int) -> list[int]:
-    """How many entries captured steps read: lengths that double, and all.
+    """How many entries captured steps read: all, and each half down to `LEAST_READ`.
 
     Attention reads masked entries like others, so that each step would cost what the last one does. Each
     length is a graph of its own.
     """
-    lengths, length = [], LEAST_READ
-    while length < 0.75 * max_cache_len:
-        lengths.append(length)
-        length *= 2
-    return [*lengths, max_cache_len]
+    lengths = [max_cache_len]
+    while lengths[0] > LEAST_READ:
+        lengths.insert(0, -(-lengths[0] // 2))
+    return lengths
 
 
 def max_cache_len_for(prompt_len: int, max_new_tokens: int, window: int | None = None) -> int:
-    """The length of a static cache with room for a prompt and what is kept of the generated tokens."""
+    """The length of a static cache with room for a prompt and what is kept of the generated tokens.
+
+    A power of two, so that nearly all prompts and limits share few steps: making one takes a minute.
+    """
     needed = windowed_length(prompt_len + max_new_tokens, prompt_len, window)
-    return -(-needed // CACHE_LEN_MULTIPLE) * CACHE_LEN_MULTIPLE
+    return max(LEAST_READ, 1 << (needed - 1).bit_length())
 
 
 class StaticStep:
@@ -90,48 +92,38 @@ class StaticStep:
         self.window = self.family.window(model)
         self.strategy, self.max_cache_len = strategy, max_cache_len
         parameter = next(model.parameters())
-        self.device = parameter.device
+        self.device, dtype = parameter.device, parameter.dtype
         config = model.config.get_text_config()
         self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
         self.cache = static_cache(config, max_cache_len, self.window, self._slot)
         self._read = max_cache_len
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.cache.early_initialization(
-            batch, config.num_key_value_heads, width, parameter.dtype, self.device
-        )
+        self.cache.early_initialization(batch, config.num_key_value_heads, width, dtype, self.device)
         self._token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
-        self._position = torch.zeros_like(self._token)
+        self._position = torch.zeros_like(self._token)  # of the newest entry
         # The window's first slot, and the one behind its last.
         self._ring = torch.zeros(2, 1, dtype=torch.long, device=self.device)
         # Added to the scores: 0 where a column may be seen, else -inf. A Boolean mask would be turned into
         # this in every layer.
-        self._mask = torch.full(
-            (batch, 1, 1, max_cache_len), -torch.inf, dtype=parameter.dtype, device=self.device
-        )
-        # What the state shows of itself after a step, as views of these.
-        longest = max_cache_len if self.window is None else config.max_position_embeddings
-        self._seen = torch.ones(batch, longest, dtype=torch.long, device=self.device)
-        self._positions = torch.zeros_like(self._seen)
+        self._mask = torch.full((batch, 1, 1, max_cache_len), -torch.inf, dtype=dtype, device=self.device)
         language_model = self.family.stages(model)["language_model"]
         self.prefill = CapturedPrefill(language_model, self.cache)
-        self._forms = FusedForms(language_model)
+        self._forms = fused_forms(language_model) if strategy == "compiled" else {}
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._given: Tensor | None = None  # the token that the step itself fed back
-        with current_device(self.device), self.execution():
-            self._runs, compile_ms, capture_ms = self._made()
-        allocated = cache_bytes_per_token(self.cache) * max_cache_len
         self.setup: dict[str, int | float | None] = {
             "max_cache_len": max_cache_len,
-            "allocated_bytes": allocated,
-            "compile_ms": compile_ms,
-            "capture_ms": capture_ms,
+            "allocated_bytes": cache_bytes_per_token(self.cache) * max_cache_len,
+            "compile_ms": None,
+            "capture_ms": None,
         }
+        with current_device(self.device), self.execution():
+            self._runs = self._made()
 
     @contextmanager
     def execution(self) -> Iterator[None]:
         """The kernels the step runs with; `decode` enters this."""
-        forms = self._forms.installed() if self.strategy == "compiled" else nullcontext()
-        with decode_execution(self.model, self.strategy), forms:
+        with decode_execution(self.model, self.strategy), forwards(self._forms):
             yield
 
     def prefill_execution(self) -> AbstractContextManager[None]:
@@ -148,7 +140,7 @@ class StaticStep:
     def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
         """One step of ``state``: logits [B, vocab] and, where it is greedy, the next token int64 [B].
 
-        ``state`` gets its grown attention mask and position; counting is `decode_step`'s.
+        ``state`` gets its position; counting is `decode_step`'s.
         """
         if state.cache is not self.cache:
             raise OcrPhasesError("This state has another KV cache: prefill with cache=step.fresh_cache().")
@@ -165,9 +157,8 @@ class StaticStep:
         read = next(read for read in self._runs if read >= needed)
         logits = self._runs[read]()
         self._length = state.length + 1
-        state.mask = self._seen
         if state.position_ids is not None:
-            state.position_ids = self._positions[:, state.length : state.length + 1]
+            state.position_ids = self._position
         self._given = self._token[:, 0].clone() if state.sampler.greedy else None
         return logits, self._given
 
@@ -182,63 +173,55 @@ class StaticStep:
             self._ring[1].fill_(prompt_len + self.window)
             if length > prompt_len:
                 self._slot.sub_((length - prompt_len) // self.window * self.window)
-        seen = state.attention_mask.clone()  # it may be a view of what is filled here
-        self._seen.fill_(1)
-        self._seen[:, :length] = seen
         self._mask.fill_(-torch.inf)
-        self._mask[:, 0, 0, :held].masked_fill_(seen[:, :held].bool(), 0.0)
-        columns = torch.arange(self._seen.shape[1], device=self.device)
+        self._mask[:, 0, 0, :held].masked_fill_(state.attention_mask[:, :held].bool(), 0.0)
         if state.position_ids is None:
-            self._positions.copy_(columns.expand_as(self._positions))
+            self._position.fill_(length - 1)
         else:
-            self._positions.copy_(state.position_ids + 1 + columns - length)
-        self._position.copy_(self._positions[:, length : length + 1])
+            self._position.copy_(state.position_ids)
 
     # -- making it --------------------------------------------------------------------------------
 
     def _body(self) -> Tensor:
         self._mask.index_fill_(3, self._slot, 0.0)
-        logits = self.model(**self._arguments(), use_cache=True, logits_to_keep=1).logits[:, -1]
-        compiled = self.strategy == "compiled"
-        self._token.copy_(first_largest(logits) if compiled else logits.argmax(dim=-1, keepdim=True))
         self._position.add_(1)
-        self._slot.add_(1)
-        if self.window is not None:
-            self._slot.copy_(torch.where(self._slot == self._ring[1], self._ring[0], self._slot))
-        return logits
-
-    def _arguments(self) -> dict[str, Any]:
-        return {
+        arguments = {
             "input_ids": self._token,
             "attention_mask": self.family.ready_mask(self._mask[..., : self._read]),
             "position_ids": self._position,
             "past_key_values": self.cache,
         }
+        logits = self.model(**arguments, use_cache=True, logits_to_keep=1).logits[:, -1]
+        compiled = self.strategy == "compiled"
+        self._token.copy_(first_largest(logits) if compiled else logits.argmax(dim=-1, keepdim=True))
+        self._slot.add_(1)
+        if self.window is not None:
+            self._slot.copy_(torch.where(self._slot == self._ring[1], self._ring[0], self._slot))
+        return logits
 
-    def _made(self) -> tuple[dict[int, Callable[[], Tensor]], float | None, float | None]:
-        """The step as ``strategy`` runs it, by how many entries it reads; ms of compiling and capturing."""
-        check_step(self.family, self._arguments())
+    def _made(self) -> dict[int, Callable[[], Tensor]]:
+        """The step as ``strategy`` runs it, by how many entries it reads; ``setup`` gets what it took."""
         cuda = self.device.type == "cuda"
         runs: dict[int, Callable[[], Tensor]]
-        compile_ms = capture_ms = None
         if self.strategy == "compiled":
             preparing.get()("compiling the decode step")
             known = torch._inductor.list_options()  # of this version
             options = {name: value for name, value in _WANTED_OPTIONS.items() if name in known}
             run = compiled_apart(self._body, options=options if cuda else None)
             with tuned_steadily():
-                _, compile_ms = first_call_ms(self.device, run)
+                _, self.setup["compile_ms"] = first_call_ms(self.device, run)
             runs = {self.max_cache_len: run}
         else:
             runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
         if self.strategy != "eager" and cuda:
             preparing.get()("capturing the decode step")
-            capture_ms = 0.0
+            took = []
             for read, run in runs.items():
                 self._start_over()
-                runs[read], took = first_call_ms(self.device, captured, run)
-                capture_ms += took
-        return runs, compile_ms, capture_ms
+                runs[read], ms = first_call_ms(self.device, captured, run)
+                took.append(ms)
+            self.setup["capture_ms"] = sum(took)
+        return runs
 
     def _reading(self, read: int) -> Tensor:
         self._read = read
@@ -251,19 +234,6 @@ class StaticStep:
         self._position.zero_()
         self._mask.fill_(-torch.inf)
         self.cache.reset()
-
-
-def kept_step(
-    kept: dict[tuple[str, int, int], StaticStep], model: Any, batch: int, max_cache_len: int, strategy: str
-) -> tuple[StaticStep, bool]:
-    """The step of these shapes out of ``kept``, or a new one put there; also whether it was there before.
-
-    ``kept`` holds the `KEPT_STEPS` last used ones: each has a KV cache, and on CUDA a graph's memory.
-    """
-    key = (strategy, batch, max_cache_len)
-    reused = key in kept
-    make = partial(StaticStep, model, batch, max_cache_len, strategy)
-    return last_used(kept, key, make, KEPT_STEPS), reused
 
 
 #: Prompt lengths whose graphs are kept, each with its activations.
@@ -280,15 +250,8 @@ class CapturedPrefill:
 
     def __init__(self, language_model: nn.Module, cache: Any) -> None:
         self._module, self._cache = language_model, cache
-        self._made: dict[int, tuple[Callable[..., Any], float | None]] = {}
-
-    def made(self, prompt_len: int) -> bool:
-        """Whether the first prefill of this length has been."""
-        return prompt_len in self._made
-
-    def capture_ms(self, prompt_len: int) -> float | None:
-        """Wall time of that first prefill's capture, ms; None where nothing was captured."""
-        return self._made[prompt_len][1] if self.made(prompt_len) else None
+        #: By prompt length: the forward, and the wall time of its capture, ms; None where there was none.
+        self.made: dict[int, tuple[Callable[..., Any], float | None]] = {}
 
     def installed(self) -> AbstractContextManager[None]:
         """Run prefills captured within a ``with`` block."""
@@ -312,4 +275,4 @@ class CapturedPrefill:
                     return run, None
                 return first_call_ms(device, captured_call, run, *args, **options)
 
-        return last_used(self._made, length, make, KEPT_PREFILLS)[0](*args, **options)
+        return last_used(self.made, length, make, KEPT_PREFILLS)[0](*args, **options)

@@ -114,30 +114,21 @@ def _made(plain: Callable[..., Any], *args: Any, **options: Any) -> Callable[...
         return captured_call(compiled, *args, **options)
 
 
-class FusedForms:
-    """Other forms of a language model's activations, norms and greedy routers.
+def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
+    """Other forms of a language model's activations, norms and greedy routers, for `forwards`.
 
     The compiler puts what is cheap into each of its readers: a matrix-vector product would then take the
     SiLU, or the norm, again for every weight (on an H200 11 us for experts whose weights are read in 3). So
     activations and norms are stored. ``topk`` is a kernel of its own; a sort is part of the softmax's.
+    Install the same objects each time, or what was compiled with them is compiled again.
     """
-
-    def __init__(self, language_model: nn.Module) -> None:
-        self._forms: dict[nn.Module, Callable[..., Any]] = {}
-        for name, module in language_model.named_modules():
-            if name.endswith("act_fn") or type(module).__name__.endswith("RMSNorm"):
-                self._forms[module] = partial(_stored, module.forward)
-            elif getattr(module, "topk_method", None) == "greedy" and hasattr(
-                module, "routed_scaling_factor"
-            ):
-                self._forms[module] = partial(_routed, module)
-
-    def installed(self) -> AbstractContextManager[None]:
-        """Run the language model in these forms within a ``with`` block.
-
-        They are the same objects each time, or what was compiled with them would be compiled again.
-        """
-        return forwards(self._forms)
+    forms: dict[nn.Module, Callable[..., Any]] = {}
+    for name, module in language_model.named_modules():
+        if name.endswith("act_fn") or type(module).__name__.endswith("RMSNorm"):
+            forms[module] = partial(_stored, module.forward)
+        elif getattr(module, "topk_method", "") == "greedy" and hasattr(module, "routed_scaling_factor"):
+            forms[module] = partial(_routed, module)
+    return forms
 
 
 def first_largest(scores: Tensor) -> Tensor:

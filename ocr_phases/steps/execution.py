@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -50,27 +51,21 @@ def check_strategy(
     strategy: str, vision: str, *, family: Family, device: torch.device | str, autocast: bool
 ) -> None:
     """Raise `OcrPhasesError` where ``strategy`` or ``vision`` cannot run with this model and device."""
-    kind = torch.device(device).type
-    wanted = [f"strategy={strategy!r}"] if strategy != "eager" else []
-    wanted += [f"vision={vision!r}"] if vision != "eager" else []
-    if not wanted:
+    asked = {name: way for name, way in (("strategy", strategy), ("vision", vision)) if way != "eager"}
+    if not asked:
         return
-    named = " and ".join(wanted)
-    if family.implementation != "native":
-        raise OcrPhasesError(
-            f"{named}: the {family.implementation} class runs only eagerly, so load implementation='native'."
-        )
-    if autocast:
-        raise OcrPhasesError(f"{named} has the model's own dtype only: drop it, or drop autocast.")
-    if strategy == "cuda_graph" and kind != "cuda":
-        raise OcrPhasesError(
-            f"{named} needs a CUDA device, this is {device}: use 'eager', or 'compiled' where there is a "
-            "C++ compiler."
-        )
-    if "compiled" in (strategy, vision):
-        missing = _missing_compiler(kind)
-        if missing:
-            raise OcrPhasesError(f"{named} needs {missing}: install it, or use 'eager'.")
+    kind, class_ = torch.device(device).type, family.implementation
+    missing = _missing_compiler(kind) if "compiled" in asked.values() else None
+    instead = "use 'eager', or 'compiled' where there is a C++ compiler"
+    refusals = [
+        (class_ != "native", f": the {class_} class runs only eagerly, so load implementation='native'."),
+        (autocast, " has the model's own dtype only: drop it, or drop autocast."),
+        (strategy == "cuda_graph" and kind != "cuda", f" needs a CUDA device, this is {device}: {instead}."),
+        (missing, f" needs {missing}: install it, or use 'eager'."),
+    ]
+    for refused, why in refusals:
+        if refused:
+            raise OcrPhasesError(" and ".join(f"{name}={way!r}" for name, way in asked.items()) + why)
 
 
 def _missing_compiler(kind: str) -> str | None:
@@ -103,13 +98,10 @@ def stoppable(model: nn.Module, check: Callable[[], None]) -> Iterator[None]:
     For eager runs on a CPU, where a prefill takes seconds. A check takes a microsecond.
     """
 
-    def before(module: nn.Module, args: Any) -> None:
-        check()
-
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     with contextlib.ExitStack() as hooks:
         for layer in itertools.chain.from_iterable(lists):
-            hooks.enter_context(layer.register_forward_pre_hook(before))
+            hooks.enter_context(layer.register_forward_pre_hook(lambda module, args: check()))
         yield
 
 
@@ -130,17 +122,15 @@ def first_call_ms(
 
     Raises `OcrPhasesError` where it is compiled and the compiler fails.
     """
-    cuda = torch.device(device).type == "cuda"
-    if cuda:
-        torch.cuda.synchronize(device)
+    wait = partial(torch.cuda.synchronize, device) if torch.device(device).type == "cuda" else int
+    wait()
     start = perf_counter()
     try:
         given = function(*args, **kwargs)
     except torch._dynamo.exc.TorchDynamoException as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise OcrPhasesError(f"torch.compile failed here ({first}): use 'eager'.") from error
-    if cuda:
-        torch.cuda.synchronize(device)
+    wait()
     return given, (perf_counter() - start) * 1e3
 
 

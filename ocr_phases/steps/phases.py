@@ -9,9 +9,10 @@ something else.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -36,7 +37,11 @@ from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.text import bytes_text, count_text
 
 _NOTHING = contextlib.nullcontext()
-_MOST_IDS, _MOST_ROWS = 24, 8  # of a state that a cell shows
+_WIDTH = 160  # of a row's ids in a cell, in characters
+_GROWN = "The KV cache holds {} tokens where {} are right: it must grow by one a step."
+_GROWN_IN_WINDOW = (
+    "The KV cache has {} entries where {} are right: it must grow by one a step until its window is full."
+)
 _MASK_COLUMNS = 256  # that a mask grows by
 
 
@@ -67,7 +72,6 @@ class DecodeState:
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
     ids: list[list[int]] = field(default_factory=list)
     unread: list[Tensor] = field(default_factory=list)
-    reads: int = 0  # waits for the device
 
     def choose(self, logits: Tensor, token: Tensor | None = None) -> None:
         """Take the next token from ``logits`` [B, vocab]; ``token`` int64 [B] where the step chose it."""
@@ -83,7 +87,6 @@ class DecodeState:
             return []
         new = [self.unread[0].tolist()] if len(self.unread) == 1 else torch.stack(self.unread).tolist()
         self.unread.clear()
-        self.reads += 1
         for row, tokens in enumerate(zip(*new, strict=True)):
             self.ids[row].extend(tokens)
         return new
@@ -103,6 +106,7 @@ class DecodeState:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         entry = cache_bytes_per_token(self.cache)
+        texts = [shorten(", ".join(map(str, ids)), _WIDTH, placeholder=" …") for ids in self.ids]
         facts = {
             "rows": len(self.ids),
             "KV cache": f"{self.entries[-1]:,} entries, {bytes_text(self.entries[-1] * entry)}",
@@ -110,10 +114,9 @@ class DecodeState:
             "prompt": count_text(self.lengths[0], "token"),
             "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
         }
-        for row, ids in enumerate(self.ids[:_MOST_ROWS]):
-            more = " …" if len(ids) > _MOST_IDS else ""
-            facts[f"ids of row {row}"] = ", ".join(map(str, ids[:_MOST_IDS])) + more
-        return elsewhere("facts_bundle")("Decode state", facts)
+        return elsewhere("show.results.facts_bundle")(
+            "Decode state", facts | {f"ids of row {row}": text for row, text in enumerate(texts)}
+        )
 
 
 @torch.no_grad()
@@ -137,21 +140,19 @@ def prefill(
     (or a sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread over
     several devices.
     """
-    family = family_of(model)
-    timeline = timeline or NoTimeline()
+    family, timeline = family_of(model), timeline or NoTimeline()
     _check_model(model)
-    window = family.window(model)
-    batch, prompt_len = inputs.input_ids.shape
-    sampler = sampler or Sampler(device=inputs.input_ids.device)
-    arguments = family.prefill_arguments(inputs, model)
-    views = family.views(inputs)
+    ids, sampler = inputs.input_ids, sampler or Sampler(device=inputs.input_ids.device)
     if cache is None:
         cache = family.new_cache() if step is None else step.fresh_cache()
+    window = family.window(model)
     _check_window(cache, window)
+    arguments = family.prefill_arguments(inputs, model)
+    hooks = stage_hooks(model, family, timeline, family.views(inputs))
     language_model = contextlib.nullcontext() if step is None else step.prefill_execution()
-    with stage_hooks(model, family, timeline, views), timeline.in_phase("prefill"), language_model:
+    with hooks, timeline.in_phase("prefill"), language_model:
         out = family.forward(
-            model, arguments, past_key_values=cache, use_cache=True, logits_to_keep=0 if all_logits else 1
+            model, arguments, past_key_values=cache, use_cache=True, logits_to_keep=int(not all_logits)
         )
         with timeline.span("sampling"):
             state = DecodeState(
@@ -159,16 +160,16 @@ def prefill(
                 cache=out.past_key_values,
                 logits=out.logits[:, -1],
                 mask=inputs.attention_mask,
-                token=inputs.input_ids[:, -1],
-                length=prompt_len,
-                lengths=[prompt_len],
+                prompt_last=ids[:, -1],
+                token=ids[:, -1],
+                length=ids.shape[1],
+                lengths=[ids.shape[1]],
                 position_ids=None if inputs.position_ids is None else inputs.position_ids[:, -1:],
                 sampler=sampler,
                 window=window,
-                sequence=inputs.input_ids if sampler.needs_sequence else None,
-                prompt_last=inputs.input_ids[:, -1],
+                sequence=ids if sampler.processors else None,
                 prefill_logits=out.logits if all_logits else None,
-                ids=[[] for _ in range(batch)],
+                ids=[[] for _ in ids],
             )
             state.choose(state.logits)
             state.read()
@@ -187,8 +188,7 @@ def redecode(state: DecodeState) -> None:
         state.position_ids = state.position_ids - 1
     if state.sequence is not None:
         state.sequence = state.sequence[:, :-1]
-    if state.sampler.generator is not None:
-        state.sampler = state.sampler.restarted()
+    state.sampler.restart()
     state.token = state.prompt_last
     state.ids = [[] for _ in state.ids]
 
@@ -212,8 +212,10 @@ def decode_step(
     """
     timeline = timeline or NoTimeline()
     _check_model(model)
-    with timeline.in_step(len(state.lengths) - 1), timeline.span("decode_step"):
-        logits, token = _model_step(model, state) if step is None else step(state)
+    with timeline.in_phase("decode", "decode_step", len(state.lengths) - 1):
+        if state.mask.shape[1] <= state.length:  # a column in every step would be two launches in each
+            state.mask = nn.functional.pad(state.mask, (0, _MASK_COLUMNS), value=1)
+        logits, token = (_model_step(model, state), None) if step is None else step(state)
         state.length += 1
         state.lengths.append(state.length)
         with timeline.span("sampling"):
@@ -224,29 +226,31 @@ def decode_step(
     return state.token
 
 
-def _model_step(model: nn.Module, state: DecodeState) -> tuple[Tensor, None]:
-    """The model class's own forward: the last position's logits [B, vocab], from which no token is chosen."""
-    if state.mask.shape[1] <= state.length:  # a column in every step would be two launches in each
-        state.mask = nn.functional.pad(state.mask, (0, _MASK_COLUMNS), value=1)
+def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
+    """The model class's own forward: the last position's logits, [B, vocab]."""
     if state.position_ids is not None:
         state.position_ids = state.position_ids + 1
     mask = state.mask[:, : state.length + 1]
     arguments = state.family.step_arguments(
         model, state.token, state.cache, mask, state.position_ids, state.lengths[0]
     )
-    check_step(state.family, arguments)
+    width = arguments["input_ids"].shape[1]
+    if width != 1:
+        raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
+    leaked = [name for name in state.family.wiring.image_arguments if arguments.get(name) is not None]
+    if leaked:
+        raise _leak(", ".join(leaked))
     try:
-        out = state.family.forward(model, arguments, use_cache=True, logits_to_keep=1)
+        return state.family.forward(model, arguments, use_cache=True, logits_to_keep=1).logits[:, -1]
     except ValueError as error:
         if "image" not in str(error).lower():
             raise
         # None was handed over, so a hook or a wrapper added it on the way to the model.
         raise _leak(str(error).strip().splitlines()[0]) from error
-    if out.past_key_values is not state.cache:
-        raise OcrPhasesError(
-            "The model returned a new KV cache in decode: it must carry on the one it was given."
-        )
-    return out.logits[:, -1], None
+
+
+def _leak(what: str) -> OcrPhasesError:
+    return OcrPhasesError(f"Image arguments reached decode ({what}): pass them to prefill only.")
 
 
 @torch.no_grad()
@@ -272,42 +276,29 @@ def decode(
     place of the model class, over the cache of the `prefill` that had it. The steps run within ``around``.
     """
     timeline = timeline or NoTimeline()
-    budget = max_new_tokens - len(state.ids[0])
-    ended = [False] * len(state.ids)
-    # Filled without a copy from the host, which would wait for the device.
-    done = torch.zeros(len(ended), dtype=torch.bool, device=state.token.device)
-    _note_ends(state.ids, eos_ids, ended, done)
-    with _execution(model, state, timeline, step), timeline.in_phase("decode"), around:
-        for number in range(budget):
-            if all(ended):
-                break
-            read = (number + 1) % eos_check_every == 0 or number + 1 == budget
-            seen = len(state.ids[0])
-            decode_step(model, state, timeline, read=read, step=step)
-            if not read:
-                continue
-            fresh = [row[seen:] for row in state.ids]
-            _note_ends(fresh, eos_ids, ended, done)
+    state.read()
+    ends = frozenset(eos_ids)
+    running = [ends.isdisjoint(ids) for ids in state.ids]
+    left = max_new_tokens - state.generated
+    kernels = decode_execution(model) if step is None else step.execution()
+    # A step of its own may be compiled, which hooks on the model would undo.
+    hooks = stage_hooks(model, state.family, timeline if step is None else NoTimeline(), [])
+    with kernels, hooks, timeline.in_phase("decode"), around:
+        while left > 0 and any(running):
+            steps = min(eos_check_every, left)
+            left -= steps
+            for number in range(1, steps + 1):
+                decode_step(model, state, timeline, read=number == steps, step=step)
+            fresh = [ids[-steps:] for ids in state.ids]
+            running = [runs and ends.isdisjoint(ids) for runs, ids in zip(running, fresh, strict=True)]
             if on_tokens is not None:
                 on_tokens(fresh)
-            if any(ended):
-                state.token = state.token.masked_fill(done, pad_id)
-    _check_device_count(state)
-    rows = [until_end(row, eos_ids) for row in state.ids]
+    # A static cache counts on the device, so its count is read once, after the last step.
+    _check_counts(device_lengths(state.cache), state.length, _GROWN)
+    rows = [until_end(ids, ends) for ids in state.ids]
     longest = max(map(len, rows))
     state.ids = [row + [pad_id] * (longest - len(row)) for row in rows]
     return state
-
-
-@contextlib.contextmanager
-def _execution(model: nn.Module, state: DecodeState, timeline: Timeline, step: Any) -> Iterator[None]:
-    """What decode runs in: its kernels and, where the model class is called, the hooks of its stages."""
-    if step is not None:
-        with step.execution():
-            yield
-        return
-    with decode_execution(model), stage_hooks(model, state.family, timeline, []):
-        yield
 
 
 @checked(decode)
@@ -350,14 +341,6 @@ def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
     return ids
 
 
-def _note_ends(fresh: list[list[int]], eos_ids: Collection[int], ended: list[bool], done: Tensor) -> None:
-    """Note the rows whose new ids hold an end token: on the host, and in ``done``, bool [B] on the device."""
-    for row, ids in enumerate(fresh):
-        if not ended[row] and not set(eos_ids).isdisjoint(ids):
-            ended[row] = True
-            done[row].fill_(True)
-
-
 def _check_model(model: nn.Module) -> None:
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise OcrPhasesError(
@@ -366,20 +349,6 @@ def _check_model(model: nn.Module) -> None:
         )
     if model.training:
         raise OcrPhasesError("The model is in training mode: call model.eval() before measuring.")
-
-
-def check_step(family: Family, arguments: dict[str, Any]) -> None:
-    """Raise `OcrPhasesError` for a step of more than one token a row, or one that carries image arguments."""
-    width = arguments["input_ids"].shape[1]
-    if width != 1:
-        raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
-    leaked = [name for name in family.image_arguments if arguments.get(name) is not None]
-    if leaked:
-        raise _leak(", ".join(leaked))
-
-
-def _leak(what: str) -> OcrPhasesError:
-    return OcrPhasesError(f"Image arguments reached decode ({what}): pass them to prefill only.")
 
 
 def _check_window(cache: Any, window: int | None) -> None:
@@ -393,28 +362,16 @@ def _check_window(cache: Any, window: int | None) -> None:
 
 def _check_cache(state: DecodeState) -> None:
     """Tokens seen and entries held must be right; notes the entries. Nothing waits for the device."""
-    length = cache_length(state.cache)
-    if length is not None and length != state.length:
-        raise OcrPhasesError(
-            f"The KV cache holds {length} tokens where {state.length} are right: it must grow by one a step."
-        )
-    held, window = held_entries(state.cache), state.window
+    held = held_entries(state.cache)
     # A step adds its own entry to those kept for it, so one that grows keeps one less than the step sees.
-    kept = None if window is None else window - (held is not None)
+    kept = None if state.window is None else state.window - (held is not None)
     entries = windowed_length(state.length, state.lengths[0], kept)
-    if held not in (None, entries):
-        raise OcrPhasesError(
-            f"The KV cache has {held} entries where {entries} are right: it must grow by one a step until "
-            "its window is full."
-        )
+    _check_counts([cache_length(state.cache)], state.length, _GROWN)
+    _check_counts([held], entries, _GROWN_IN_WINDOW)
     state.entries.append(entries)
 
 
-def _check_device_count(state: DecodeState) -> None:
-    # A static cache counts on the device, so its count is read once, after the last step.
-    counted = device_lengths(state.cache)
-    if set(counted) - {state.length}:
-        raise OcrPhasesError(
-            f"The static KV cache counts {counted} tokens in its layers where {state.length} are right: it "
-            "must grow by one a step."
-        )
+def _check_counts(counts: Sequence[int | None], right: int, rule: str) -> None:
+    for count in counts:
+        if count not in (None, right):
+            raise OcrPhasesError(rule.format(count, right))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.generation.streamers import BaseStreamer
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.inputs.packing import DeviceInputs
@@ -72,30 +71,32 @@ class Sampler:
     ) -> None:
         from transformers import generation
 
-        self.settings = settings or SamplingSettings()
-        self.seed, self.device = seed, device
+        settings = settings or SamplingSettings()
         self.processors = generation.LogitsProcessorList()
-        self.generator: torch.Generator | None = None
-        if size := self.settings.no_repeat_ngram_size:
-            self.processors.append(NoRepeatNGrams(size, self.settings.no_repeat_ngram_window))
-        if self.settings.do_sample:
-            self.generator = torch.Generator(device).manual_seed(seed)
-            if self.settings.temperature != 1.0:
-                self.processors.append(generation.TemperatureLogitsWarper(self.settings.temperature))
-            if self.settings.top_k:
-                self.processors.append(generation.TopKLogitsWarper(self.settings.top_k))
-            if self.settings.top_p < 1.0:
-                self.processors.append(generation.TopPLogitsWarper(self.settings.top_p))
+        self.generator = torch.Generator(device) if settings.do_sample else None
+        self.seed = seed
+        self.restart()
+        if size := settings.no_repeat_ngram_size:
+            self.processors.append(NoRepeatNGrams(size, settings.no_repeat_ngram_window))
+        warpers = [
+            (settings.temperature != 1.0, generation.TemperatureLogitsWarper, settings.temperature),
+            (settings.top_k > 0, generation.TopKLogitsWarper, settings.top_k),
+            (settings.top_p < 1.0, generation.TopPLogitsWarper, settings.top_p),
+        ]
+        chosen = [make(value) for wanted, make, value in warpers if wanted and settings.do_sample]
+        self.processors.extend(chosen)
+        #: Whether the next token is the argmax of the logits as they are.
+        self.greedy = not self.processors and not settings.do_sample
 
-    def restarted(self) -> Sampler:
-        """The same sampler with its generator back at the seed."""
-        return Sampler(self.settings, self.seed, self.device)
+    def restart(self) -> None:
+        """Put the generator back to the seed."""
+        if self.generator is not None:
+            self.generator.manual_seed(self.seed)
 
     def __call__(self, logits: Tensor, sequence: Tensor | None) -> Tensor:
         """Next token ids, int64 [B], for the last position's ``logits`` [B, vocab].
 
-        ``sequence`` int64 [B, length] is prompt plus generated ids, read by processors only (see
-        `needs_sequence`).
+        ``sequence`` int64 [B, length] is prompt plus generated ids, read by processors only.
         """
         if self.greedy:
             return logits.argmax(dim=-1)
@@ -104,34 +105,8 @@ class Sampler:
             return scores.argmax(dim=-1)
         return torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator).squeeze(1)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the next token is the argmax of the logits as they are."""
-        return not self.processors and self.generator is None
-
-    @property
-    def needs_sequence(self) -> bool:
-        """Whether the ids so far must be kept for a processor."""
-        return bool(self.processors)
-
 
 OnTokens = Callable[[list[list[int]]], None]
-
-
-class _Streamer(BaseStreamer):
-    """Tells of new ids as generate() makes them; it starts with the prompt's."""
-
-    def __init__(self, on_tokens: OnTokens) -> None:
-        self._on_tokens = on_tokens
-        self._prompt_seen = False
-
-    def put(self, value: Tensor) -> None:
-        if self._prompt_seen:
-            self._on_tokens([[token] for token in value.tolist()])
-        self._prompt_seen = True
-
-    def end(self) -> None:
-        """Nothing is held back."""
 
 
 def one_shot(
@@ -143,9 +118,6 @@ def one_shot(
     generate.
     """
     model, family = checkpoint.model, checkpoint.family
-    ends: dict[str, Any] = {"eos_token_id": checkpoint.eos_id}
-    if request.ignore_eos:
-        ends = {"eos_token_id": None, "min_new_tokens": request.max_new_tokens}
     arguments = family.prefill_arguments(inputs)
     window = family.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
@@ -155,12 +127,19 @@ def one_shot(
         )
     if not hasattr(model, "generate"):
         raise OcrPhasesError(f"{type(model).__name__} has no generate() here: measure without generate=True.")
-    with torch.no_grad(), family.silenced(), _seeded(request, inputs.input_ids.device):
+
+    ends: dict[str, Any] = {"eos_token_id": checkpoint.eos_id}
+    if request.ignore_eos:
+        ends = {"eos_token_id": None, "min_new_tokens": request.max_new_tokens}
+    # generate() samples with torch's own generator of the device.
+    devices = [inputs.input_ids.device] if inputs.input_ids.is_cuda else []
+    with torch.no_grad(), family.silenced(), torch.random.fork_rng(devices):
+        (torch.cuda.manual_seed if devices else torch.default_generator.manual_seed)(request.seed)
         tokens = model.generate(
             **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
             pad_token_id=checkpoint.pad_id,
-            streamer=None if on_tokens is None else _Streamer(on_tokens),
+            stopping_criteria=None if on_tokens is None else [partial(_tell, on_tokens)],
             logits_processor=windowed_processors(request.infer),
             **ends,
             **request.infer.as_generate(),
@@ -168,11 +147,7 @@ def one_shot(
     return tokens[:, inputs.input_ids.shape[1] :].tolist()
 
 
-@contextlib.contextmanager
-def _seeded(request: Request, device: torch.device) -> Iterator[None]:
-    """torch's own generator of ``device``, which is what generate() samples with, at the request's seed."""
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if cuda else [], enabled=request.infer.do_sample):
-        if request.infer.do_sample:
-            (torch.cuda.manual_seed if cuda else torch.default_generator.manual_seed)(request.seed)
-        yield
+def _tell(on_tokens: OnTokens, input_ids: Tensor, scores: Any, **_: Any) -> bool:
+    """A stopping criterion that stops nothing: generate() asks it after each step."""
+    on_tokens(input_ids[:, -1:].tolist())
+    return False

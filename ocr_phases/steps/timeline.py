@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from torch import nn
 from ocr_phases.errors import checked, hinted
 from ocr_phases.models.load import resolve_device
 from ocr_phases.models.wiring import Family
-from ocr_phases.record import SPAN_COLUMNS, elsewhere, make_spans
+from ocr_phases.record import elsewhere, make_spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,19 +33,21 @@ if TYPE_CHECKING:
 _DECIMALS = 6  # of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record
 
 
+Mark = tuple[Any, float]
+"""A moment: an event recorded on the device (None on a CPU), and `perf_counter` seconds."""
+
+
 @dataclass(slots=True, eq=False)
 class Span:
-    """One open or closed stretch of time; ``host_*`` are `perf_counter` seconds. Equal to itself alone."""
+    """One open or closed stretch of time. Equal to itself alone."""
 
     phase: str
     stage: str
-    view: str = ""
-    step: int | None = None
-    host_start: float = 0.0
-    host_end: float = 0.0
-    start: Any = None  # torch.cuda.Event on CUDA
-    end: Any = None
+    view: str
+    step: int | None
     profiled: Any = None
+    start: Mark = (None, 0.0)
+    end: Mark = (None, 0.0)
 
 
 @hinted
@@ -66,7 +69,7 @@ class Timeline:
         self.phase = ""
         self.step: int | None = None
         self.vectors = 0  # that the projector made in the prefill
-        self._origin = Span("", "", start=self._event(), host_start=perf_counter())
+        self._origin = self._mark()
 
     def begin(self, stage: str, view: str = "") -> Span:
         """Open a span of ``stage`` in the current phase and step."""
@@ -77,22 +80,18 @@ class Timeline:
             span.profiled = torch.profiler.record_function(stage)
             span.profiled.__enter__()
         self._open.append(span)
-        span.start, span.host_start = self._event(), perf_counter()
+        span.start = self._mark()
         return span
 
     def end(self, span: Span) -> None:
         """Close ``span`` and whatever is still open inside it; a span already closed stays as it is."""
-        if span not in self._open:
-            return
-        while True:
+        while span in self._open:
             inner = self._open.pop()
-            inner.end, inner.host_end = self._event(), perf_counter()
+            inner.end = self._mark()
             if inner.profiled is not None:
                 inner.profiled.__exit__(None, None, None)
             nvtx.pop_range()
             self.closed.append(inner)
-            if inner is span:
-                return
 
     @contextlib.contextmanager
     def span(self, stage: str, view: str = "") -> Iterator[None]:
@@ -104,32 +103,22 @@ class Timeline:
             self.end(span)
 
     @contextlib.contextmanager
-    def in_phase(self, phase: str) -> Iterator[None]:
-        """A span over a whole phase; spans opened inside belong to it."""
-        before, self.phase = self.phase, phase
-        try:
-            with self.span(phase):
-                yield
-        finally:
-            self.phase = before
-
-    @contextlib.contextmanager
-    def in_step(self, number: int) -> Iterator[None]:
-        """Spans opened inside belong to decode step ``number``, also where no `decode` is around it."""
+    def in_phase(self, phase: str, stage: str = "", step: int | None = None) -> Iterator[None]:
+        """A span over a whole phase, or over one ``stage`` and ``step``; spans inside belong to it."""
         before = self.phase, self.step
-        self.phase, self.step = "decode", number
+        self.phase, self.step = phase, step
         try:
-            yield
+            with self.span(stage or phase):
+                yield
         finally:
             self.phase, self.step = before
 
-    def _event(self) -> Any:
-        """The device's side of a mark: an event recorded now, or nothing on a CPU."""
-        if not self.cuda:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
+    def _mark(self) -> Mark:
+        event = None
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(self._stream)
+        return event, perf_counter()
 
     def rows(self, repeat: int = 0) -> list[tuple]:
         """All closed spans in order of their start, as rows of `ocr_phases.record.SPAN_COLUMNS`.
@@ -139,15 +128,9 @@ class Timeline:
         if self.cuda:
             torch.cuda.synchronize(self._device)
         rows = []
-        for span in sorted(self.closed, key=lambda span: span.host_start):
-            host_start = (span.host_start - self._origin.host_start) * 1e3
-            host_ms = (span.host_end - span.host_start) * 1e3
-            device_start, device_ms = host_start, host_ms
-            if self.cuda:
-                device_start = self._origin.start.elapsed_time(span.start)
-                device_ms = span.start.elapsed_time(span.end)
-            times = (round(ms, _DECIMALS) for ms in (device_start, device_ms, host_start, host_ms))
-            rows.append((repeat, span.phase, span.stage, span.view, span.step, *times))
+        for span in sorted(self.closed, key=lambda span: span.start[1]):
+            times = zip(_ms(self._origin, span.start), _ms(span.start, span.end), strict=True)
+            rows.append((repeat, span.phase, span.stage, span.view, span.step, *chain(*times)))
         return rows
 
     def table(self) -> pd.DataFrame:
@@ -155,27 +138,29 @@ class Timeline:
 
         On CUDA this waits for the device, once.
         """
-        columns = zip(*self.rows(), strict=True) if self.closed else ((),) * len(SPAN_COLUMNS)
-        return make_spans(dict(zip(SPAN_COLUMNS, map(list, columns), strict=True)))
+        return make_spans(self.rows())
 
     def plot(self) -> Figure:
         """The spans over time: `ocr_phases.show.plots.plot_spans`."""
-        return elsewhere("plot_spans")(self.table())
+        return elsewhere("show.plots.plot_spans")(self.table())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("timeline_bundle")(self.table())
+        return elsewhere("show.results.timeline_bundle")(self.table())
 
 
 class NoTimeline(Timeline):
     """Collects nothing: for warm-up, for callers without interest in times, and to price the collectors."""
 
-    def __init__(self) -> None:
-        super().__init__("cpu")
-
     @contextlib.contextmanager
     def span(self, stage: str, view: str = "") -> Iterator[None]:
         """Nothing."""
         yield
+
+
+def _ms(start: Mark, end: Mark) -> tuple[float, float]:
+    """From one mark to another by the device's clock and by the host's, ms; on a CPU they are the same."""
+    host = round((end[1] - start[1]) * 1e3, _DECIMALS)
+    return (host if start[0] is None else round(start[0].elapsed_time(end[0]), _DECIMALS)), host
 
 
 @contextlib.contextmanager
@@ -190,25 +175,19 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
         yield
         return
     open_spans: dict[str, Span] = {}
-    calls: dict[str, int] = {}
-    vision = family.facts.vision_stages
+    left = {stage: list(views) for stage in family.facts.vision_stages}
 
     def before(stage: str, module: nn.Module, args: Any) -> None:
-        view = ""
-        if stage in vision:
-            number = calls.get(stage, 0)
-            calls[stage] = number + 1
-            view = views[number % len(views)] if views else ""
-        elif stage == "language_model" and "vision_fusion" in open_spans:
+        if stage == "language_model" and "vision_fusion" in open_spans:
             timeline.end(open_spans.pop("vision_fusion"))
-        open_spans[stage] = timeline.begin(stage, view)
+        open_spans[stage] = timeline.begin(stage, left[stage].pop(0) if left.get(stage) else "")
 
     def after(stage: str, module: nn.Module, args: Any, output: Any) -> None:
         timeline.end(open_spans.pop(stage))
-        if stage == "projector" and timeline.phase == "prefill":
+        if stage == "projector" and views:
             timeline.vectors += prod(output.shape[:-1])
-        if stage == "projector" and views and calls[stage] % len(views) == 0:
-            open_spans["vision_fusion"] = timeline.begin("vision_fusion")
+            if not left[stage]:
+                open_spans["vision_fusion"] = timeline.begin("vision_fusion")
 
     with contextlib.ExitStack() as hooks:
         for stage, (first, last) in family.timed(model).items():
