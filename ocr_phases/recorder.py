@@ -56,6 +56,7 @@ from ocr_phases.sweep_models import one_sentence
 from ocr_phases.text import count_text
 
 Page = str | Path | bytes | Image.Image
+Pages = Page | Sequence[Page]
 #: What a request's strategies made ready: its decode step, what a prefill runs in, and the record's part.
 SetUp = tuple[StaticStep | None, Callable[[], AbstractContextManager[None]], dict[str, Any]]
 
@@ -66,9 +67,7 @@ _AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
 # -- what is asked for --------------------------------------------------------------------------------
 
 
-def _make_rows(
-    page: Page | Sequence[Page], asked: RunSettings, family: FamilyFacts
-) -> tuple[list[list[Page]], list[str]]:
+def _make_rows(page: Pages, asked: RunSettings, family: FamilyFacts) -> tuple[list[list[Page]], list[str]]:
     """One list of pages a row, and one resolved prompt a row, as the ``family`` has prompts.
 
     A list of pages, or ``file.pdf#2-4``, is a batch of one page a row; with a single prompt that names
@@ -205,7 +204,7 @@ class Measurement:
     """
 
     prepared: Prepared
-    page: InitVar[Page | Sequence[Page]]
+    page: InitVar[Pages]
     asked: InitVar[RunSettings]
     on_tokens: Callable[[int, list[list[int]]], None] | None = None
     progress: Callable[[int, int], None] = lambda done, total: None
@@ -213,7 +212,7 @@ class Measurement:
     after: dict[str, Any] = field(default_factory=dict)
     waits: tuple[int, int] | None = None  # of the host in a warm-up's decode, and its steps
 
-    def __post_init__(self, page: Page | Sequence[Page], asked: RunSettings) -> None:
+    def __post_init__(self, page: Pages, asked: RunSettings) -> None:
         checkpoint = self.checkpoint = self.prepared.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
         rows, prompts = _make_rows(page, asked, facts)
@@ -393,16 +392,14 @@ class Measurement:
                 "ceilings": after.get("ceilings"),
             },
             model={**_describe_model(checkpoint, request), **self.made},
-            pages=_describe_pages(request, self.packed, self.pages),
+            pages=self._described_pages(),
             request={
                 **request.described(),
                 "repeats": len(runs),
                 "prefill_len": self.packed.prefill_len,
                 "batch": self.packed.batch_size,
             },
-            results=[
-                _describe_row(checkpoint, ids, self.eos_ids, request.return_text) for ids in self.rows()
-            ],
+            results=[_describe_row(checkpoint, request, ids) for ids in self.rows()],
             spans=record.make_spans([span for run in runs for span in run["spans"]]),
             memory={
                 "source": self.memory.source,
@@ -414,6 +411,22 @@ class Measurement:
             kernels=after.get("kernels"),
             probabilities=None if sureness is None else [row._asdict() for row in sureness],
         )
+
+    def _described_pages(self) -> list[dict[str, Any]]:
+        request, packed = self.request, self.packed
+        pages = [(row, *page) for row, loaded in enumerate(self.pages) for page in loaded]
+        return [
+            {
+                **record.describe_page(image, data, name, embed=request.embed_page),
+                "row": row,
+                "preset": request.preset,
+                "grid": list(view.grid),
+                "image_tokens": packed.image_tokens[row],
+                "text_tokens": packed.text_tokens[row],
+                "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
+            }
+            for (row, image, data, name), view in zip(pages, packed.views, strict=True)
+        ]
 
     def _checks(self) -> list[dict[str, Any]]:
         """What the repeats agree on, what was seen of the live model, and what is missing after a stop."""
@@ -450,40 +463,20 @@ def _describe_cache(state: phases.DecodeState, step: StaticStep | None) -> dict[
     }
 
 
-def _describe_row(
-    checkpoint: Checkpoint, ids: list[int], eos_ids: Sequence[int], return_text: bool
-) -> dict[str, Any]:
-    ended = ids[-1] in eos_ids
+def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> dict[str, Any]:
+    ended = not request.ignore_eos and ids[-1] == checkpoint.eos_id
     written = ids[:-1] if ended else ids
     # The end token apart: a character still incomplete before it belongs to the text.
     parts = written, ids[len(written) :]
     texts = [text for part in parts for text in token_texts(checkpoint.tokenizer, part)]
     return {
         "ids": ids,
-        "token_texts": texts if return_text else [""] * len(ids),
-        "text": "".join(texts[: len(written)]) if return_text else None,
+        "token_texts": texts if request.return_text else [""] * len(ids),
+        "text": "".join(texts[: len(written)]) if request.return_text else None,
         # As the vendor counts them: the output, end token included, tokenised again.
         "text_tokens": len(checkpoint.encode("".join(texts))),
         "finish_reason": "eos" if ended else "length",
     }
-
-
-def _describe_pages(
-    request: Request, packed: PageInputs, rows: Sequence[Sequence[tuple]]
-) -> list[dict[str, Any]]:
-    pages = [(row, *page) for row, given in enumerate(rows) for page in given]
-    return [
-        {
-            **record.describe_page(image, data, name, embed=request.embed_page),
-            "row": row,
-            "preset": request.preset,
-            "grid": list(view.grid),
-            "image_tokens": packed.image_tokens[row],
-            "text_tokens": packed.text_tokens[row],
-            "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
-        }
-        for (row, image, data, name), view in zip(pages, packed.views, strict=True)
-    ]
 
 
 def _describe_model(checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
@@ -491,7 +484,7 @@ def _describe_model(checkpoint: Checkpoint, request: Request) -> dict[str, Any]:
     own = ("name", "source", "revision", "cuda_calls", "config")
     return {
         **{name: getattr(checkpoint, name) for name in own},
-        "family": family.name,
+        "family": family.facts.name,
         "implementation": family.implementation,
         "class": type(model).__name__,
         "dtype": str(checkpoint.dtype).removeprefix("torch."),

@@ -25,7 +25,7 @@ from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_ch
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import choose_attention, resolve_dtype
 from ocr_phases.record import PhaseRun, describe_page, elsewhere
-from ocr_phases.recorder import Measurement, Page, Prepared, execution
+from ocr_phases.recorder import Measurement, Page, Pages, Prepared, execution
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import decode_execution
@@ -118,7 +118,7 @@ class OCRSession:
 
     def prepare(
         self,
-        page: Page | Sequence[Page],
+        page: Pages,
         *,
         preset: str | None = None,
         prompt: str | Sequence[str] = "markdown",
@@ -156,7 +156,7 @@ class OCRSession:
         total = parameters.pop("total")
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
-            "family": f"{self.family.name}, {self.family.implementation} class",
+            "family": f"{self.family.facts.name}, {self.family.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
@@ -175,7 +175,7 @@ class OCRSession:
     @checked(RunSettings)
     def run_inference(
         self,
-        page: Page | Sequence[Page],
+        page: Pages,
         prompt: str | Sequence[str] = "markdown",
         *,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
@@ -216,7 +216,7 @@ class OCRSession:
         return self.last_run
 
     @checked(RunSettings)
-    def check_request(self, page: Page | Sequence[Page], **settings: Any) -> Request:
+    def check_request(self, page: Pages, **settings: Any) -> Request:
         """What `run_inference` would measure, with every default; raises what that would before it runs."""
         return Measurement(self.prepared, page, RunSettings(**settings)).request
 

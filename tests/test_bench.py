@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from conftest import PAGES
 from refusals import refused
 
-from benchmarks import measure, speed_table
+from benchmarks import speed_table
 from benchmarks.__main__ import main
 from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import (
@@ -20,7 +19,6 @@ from benchmarks.tables import (
     batch_table,
     bench_text,
     failure_table,
-    few_pairs,
     load_bench,
     mark_table,
     prefill_table,
@@ -158,25 +156,6 @@ def test_what_cannot_run_here_is_said_and_stops_nothing(measured: dict[str, Any]
     assert failures["reason"].str.contains("CUDA").all()
 
 
-def test_a_part_that_fails_leaves_the_others(
-    golden_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(bench: Any) -> dict[str, Any]:
-        raise RuntimeError("the device is gone\nfor good")
-
-    monkeypatch.setitem(measure._PARTS, "stage_coverage", broken)
-    settings = BenchSettings(parts=("marks", "stage_coverage"), presets=("tiny", "small"))
-    bench = run_bench(golden_session, PAGE, settings, tmp_path / "bench.json")
-    assert [(result["part"], result["preset"]) for result in bench["results"]] == [
-        ("marks", "tiny"),
-        ("stage_coverage", "tiny"),
-        ("stage_coverage", "small"),
-    ]
-    assert failure_table(bench)["reason"].tolist() == ["RuntimeError: the device is gone"] * 2
-    assert len(mark_table(bench)) == 3
-    assert load_bench(tmp_path / "bench.json")["results"] == bench["results"]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -239,14 +218,6 @@ def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
         load_bench(tmp_path / "none.json")
 
 
-def test_published_benchmarks_are_read() -> None:
-    bench = load_bench(ROOT / "data" / "runs" / "cpu-bench.json")
-    assert bench["schema"] == 2
-    assert stage_coverage_table(bench)["stage_coverage"].between(0.9, 1.0).all()
-    decode = strategy_table(load_bench(ROOT / "data" / "runs" / "h200-strategies-base.json"))
-    assert set(decode["bound_by"]) == {"bandwidth"}
-
-
 # -- the command -----------------------------------------------------------------------------------------
 
 
@@ -258,22 +229,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "What the prefill's stages account for" in said
     assert said.splitlines()[-1] == f"Wrote {target}"
     assert load_bench(target)["settings"]["strategies"] == ["eager"]
-
-
-def test_bad_benchmarks_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = tmp_path / "new" / "bench.json"
-    for arguments, message in (
-        ([str(tmp_path / "none.png")], "There is no file"),
-        (["--parts", "speed"], "Unknown part"),
-        (["--presets", "huge"], "huge"),
-        (["--pairs", "0"], "pairs is 0"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            main([*arguments, "--save", str(target)])
-        error = capsys.readouterr().err.strip()
-        assert message in error
-        assert len(error.splitlines()) == 1
-    assert not target.parent.exists()
 
 
 # -- the README's table -------------------------------------------------------------------------------
@@ -299,32 +254,6 @@ def test_the_speed_table_has_a_row_a_preset(tmp_path: Path) -> None:
     assert cells == [*expected, "0.90 (0.90 to 0.90)", "–", "98.9 %"]
 
 
-def test_benchmarks_of_other_parts_fill_the_same_row() -> None:
-    parts = []
-    for part in ("prefill", "strategies"):
-        bench = copy.deepcopy(example())
-        bench["results"] = [result for result in bench["results"] if result["part"] == part]
-        parts.append(bench)
-    row = speed_table.speed_table(parts).splitlines()[2:]
-    assert len(row) == 1
-    assert row[0].startswith(
-        "| NVIDIA H200, `dummy` bfloat16 | base | 40.0 ms | 4.00 ms | – | 1.00 ms | 0.500 ms |"
-    )
-
-
-def test_the_table_stands_between_the_markers() -> None:
-    text = f"a\n\n{speed_table.BEGIN}\n{speed_table.END}\n\nb"
-    filled = speed_table.with_table(text, "| x |")
-    assert filled == f"a\n\n{speed_table.BEGIN}\n\n| x |\n\n{speed_table.END}\n\nb"
-    assert speed_table.with_table(filled, "") == text
-    assert speed_table.speed_table([]) == ""
-    changed = copy.deepcopy(example())
-    changed["results"] = []
-    assert speed_table.speed_table([changed]) == ""
-    with pytest.raises(SystemExit, match="no <!-- speed table"):
-        speed_table.with_table("a", "b")
-
-
 # -- on a GPU -----------------------------------------------------------------------------------------
 
 
@@ -342,13 +271,3 @@ def test_every_part_on_a_gpu(tmp_path: Path) -> None:
     decode = strategy_table(bench).set_index("strategy")
     assert (decode["busy_ms"] > 0).all()
     assert mark_table(bench)["what"].str.contains("CUDA event").any()
-
-
-@pytest.mark.parametrize(
-    ("pairs", "told"), [(15, ""), (5, ""), (3, "3 pairs leave the intervals so wide"), (1, "no interval")]
-)
-def test_few_pairs_are_told(pairs: int, told: str) -> None:
-    assert told in few_pairs(pairs)
-    assert bool(few_pairs(pairs)) == bool(told)
-    few = example() | {"settings": example()["settings"] | {"pairs": pairs}}
-    assert bench_text(few).endswith(few_pairs(pairs))

@@ -142,7 +142,7 @@ def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) ->
 
 def test_vision_flops_are_those_torch_counts(built: Any) -> None:
     config, model = built
-    family = family_of(model).name
+    family = family_of(model).facts.name
     seen = set()
     for preset, grid in PAGES[family]:
         calls = vision_calls(preset, [grid], family)

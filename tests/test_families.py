@@ -389,7 +389,7 @@ def test_it_is_compared_and_swept(
 )
 def test_a_small_dummy_runs(text: str, name: str, preset: str, prompt: str) -> None:
     session = OCRSession.load(text, device="cpu")
-    assert family_of(session.model).name == name
+    assert family_of(session.model).facts.name == name
     run = session.run_inference(RECEIPT, preset="small", **{**QUICK, "max_new_tokens": 3})
     assert run.model["name"] == text
     assert not with_verdict(run_checks(run), "fail")

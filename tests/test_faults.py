@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import errno
-import json
 import os
 import random
 import re
@@ -24,7 +23,6 @@ import torch
 from conftest import GOLDEN, PAGES
 from elements import Elements
 from example_run import make_run
-from faulty import faulty
 from grounding_texts import fuzzed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -39,12 +37,10 @@ from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
 from ocr_phases.collectors.parity import bfloat16_step
-from ocr_phases.families import PRESETS, PROMPTS, resolve_prompt
+from ocr_phases.families import PROMPTS
 from ocr_phases.files import LOCK_NAME, only_writer
-from ocr_phases.inputs.packing import image_token_count, make_views, pack
 from ocr_phases.models.load import Checkpoint
 from ocr_phases.report.render import page_report
-from ocr_phases.settings import SamplingSettings
 from ocr_phases.show import regions, results
 from ocr_phases.steps import phases
 from ocr_phases.text import first_difference
@@ -175,32 +171,6 @@ def test_a_fault_behind_the_step_is_refused_or_seen(name: str, session: OCRSessi
             pytest.skip("this version of transformers refuses such a mask itself")
     assert failures(run) == outcome
     assert says(checks_verdict(run_checks(run)), "not trust")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"pixel_values": PIXELS}, r"Image arguments reached decode \(pixel_values\)"),
-        ({"past_key_values": None}, "must grow by one a step"),
-    ],
-)
-def test_a_faulty_step_is_refused(
-    change: dict[str, Any], said: str, session: OCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A family whose decode steps are faulty themselves, as a mistake in this package would be."""
-    honest = phases.family_of
-    with monkeypatch.context() as patch, pytest.raises(OcrPhasesError, match=said):
-        patch.setattr(phases, "family_of", lambda model: faulty(honest(model), lambda step: step | change))
-        session.run_inference(RECEIPT, **QUICK)
-
-
-def test_training_mode_is_refused(session: OCRSession) -> None:
-    session.model.train()
-    try:
-        with pytest.raises(OcrPhasesError, match=r"training mode: call model.eval\(\)"):
-            session.run_inference(RECEIPT, **QUICK)
-    finally:
-        session.model.eval()
 
 
 def test_training_mode_switched_on_within_the_call_is_seen(session: OCRSession) -> None:
@@ -380,20 +350,6 @@ def test_the_first_difference_is_judged_by_its_margin(
     assert "top-2 margin" in check.measured
 
 
-def test_the_scores_are_those_the_token_was_chosen_from(tiny_session: OCRSession) -> None:
-    from ocr_phases.settings import Request
-
-    run = tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)
-    fields = {field.name for field in dataclasses.fields(Request)}
-    given = {name: value for name, value in run.request.items() if name in fields}
-    settings = {"infer": SamplingSettings(no_repeat_ngram_size=3), "pages": []}
-    inputs = tiny_session.prepare([RECEIPT, PAGES / "slide.png"]).to("cpu", torch.float32)
-    ids = [result["ids"] for result in run.results]
-    found = parity._scores(tiny_session, Request(**{**given, **settings}), inputs, ids, {0, 1, 7})
-    for place, scores in found.items():
-        assert scores.argmax(dim=-1).tolist() == [row[place] for row in ids]
-
-
 def test_bfloat16_steps_and_first_differences() -> None:
     for value in (0.75, 1.0, 1.99, 19.3, -19.3, 300.0):
         near = torch.tensor(abs(value), dtype=torch.bfloat16)
@@ -493,30 +449,6 @@ PROMPT_TEXTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=80)
-@given(size=SIZES, preset=st.sampled_from(list(PRESETS)), prompt=PROMPT_TEXTS)
-@example(size=(1, 1), preset="gundam", prompt="free")
-@example(size=(20_000, 50), preset="gundam", prompt="free")
-@example(size=(50, 20_000), preset="large", prompt="free")
-def test_any_page_packs_as_many_image_tokens_as_features(
-    size: tuple[int, int], preset: str, prompt: str
-) -> None:
-    if prompt.strip().partition(":")[0].rstrip() == "locate":
-        return
-    view = make_views(Image.new("RGB", size), PRESETS[preset])
-    text = resolve_prompt(prompt)
-    packed = pack(
-        [[view]], [text], lambda part: [5] * len(part), image_token_id=9, bos_token_id=0, pad_token_id=2
-    )
-    # q x q vectors and a break a row, for the whole page; the same over all crops; one separator.
-    q, c = -(-view.global_view.shape[0] // 64), -(-PRESETS[preset].image_size // 64)
-    columns, rows = view.grid
-    crops = (columns * c + 1) * rows * c if len(view.crops) else 0
-    assert len(view.crops) == (columns * rows if view.grid != (1, 1) else 0)
-    assert packed.image_tokens[0] == q * (q + 1) + 1 + crops == image_token_count(view.preset, view.grid)
-    assert int(packed.images_seq_mask.sum()) == packed.image_tokens[0]
-
-
 @settings(deadline=None, max_examples=8)
 @given(size=SIZES, preset=st.sampled_from(["tiny", "tiny", "small"]), prompt=PROMPT_TEXTS)
 @example(size=(1, 1), preset="tiny", prompt="free")
@@ -607,20 +539,6 @@ def test_a_kill_while_saving_leaves_the_old_record_or_the_new_one(tmp_path: Path
     for _ in range(10):
         killed(["-c", SAVER, str(target), *map(str, paths)], lambda: chance.uniform(0, 0.1), ready=True)
         assert target.read_bytes() in whole
-
-
-def test_a_kill_of_report_leaves_whole_files_of_the_old_report_or_the_new_one(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    records = [make_run(page_name=f"page-{n}.png", repeats=1).save(tmp_path / f"{n}.json") for n in (1, 2)]
-    command = ["-m", "ocr_phases.cli", "report", "--out", str(out), "--record"]
-    page_report(PhaseRun.load(records[0]), out)
-    chance = random.Random(7)
-    for _ in range(3):
-        killed([*command, str(records[1])], lambda: chance.uniform(0.5, 3.0), ready=False)
-        assert (out / "report.html").read_text().rstrip().endswith("</html>")
-        assert json.loads((out / "report.ipynb").read_text())["cells"]
-        assert (out / "result.mmd").read_text()
-        assert Image.open(out / "result_with_boxes.jpg").convert("RGB").size == make_run().page_image().size
 
 
 def test_a_killed_writer_leaves_its_folder_free(tmp_path: Path) -> None:

@@ -543,11 +543,6 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(
         measure.check_kernels(device, trace=None, **options)
 
 
-def test_a_cpu_session_refuses_the_view(tiny_session: OCRSession) -> None:
-    with pytest.raises(OcrPhasesError, match="cpu"):
-        tiny_session.run_inference(PAGE, max_new_tokens=2, repeats=1, warmup=0, kernels=True)
-
-
 def test_a_failing_pass_loses_nothing(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
 

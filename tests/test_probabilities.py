@@ -75,7 +75,7 @@ def case_of(name: str, request: pytest.FixtureRequest) -> tuple[Any, DeviceInput
     """The model and the recorded inputs of ``family:case``."""
     fixture, case = name.split(":")
     session = request.getfixturevalue(f"{fixture}_session")
-    return session.model, RECORDINGS[session.family.name].inputs(case)
+    return session.model, RECORDINGS[session.family.facts.name].inputs(case)
 
 
 @pytest.mark.parametrize(

@@ -432,9 +432,8 @@ def test_ids_without_text_show_as_their_number():
 @given(st.lists(st.integers(2, 255), max_size=6))
 @example([250, 229])
 def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_session, ids):
-    row = _describe_row(
-        golden_session.checkpoint, [*ids, golden_session.eos_id], [golden_session.eos_id], True
-    )
+    request = SimpleNamespace(ignore_eos=False, return_text=True)
+    row = _describe_row(golden_session.checkpoint, request, [*ids, golden_session.eos_id])
     assert row["text"] == TOKENIZER.decode(ids) == "".join(row["token_texts"][:-1])
     assert len(row["token_texts"]) == len(row["ids"])
     read = TokenReader(TOKENIZER).read  # as it is shown while it is written

@@ -81,6 +81,8 @@ def test_cells_are_every_combination_once() -> None:
         "base-eager-b1-n8",
         "base-eager-b2-n8",
     ]
+    cells = make_cells(presets=["tiny"], lengths=[8], visions=["eager", "compiled"])
+    assert [cell.name for cell in cells] == ["tiny-eager-b1-n8", "tiny-eager-b1-n8-vision-compiled"]
 
 
 @pytest.mark.parametrize(
@@ -102,11 +104,6 @@ def test_cells_are_every_combination_once() -> None:
 def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...], message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message):
         make_cells(**dict(zip(AXES, lists, strict=False)))
-
-
-def test_eager_vision_keeps_the_name_it_had() -> None:
-    cells = make_cells(presets=["tiny"], lengths=[8], visions=["eager", "compiled"])
-    assert [cell.name for cell in cells] == ["tiny-eager-b1-n8", "tiny-eager-b1-n8-vision-compiled"]
 
 
 def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def test_several_pages_in_one_prompt_are_refused(session):
 def test_without_generate_the_one_shot_path_says_so(session, monkeypatch):
     name = type(session.model).__name__
     bare = type(name, (torch.nn.Module,), {"config": session.model.config})
-    monkeypatch.setattr(session, "checkpoint", replace(session.checkpoint, model=bare()))
+    monkeypatch.setattr(session.prepared, "checkpoint", replace(session.checkpoint, model=bare()))
     with refused():
         session.run_inference(noise(300, 500), preset="tiny", max_new_tokens=2, generate=True)
 

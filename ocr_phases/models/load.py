@@ -224,10 +224,9 @@ def load_tokenizer(folder: Path) -> Any:
     labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
     said = {name: labels[name] for name in ("bos_token", "eos_token", "pad_token") if labels.get(name)}
     names = {name: each["content"] if isinstance(each, dict) else each for name, each in said.items()}
+    options = {"tokenizer_file": str(path), "clean_up_tokenization_spaces": False, **names}
     try:
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_file=str(path), clean_up_tokenization_spaces=False, **names
-        )
+        tokenizer = PreTrainedTokenizerFast(**options)
     except Exception as error:  # the tokenizers library raises no narrower class for a bad file
         raise OcrPhasesError(f"{path} is no tokenizer file ({error}).") from error
     check_tokenizer(tokenizer, f"in {folder}")
@@ -283,8 +282,7 @@ def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
 def image_token(config: dict[str, Any], tokenizer: Any) -> int:
     """The id of ``<image>``; `OcrPhasesError` where config.json says another."""
     found = tokenizer.convert_tokens_to_ids("<image>")
-    if config.get("image_token_id", found) != found:
-        raise OcrPhasesError(
-            f"config.json says image token {config['image_token_id']}, the tokenizer says {found}."
-        )
+    said = config.get("image_token_id", found)
+    if said != found:
+        raise OcrPhasesError(f"config.json says image token {said}, the tokenizer says {found}.")
     return found

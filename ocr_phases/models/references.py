@@ -59,8 +59,8 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     family = family_of(model)
     paths = {stage: family.wiring.modules[stage] for stage in family.facts.vision_stages}
     leaves = {stage: path.rpartition(".")[2] for stage, path in paths.items()}
-    ways = [path.split(".")[:-1] for path in paths.values()]
-    above = {".".join(way[:count]) for way in ways for count in range(len(way) + 1)}
+    # The model itself, whose path is empty, and every module on the way.
+    above = {path[:end] for path in paths.values() for end, sign in enumerate(path) if sign == "." or not end}
     seeing = _methods(type(model.get_submodule(path)) for path in sorted(above))
     compressing = _methods(map(type, model.get_submodule(paths["sam"]).modules()))
     attending = _methods(map(type, family.timed(model)["language_model"][0].modules()))
@@ -151,8 +151,7 @@ def _condition(methods: list[Method], name: str) -> list[Place]:
     while True:
         callers = [(method, calls) for method in methods if (calls := method.calls(_named(*names)))]
         for method, calls in callers:
-            guard = _guard(method.node, calls)
-            if guard is not None:
+            if guard := _guard(method.node, calls):
                 return [(method, _code(guard), guard.lineno)]
         further = {method.node.name for method, _ in callers} - {"forward"}
         if further <= names:

@@ -26,7 +26,7 @@ from ocr_phases.text import bytes_text, count_text, millions_text, nearest
 _SEED = 0
 _LARGE = 300_000_000  # parameters, from which a CPU takes seconds a page
 _PROMPT = 300  # tokens, about those of a page at the preset base
-_TINY_VOCAB = 2048
+_VOCAB = 2048  # of tiny's tokenizer
 
 
 def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
@@ -146,10 +146,8 @@ def dummy_config(name: str) -> dict[str, Any]:
         raise OcrPhasesError("dummy's hidden must be a multiple of its heads: give both.")
     if text["n_routed_experts"] < text["num_experts_per_tok"]:
         raise OcrPhasesError(f"dummy needs at least {text['num_experts_per_tok']} experts.")
-    if text["vocab_size"] < _TINY_VOCAB:
-        raise OcrPhasesError(
-            f"dummy needs a vocab of at least {_TINY_VOCAB}: its prompts use tiny's tokenizer."
-        )
+    if text["vocab_size"] < _VOCAB:
+        raise OcrPhasesError(f"dummy needs a vocab of at least {_VOCAB}: its prompts use tiny's tokenizer.")
     raw["image_token_id"] = min(raw["image_token_id"], text["vocab_size"] - 1)
     return raw
 

@@ -35,11 +35,6 @@ class Family:
     implementation: str
 
     @property
-    def name(self) -> str:
-        """The family's name, as in a record."""
-        return self.facts.name
-
-    @property
     def wiring(self) -> Wiring:
         """How the class is driven."""
         return getattr(self.facts, self.implementation)
