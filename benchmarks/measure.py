@@ -133,7 +133,7 @@ def run_bench(
                 result |= _PARTS[part](_Bench(session, page, preset, settings))
         except (OcrPhasesError, RuntimeError) as error:
             result["failed"] = one_sentence(error)
-        free_memory(session.device)
+        free_memory()
         result["took_s"] = round(perf_counter() - start, 1)
         bench["results"].append(result)
         _write(bench, target)
@@ -332,7 +332,7 @@ def _batches(bench: _Bench) -> dict[str, Any]:
                 run = bench.run(batch=batch, strategy=strategy, repeats=bench.settings.rounds, warmup=1)
             except (OcrPhasesError, RuntimeError) as error:
                 failed.append({**way, "failed": one_sentence(error)})
-                free_memory(bench.session.device)
+                free_memory()
                 continue
             times = {
                 "decode_ms": _rounded(run.repeat_ms("decode", "decode", "host_ms")),
@@ -355,7 +355,7 @@ def _ready(
             ready[value] = bench.run(warmup=1, verify=verify, **options)
         except (OcrPhasesError, RuntimeError) as error:
             failed[value] = one_sentence(error)
-            free_memory(bench.session.device)
+            free_memory()
     if not ready:
         raise OcrPhasesError(" ".join(failed.values()))
     return ready, failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import hashlib
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from ocr_phases.collectors import machine
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
-from ocr_phases.files import TemporaryFolder, each_page, split_page
+from ocr_phases.files import each_page, split_page
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.models.folders import local_folder
@@ -31,7 +30,7 @@ from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSet
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_models import AXES, make_cells, run_sweep
+from ocr_phases.sweep_models import make_cells, run_sweep
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
 
@@ -222,17 +221,13 @@ class OCRSession:
         return Measurement(self.prepared, page, RunSettings(**settings)).request
 
     @checked(make_cells, run_sweep)
-    def sweep(self, page: str | Path, *, folder: str | Path | None = None, **options: Any) -> Any:
+    def sweep(self, page: str | Path, **options: Any) -> Any:
         """Measure ``page`` at every combination as one `ocr_phases.analyse.scaling.SweepResult`.
 
         ``options`` and errors are those of `make_cells` and of `run_sweep`. Records in ``folder`` are not
         measured again, and all of them are part of the result; without it nothing is written.
         """
-        cells = make_cells(**{name: options.pop(name) for name in AXES if name in options})
-        with contextlib.ExitStack() as stack:
-            kept = folder or stack.enter_context(TemporaryFolder())
-            run_sweep(self, page, cells, kept, **options)
-            return elsewhere("analyse.scaling.SweepResult").load(kept)
+        return run_sweep({"": self.with_model}, page, **options)
 
 
 _kept: dict[ModelSettings, OCRSession] = {}

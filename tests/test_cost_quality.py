@@ -48,7 +48,6 @@ from ocr_phases.show.cost_quality import cost_quality_html, plot_compression, pl
 from ocr_phases.show.figures import Picture, figure_png
 from ocr_phases.show.index import index_html
 from ocr_phases.store import file_hash, write_status
-from ocr_phases.sweep_models import make_cells, run_sweep
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
 HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")
@@ -136,18 +135,18 @@ def test_records_that_ignored_the_end_token_take_no_truth() -> None:
 def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session: Any, tmp_path: Path) -> None:
     (tmp_path / "slide.md").write_text("# A slide")
     quick: dict[str, Any] = {"repeats": 1, "warmup": 0}
-    cells = make_cells(presets=["tiny"], lengths=[3])
-    page = PAGES / "slide.png"
-    run_sweep(golden_session, page, cells, tmp_path / "s", ignore_eos=False, **quick)
-    (outcome,) = run_sweep(golden_session, page, cells, tmp_path / "s", truth=tmp_path, **quick)
-    assert outcome.state == "kept"  # what the page says is no setting of the measurement
-    (run,) = SweepResult.load(tmp_path / "s").runs.values()
+    page, folder, states = PAGES / "slide.png", tmp_path / "s", []
+    quick |= {"presets": ["tiny"], "lengths": [3], "progress": lambda outcome: states.append(outcome.state)}
+    golden_session.sweep(page, folder=folder, ignore_eos=False, **quick)
+    found = golden_session.sweep(page, folder=folder, truth=tmp_path, **quick)
+    assert states == ["measured", "kept"]  # what the page says is no setting of the measurement
+    (run,) = found.runs.values()
     assert run.truth_of() == Truth("# A slide", file="slide.md") and run.request["ignore_eos"] is False
-    assert SweepResult.load(tmp_path / "s").table["edit_distance"].notna().all()
-    (outcome,) = run_sweep(golden_session, page, cells, tmp_path / "s", **quick)
-    assert outcome.state == "measured"
+    assert found.table["edit_distance"].notna().all()
+    golden_session.sweep(page, folder=folder, **quick)
+    assert states[2:] == ["measured"]
     with refused():
-        run_sweep(golden_session, page, cells, tmp_path / "t", truth=tmp_path / "no.md", **quick)
+        golden_session.sweep(page, folder=tmp_path / "t", truth=tmp_path / "no.md", **quick)
     assert not list((tmp_path / "t").rglob("*.json"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
@@ -32,12 +33,23 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import sweep as show
 from ocr_phases.show.figures import figure_png
-from ocr_phases.sweep_models import AXES, Cell, CellOutcome, make_cells, run_sweep, sweep
+from ocr_phases.sweep_models import AXES, Cell, CellOutcome, make_cells, sweep
 from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
 CELLS = make_cells(presets=["tiny"], batches=[1, 2], lengths=[3])
 QUICK: dict[str, Any] = {"repeats": 1, "warmup": 0}
+
+
+def run_sweep(
+    session: Any, page: Path, cells: list[Cell], folder: Path, progress: Any = None, **options: Any
+) -> list[CellOutcome]:
+    """What `OCRSession.sweep` says of all combinations of the values in ``cells``."""
+    outcomes: list[CellOutcome] = []
+    values = zip(*(dataclasses.astuple(cell) for cell in cells), strict=True)
+    axes = {name: list(dict.fromkeys(each)) for name, each in zip(AXES, values, strict=True)}
+    session.sweep(page, folder=folder, progress=outcomes.append, **axes, **options)
+    return outcomes
 
 
 def records() -> dict[str, PhaseRun]:
@@ -77,14 +89,16 @@ def test_cells_are_every_combination_once() -> None:
     ("lists", "message"),
     [
         ((["huge"], ["eager"], [1], [8]), "huge"),
-        (("tiny", ["eager"], [1], [8]), r"Give a list of each preset, like \['tiny'\]"),
-        ((["tiny"], ["eager"], 2, [8]), r"Give a list of each batch size, like \[2\]"),
+        (("tiny", ["eager"], [1], [8]), "presets is 'tiny': give a list"),
+        ((["tiny"], ["eager"], 2, [8]), "batches is 2: give a list"),
         ((["tiny"], ["fast"], [1], [8]), "Unknown strategy 'fast'"),
         ((["tiny"], ["eager"], [0], [8]), "0 is no batch size"),
-        ((["tiny"], ["eager"], [1], [-1]), "-1 is no number of new tokens"),
-        ((["tiny"], [], [1], [8]), "at least one"),
+        ((["tiny"], ["eager"], [1], [-1]), "max_new_tokens is -1"),
+        ((["tiny"], [], [1], [8]), "strategies is .*at least one"),
         ((["tiny"], ["eager"], [1], [8], ["fast"]), "Unknown vision 'fast'"),
-        ((["tiny"], ["eager"], [1], [8], []), "at least one .*vision"),
+        ((["tiny"], ["eager"], [1], [8], ["eager"], ["fast"]), "Unknown attention 'fast'"),
+        ((["tiny"], ["eager"], [1], [8], ["eager"], [None], ["int8"]), "Unknown dtype 'int8'"),
+        ((["tiny"], ["eager"], [1], [8], []), "visions is .*at least one"),
     ],
 )
 def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...], message: str) -> None:
@@ -120,7 +134,6 @@ def states(outcomes: list[CellOutcome]) -> list[str]:
 
 
 def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path: Path) -> None:
-    seen: list[CellOutcome] = []
     told: list[tuple[str, int, int]] = []
     first = run_sweep(
         tiny_session,
@@ -128,12 +141,10 @@ def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path
         CELLS,
         tmp_path,
         **QUICK,
-        progress=seen.append,
         on_run=lambda cell, done, total: told.append((cell.name, done, total)),
     )
     assert [name for name, done, total in told if done == total] == [cell.name for cell in CELLS]
     assert states(first) == ["measured", "measured"]
-    assert seen == first
     runs = SweepResult.load(tmp_path).runs
     assert [len(run.results) for run in runs.values()] == [1, 2]
     assert {run.token_count for run in runs.values()} == {3}
@@ -197,13 +208,48 @@ def test_a_foreign_file_is_refused_before_anything_is_measured(
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted([*before, name])
 
 
+def test_attention_and_dtype_are_axes(tiny_session: Any, tmp_path: Path) -> None:
+    asked = list(itertools.product(["sdpa", "eager"], ["float32", "bfloat16"]))
+    cells = make_cells(
+        presets=["tiny"], lengths=[2], attentions=["sdpa", "eager"], dtypes=["float32", torch.bfloat16]
+    )
+    assert [(cell.attention, cell.dtype) for cell in cells] == asked
+    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["measured"] * 4
+    found = SweepResult.load(tmp_path)
+    model = {cell: (run.model["attention"], run.model["dtype"]) for cell, run in found.runs.items()}
+    own = "tiny-eager-b1-n2"
+    ends = ["", "-dtype-bfloat16", "-attention-eager", "-attention-eager-dtype-bfloat16"]
+    assert model == dict(zip([f"{own}{end}" for end in ends], asked, strict=True))
+    table = found.table.set_index("cell")
+    assert {cell: tuple(row) for cell, row in table[["attention", "dtype"]].T.items()} == model
+    shown = show.sweep_html(found.table)
+    assert all(word in Elements(shown).said for word in ("attention", "sdpa", "bfloat16"))
+    # Each is a line, a bar and a point of its own.
+    assert len(decode_curves(found.runs).groupby(["attention", "dtype"])) == 4
+    for figure in (found.plot.prefill(), found.plot.decode()):
+        keys = " ".join(text.get_text() for text in figure.legends[0].get_texts())
+        assert all(word in keys for word in ("sdpa", "eager", "float32", "bfloat16"))
+    for figure in (found.plot.vision(), found.plot.floors()):
+        labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert len(labels) == len(set(labels)) == 4
+    # Beside cells of the model's own, which are the same ones; a session of another dtype is another sweep.
+    alone = make_cells(presets=["tiny"], lengths=[2])
+    assert states(run_sweep(tiny_session, PAGE, [*cells, *alone], tmp_path, **QUICK)) == ["kept"] * 4
+    with pytest.raises(OcrPhasesError, match="sweep with dtype float32; you asked for bfloat16"):
+        run_sweep(tiny_session.with_model(dtype="bfloat16"), PAGE, alone, tmp_path, **QUICK)
+    # What a class cannot have is a failed cell, and the others are measured.
+    flash = make_cells(presets=["tiny"], lengths=[2], attentions=["flash_attention_2", "eager"])
+    outcomes = run_sweep(tiny_session, PAGE, flash, tmp_path, **QUICK)
+    assert dict(zip(states(outcomes), (cell.cell.attention for cell in outcomes), strict=True)) == {
+        "failed": "flash_attention_2",
+        "kept": "eager",
+    }
+
+
 def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
     tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = [
-        Cell("tiny", "eager", 1, 99_999),
-        *make_cells(presets=["tiny"], batches=[1, 2], lengths=[2]),
-    ]
+    cells = make_cells(presets=["tiny"], batches=[1, 2], lengths=[99_999, 2])
     real = tiny_session.run_inference
 
     def limited(pages: list[Any], *args: Any, **options: Any) -> PhaseRun:
@@ -213,21 +259,22 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
 
     monkeypatch.setattr(tiny_session, "run_inference", limited)
     outcomes = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
-    assert states(outcomes) == ["failed", "measured", "failed"]
+    assert states(outcomes) == ["failed", "measured", "failed", "failed"]
     assert "4096 positions" in outcomes[0].reason
-    assert outcomes[2].reason == "OutOfMemoryError: no room"
+    assert outcomes[3].reason == "OutOfMemoryError: no room"
     kept = SweepResult.load(tmp_path)
     assert list(kept.runs) == ["tiny-eager-b1-n2"]
     assert dict(zip(kept.failures["cell"], kept.failures["reason"], strict=True)) == {
         outcome.cell.name: outcome.reason for outcome in outcomes if outcome.state == "failed"
     }
-    assert kept.failures["max_new_tokens"].tolist() == [99_999, 2]
+    assert kept.failures["max_new_tokens"].tolist() == [99_999, 2, 99_999]
     # Known to fail: not tried again, until asked to or until something changes, or where that is damaged.
     monkeypatch.undo()
-    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["failed", "kept", "failed"]
+    again = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
+    assert states(again) == ["failed", "kept", "failed", "failed"]
     retried = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK, retry_failed=True)
-    assert states(retried) == ["failed", "kept", "measured"]
-    assert list(SweepResult.load(tmp_path).failures["cell"]) == ["tiny-eager-b1-n99999"]
+    assert states(retried) == ["failed", "kept", "failed", "measured"]
+    assert set(SweepResult.load(tmp_path).failures["max_new_tokens"]) == {99_999}
     for damage in ("", "[" * 100_000, "{}"):
         (tmp_path / "runs" / "tiny-eager-b1-n99999.status.json").write_text(damage)
         assert run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)[0].reason == outcomes[0].reason
@@ -364,7 +411,7 @@ def test_the_prefills_sentence_is_of_two_cells_that_compare() -> None:
     )
     ends = []
     for took, named in (sentence.group(1, 2), sentence.group(3, 4)):
-        preset, batch, strategy, vision, tokens, prompt = named.split(", ")
+        preset, batch, strategy, vision, tokens, _, prompt = named.split(", ")
         mine = table[
             (table["preset"] == preset)
             & (table["batch"] == int(batch.removeprefix("batch ")))

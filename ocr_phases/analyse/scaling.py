@@ -32,11 +32,11 @@ SWEEP_COLUMNS = (
     *("page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"),
     *("prefill_floor_ms", "step_floor_ms", "tokens_per_s", "kv_cache_bytes", "peak_bytes"),
     *("edit_distance", "agreement", "step_bound_by", "floor_source", "reference"),
-    *("model", "dtype", "device", "noise"),
+    *("model", "attention", "dtype", "device", "noise"),
 )
 FAILURE_COLUMNS = ("cell", "preset", "strategy", "vision", "batch", "max_new_tokens", "reason")
 CURVE_COLUMNS = (
-    *("cell", "model", "preset", "strategy", "batch", "cache_len"),
+    *("cell", "model", "attention", "dtype", "preset", "strategy", "batch", "cache_len"),
     *("device_ms", "device_ms_p10", "device_ms_p90", "floor_ms"),
 )
 #: One row a way to read a page: ``lost`` is its distance to the truth, or from agreement with the reference,
@@ -46,6 +46,8 @@ POINT_COLUMNS = (
     *("name", "page_ms", "prompt_tokens", "peak_bytes", "lost", "measure", "reference", "noisy", "frontier"),
 )
 
+#: How a cell's model was loaded, in a name.
+LOADED = {"attention": "{} attention", "dtype": "{}"}
 _POINTS = 60  # of a curve: single steps are noise here
 _TAILS = {"page_ms_p90": (0.9, 10), "page_ms_p99": (0.99, 100)}  # a quantile, and how many values it takes
 _NEAR_BEST = 0.01  # a loss that is no reason against a cell
@@ -212,6 +214,7 @@ def _cell_figures(run: PhaseRun) -> dict[str, Any]:
         "step_bound_by": step.get("bound_by"),
         "peak_bytes": run["peak_bytes"],
         "model": run.model["name"],
+        "attention": run.model.get("attention") or "",
         "dtype": run.model["dtype"],
         "device": run.device["name"],
         "noise": ", ".join(check.label for check in noisy_checks(run)),
@@ -227,7 +230,8 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     longest: dict[tuple[Any, ...], tuple[str, PhaseRun]] = {}
     eager_first = sorted(records.items(), key=lambda item: item[1].request["vision"] != "eager")
     for cell, run in eager_first:
-        key = (run.model["name"], run.page["preset"], run.model["strategy"], len(run.results))
+        loaded = run.model["name"], run.model.get("attention") or "", run.model["dtype"]
+        key = (*loaded, run.page["preset"], run.model["strategy"], len(run.results))
         if key not in longest or run.token_count > longest[key][1].token_count:
             longest[key] = (cell, run)
     pieces = []
@@ -239,7 +243,7 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
         steps["floor_ms"] = decode_floor(run).set_index("step")["floor_ms"].reindex(steps["step"]).to_numpy()
         columns = ["cache_len", "device_ms", "device_ms_p10", "device_ms_p90", "floor_ms"]
         curve = steps[columns].astype("float64").groupby(piece).median()
-        for name, value in zip(CURVE_COLUMNS[4::-1], (*reversed(key), cell), strict=True):
+        for name, value in zip(CURVE_COLUMNS[6::-1], (*reversed(key), cell), strict=True):
             curve.insert(0, name, value)
         pieces.append(curve)
     if not pieces:
@@ -289,7 +293,9 @@ def sweep_points(table: pd.DataFrame) -> pd.DataFrame:
 
     A point is called by its preset and what else varies. Empty where no text can be judged.
     """
-    varies = [name for name in ("model", "strategy", "vision") if table[name].nunique() > 1]
+    varies = [name for name in ("model", "strategy", "vision") if table[name].nunique() > 1] + loaded_ways(
+        table
+    )
     names = [", ".join(map(str, row)) for row in table[["preset", *varies]].itertuples(index=False)]
     known = table.assign(name=names)[table["batch"] == table["batch"].min()]
     measure = "edit_distance" if known["edit_distance"].notna().any() else "agreement"
@@ -411,7 +417,7 @@ _WAYS = {
 }
 #: The columns that identify a cell of a sweep.
 _CELL = [
-    *("model", "dtype", "device"),
+    *("model", "attention", "dtype", "device"),
     *("preset", "prefill_len", "strategy", "vision", "batch", "max_new_tokens"),
 ]
 
@@ -559,7 +565,7 @@ def models_sentence(table: pd.DataFrame) -> str:
     # Its presets are named by the job for which they stand.
     jobs = cells["preset"].replace(dict(FAMILIES[UNLIMITED_OCR].stands_for))
     alike = ["job", "strategy", "vision", "batch", "max_new_tokens"]
-    told = _widest(cells.assign(job=jobs), alike, "model")
+    told = _widest(cells.assign(job=jobs), alike + loaded_ways(cells), "model")
     told = told.sort_values("prefill_len").drop_duplicates("model", keep="last")
     each = [
         f"{row['model']} {ms_text(row['prefill_ms'])} and {ms_text(row['inter_token_ms'])} "
@@ -584,7 +590,12 @@ def cell_name(row: pd.Series, table: pd.DataFrame, but: str = "") -> str:
     ):
         if column != but and table[column].nunique() > 1:
             parts.append(text.format(row[column]))
-    return ", ".join(parts)
+    return ", ".join([*parts, *(LOADED[name].format(row[name]) for name in loaded_ways(table))])
+
+
+def loaded_ways(table: pd.DataFrame) -> list[str]:
+    """Which of `LOADED` a model of the table has several of: models may differ in them by themselves."""
+    return [name for name in LOADED if table.groupby("model")[name].nunique().max() > 1]
 
 
 def _with_one_unit(values: Sequence[float]) -> list[str]:

@@ -80,7 +80,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])
-    axes = {name: getattr(arguments, name) for name in AXES}
+    axes = {name: values for name in AXES if (values := getattr(arguments, name))}
     models = arguments.models or models
     count = len(make_cells(**axes)) * len(models)
     folder = _folder(arguments)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from ocr_phases.analyse.floors import times_text
-from ocr_phases.analyse.scaling import SweepResult, decode_curves
+from ocr_phases.analyse.scaling import LOADED, SweepResult, decode_curves, loaded_ways
 from ocr_phases.errors import public
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.plots import (
@@ -40,7 +40,7 @@ from ocr_phases.show.runs import (
 from ocr_phases.show.web import Html, fragment, note, table_html
 
 #: What tells cells apart besides their batch size and length.
-_WAYS = ["model", "preset", "strategy", "vision"]
+_WAYS = ["model", "attention", "dtype", "preset", "strategy", "vision"]
 _TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
 _MISSING = "not measured in the cell"
 
@@ -78,8 +78,8 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
 
 def _without_constants(cells: pd.DataFrame) -> pd.DataFrame:
     """The same without the ways of which there is one only; a preset is always named."""
-    alike = [name for name in _WAYS if name != "preset" and cells[name].nunique() == 1]
-    return cells.drop(columns=alike)
+    varied = ["preset", *(name for name in _WAYS if name not in LOADED and cells[name].nunique() > 1)]
+    return cells.drop(columns={*_WAYS} - {*varied, *loaded_ways(cells)})
 
 
 def failures_html(failures: pd.DataFrame) -> Html:
@@ -144,6 +144,7 @@ def plot_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
     Of several models colours are models, line styles strategies, and the smallest batch is drawn.
     """
+    curves = _models_named(curves)
     if curves["model"].nunique() > 1:
         smallest = curves[curves["batch"] == curves["batch"].min()]
         return plot_decode_curves(smallest, "model", "strategy", ax=ax)
@@ -159,7 +160,7 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     if table["batch"].nunique() == 1:
         return sentence_figure("A single batch size was measured, so there is no scaling to draw.", ax)
     # Decode is the same whatever vision does, and eager vision comes first.
-    table = _longest(table).drop_duplicates(["model", "preset", "strategy", "batch"])
+    table = _models_named(_longest(table)).drop_duplicates(["model", "preset", "strategy", "batch"])
     figure, axes = new_figure(4.2, ax=ax)
     looks = _looks(table, "strategy", "preset")
     for _, rows in table.groupby(["model", "preset", "strategy"], sort=False):
@@ -184,7 +185,7 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 def plot_floors(table: pd.DataFrame) -> Figure:
     """Prefill and decode step of each cell beside what the hardware allows, on logarithmic axes in ms."""
-    table = _longest(table.dropna(subset=["prefill_floor_ms"])).reset_index(drop=True)
+    table = _models_named(_longest(table.dropna(subset=["prefill_floor_ms"]))).reset_index(drop=True)
     if table.empty:
         return sentence_figure("No floor is known: the device has neither ceilings nor a datasheet here.")
     figure = blank_figure(1.6 + 0.3 * len(table))
@@ -196,13 +197,8 @@ def plot_floors(table: pd.DataFrame) -> Figure:
         style_axes(axes)
         title_axes(axes, title)
         _draw_floors(axes, table.dropna(subset=[measured, floor]), measured, floor)
-    panels[0].set_yticks(
-        table.index,
-        [
-            f"{model}{row['preset']}, {row['strategy']}, batch {row['batch']}{vision}"
-            for (_, row), model, vision in zip(table.iterrows(), _models(table), _visions(table), strict=True)
-        ],
-    )
+    labels = _row_names(table, "{of_model}{preset}, {strategy}, batch {batch}{of_vision}")
+    panels[0].set_yticks(table.index, labels)
     panels[0].set_ylim(len(table) - 0.5, -0.5)
     legend_below(figure, panels[0].get_legend_handles_labels()[0], 2)
     return figure
@@ -234,12 +230,7 @@ def plot_vision_share(
     shares = _prefill_ways(_longest(table)).drop_duplicates(
         ["model", "prefill_len", "preset", "batch", "vision"]
     )
-    names = [
-        f"{model}{row['preset']} ({row['prefill_len']:,} tokens){batch}{vision}"
-        for (_, row), model, batch, vision in zip(
-            shares.iterrows(), _models(shares), _batches(shares), _visions(shares), strict=True
-        )
-    ]
+    names = _row_names(shares, "{of_model}{preset} ({prefill_len:,} tokens){of_batch}{of_vision}")
     one = shares["model"].nunique() == 1
     return plot_prefill_stages([records[cell] for cell in shares["cell"]], names, share=one, ax=ax)
 
@@ -257,28 +248,26 @@ def _looks(table: pd.DataFrame, coloured: str, styled: str) -> Looks:
     return Looks(table, "model", styled if table[coloured].nunique() == 1 else coloured)
 
 
-def _models(table: pd.DataFrame) -> list[str]:
-    """What a row's name says of its model: nothing where the table has one only."""
-    several = table["model"].nunique() > 1
-    return [f"{model}, " if several else "" for model in table["model"]]
+def _row_names(table: pd.DataFrame, text: str) -> list[str]:
+    """The rows by a template of columns; ``of_model`` and so on are empty where the table has one only."""
+    for name, part in (("model", "{}, "), ("batch", ", batch {}"), ("vision", ", vision {}")):
+        part = part if table[name].nunique() > 1 else ""
+        table = table.assign(**{f"of_{name}": table[name].map(part.format)})
+    return [text.format_map(row) for row in table.to_dict("records")]
 
 
-def _batches(table: pd.DataFrame) -> list[str]:
-    """What a row's name says of its batch: nothing where the table has one size only."""
-    several = table["batch"].nunique() > 1
-    return [f", batch {batch}" if several else "" for batch in table["batch"]]
+def _models_named(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with all that tells loaded models apart in its column ``model``."""
+    names = table["model"]
+    for name in loaded_ways(table):
+        names = names + ", " + table[name].map(LOADED[name].format)
+    return table.assign(model=names)
 
 
 def _prefill_ways(table: pd.DataFrame) -> pd.DataFrame:
     """The table with all that tells prefills apart in its column ``vision``."""
     captured = table["prefill_captured"].map({True: ", LM captured", False: ""})
-    return table.assign(vision=table["vision"] + captured)
-
-
-def _visions(table: pd.DataFrame) -> list[str]:
-    """What a row's name says of vision: nothing where the table has one way only."""
-    several = table["vision"].nunique() > 1
-    return [f", vision {vision}" if several else "" for vision in table["vision"]]
+    return _models_named(table).assign(vision=table["vision"] + captured)
 
 
 @public
