@@ -27,7 +27,6 @@ from benchmarks.tables import (
     strategy_table,
 )
 
-ROOT = Path(__file__).parents[1]
 PAGE = PAGES / "slide.png"
 QUICK = BenchSettings(
     presets=("tiny",), strategies=("eager", "cuda_graph"), batches=(1, 2), pairs=2, max_new_tokens=3

@@ -38,11 +38,8 @@ from ocr_phases.steps.phases import generate
 from ocr_phases.steps.sampling import NoRepeatNGrams, windowed_processors
 
 FACTS = FAMILIES[UNLIMITED_OCR]
-RECORDED = json.loads((GOLDEN_UNLIMITED / "preprocess.json").read_text())
-GENERATION = json.loads((GOLDEN_UNLIMITED / "generation.json").read_text())
-DEEPSEEK_OCR, NATIVE = NATIVES["deepseek-ocr"], NATIVES[UNLIMITED_OCR]
+NATIVE = NATIVES[UNLIMITED_OCR]
 PUBLISHED = NATIVE.facts.config
-TOLERANCE = 5e-4  # of logits that reach 18
 WINDOW = 16
 RECORDED_RUN = RECORDINGS[UNLIMITED_OCR]
 UNLIMITED_SMALL = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
