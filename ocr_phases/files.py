@@ -100,16 +100,22 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
     Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, for a larger file (before any of it is
     read) and for one that grows meanwhile; OSError as ``open`` does.
     """
-    found = Path(path).stat()
-    _check_regular(path, found, OcrPhasesError)
-    if found.st_size > limit:
-        size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
-        raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
-    with Path(path).open("rb") as file:
+    _check_regular(path, Path(path).stat(), OcrPhasesError)
+    with open(path, "rb", opener=_without_waiting) as file:
+        found = os.fstat(file.fileno())
+        _check_regular(path, found, OcrPhasesError)  # it may be another one by now
+        if found.st_size > limit:
+            size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
+            raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
         data = file.read(found.st_size + 1)
     if len(data) > found.st_size:
         raise OcrPhasesError(f"{path} grows while it is read: wait until it is complete, or copy it first.")
     return data
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Opening a pipe would wait for its writer; a terminal must not become this process's own.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
 
 def _check_regular(path: str | Path, found: os.stat_result, error: type[OcrPhasesError]) -> None:
@@ -418,19 +424,24 @@ def save_new(save: Callable[[str | Path], Path], path: str | Path) -> Path:
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
     """A private folder removed with this process, or after a kill by the next one on the same machine.
 
-    Its name says which process it belongs to. Raises `CannotWrite` where no folder can be made.
+    Its name says which process it belongs to, and in which host's or container's numbers. Raises
+    `CannotWrite` where no folder can be made.
     """
 
     def __init__(self) -> None:
         import psutil
 
-        host, running = platform.node(), {str(number) for number in psutil.pids()}
+        running = {str(number) for number in psutil.pids()}
+        numbers = Path("/proc/self/ns/pid")  # containers may share host name and temporary folder
+        host = f"{platform.node()} {numbers.stat().st_ino if numbers.exists() else 0}"
+        # A short name: a UNIX socket's path, of at most 107 characters, goes on from here.
+        place = hashlib.sha256(host.encode()).hexdigest()[:8]
         try:
             for left in Path(tempfile.gettempdir()).iterdir():
-                named = re.fullmatch(rf"ocr-(\d+)-{re.escape(host)}-\w+", left.name)
+                named = re.fullmatch(rf"ocr-(\d+)-{place}-\w+", left.name)
                 if named and named[1] not in running:
                     shutil.rmtree(left, ignore_errors=True)
-            super().__init__(prefix=f"ocr-{os.getpid()}-{host}-", ignore_cleanup_errors=True)
+            super().__init__(prefix=f"ocr-{os.getpid()}-{place}-", ignore_cleanup_errors=True)
         except OSError as error:
             raise CannotWrite(
                 f"No temporary folder can be made ({error.strerror or error}): set TMPDIR to one with room."
