@@ -273,7 +273,7 @@ def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.Monkey
         assert done[-1:] == [2]
         return {**H200, "matmul_dtype": "float32"}
 
-    monkeypatch.setattr("ocr_phases.session.measure_ceilings", fake)
+    monkeypatch.setattr("ocr_phases.recorder.measure_ceilings", fake)
     session = OCRSession.load("tiny", device="cpu")
     options = {"max_new_tokens": 2, "repeats": 1, "progress": lambda finished, total: done.append(finished)}
     without = session.run_inference(PAGE, ceilings=False, **options)

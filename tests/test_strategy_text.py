@@ -24,7 +24,7 @@ NAMES = {"eager": "eager", "cuda_graph": "captured in a graph", "compiled": "com
 def cell(strategy: str, ms: float | None, **others: object) -> dict[str, object]:
     usual = {"preset": "base", "prefill_len": 291, "vision": "eager", "batch": 1, "max_new_tokens": 128}
     floor = {"step_floor_ms": 0.28, "step_bound_by": "bandwidth", "floor_source": "measured"}
-    usual |= {"model": "dummy", "dtype": "bfloat16", "device": "NVIDIA H200"}
+    usual |= {"model": "dummy", "attention": "sdpa", "dtype": "bfloat16", "device": "NVIDIA H200"}
     return {**usual, **floor, "strategy": strategy, "inter_token_ms": ms, **others}
 
 
