@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ocr_phases.batch.child import LocalPool, Outcome, WorkerRequest
-from ocr_phases.batch.driver import measure_pages
+from ocr_phases.batch.driver import list_pages, measure_pages
 from ocr_phases.batch.figures import FIGURES, write_figures
 from ocr_phases.batch.jobs import find_pages, make_jobs
 from ocr_phases.batch.store import attempt_folder
-from ocr_phases.batch.tables import ROWS, write_rows
-from ocr_phases.batch.worker import rss_bytes, serve
+from ocr_phases.batch.worker import serve
 from ocr_phases.cli.batch import write_index
 from ocr_phases.files import RECORD
 from ocr_phases.record import PhaseRun
@@ -36,7 +37,7 @@ def work(done: Path) -> None:
     def copy(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         ready()
         with attempt_folder(Path(request["folder"])) as place:
-            for name in (RECORD, FIGURES, ROWS):
+            for name in (RECORD, FIGURES):
                 shutil.copy(done / name, place)
         return Outcome(place=place.name)
 
@@ -50,8 +51,7 @@ def measure(record: Path, pages: int) -> list[dict[str, Any]]:
         for folder in (done, scans, out):
             folder.mkdir()
         shutil.copy(record, done / RECORD)
-        write_figures(done, PhaseRun.load(record))
-        write_rows(done, PhaseRun.load(record))
+        write_figures(done, PhaseRun.load(record), "", "page.png")
         for number in range(pages):
             (scans / f"page-{number:06}.png").write_text(str(number))
         command = [sys.executable, "-m", "benchmarks.batch_scale", "--worker", str(done)]
@@ -59,10 +59,11 @@ def measure(record: Path, pages: int) -> list[dict[str, Any]]:
 
 
 def _command(scans: Path, out: Path, command: list[str], pages: int, name: str) -> dict[str, Any]:
-    before, began = rss_bytes(), time.process_time()
+    before, began = psutil.Process().memory_info().rss, time.process_time()
     pool = LocalPool(command=command)
     try:
-        measure_pages(make_jobs(find_pages([str(scans)], list(SETTINGS)), SETTINGS), out, pool)
+        list_pages(make_jobs(find_pages([str(scans)], list(SETTINGS)), SETTINGS), out)
+        measure_pages(out, pool)
     finally:
         pool.close()
     driven = time.process_time()
@@ -72,7 +73,7 @@ def _command(scans: Path, out: Path, command: list[str], pages: int, name: str) 
         "command": name,
         "driver_ms_per_page": 1000.0 * (driven - began) / pages,
         "index_ms_per_page": 1000.0 * (time.process_time() - driven) / pages,
-        "rss_bytes": [before, rss_bytes()],
+        "rss_bytes": [before, psutil.Process().memory_info().rss],
     }
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,10 @@ import pytest
 from example_run import make_run
 
 from ocr_phases.batch.child import LocalPool, Outcome
-from ocr_phases.batch.driver import Counts, measure_pages
+from ocr_phases.batch.driver import Counts, list_pages, measure_pages
 from ocr_phases.batch.index import BatchIndex
 from ocr_phases.batch.jobs import Job, find_pages, make_jobs
-from ocr_phases.batch.store import (
-    Listing,
-    read_listing,
-    read_status,
-)
+from ocr_phases.batch.store import read_listing, read_status
 from ocr_phases.show.index import index_html
 from ocr_phases.store import file_hash, write_status
 
@@ -48,11 +44,13 @@ def jobs(folder: Path, **more: Any) -> list[Job]:
 
 def measure(folder: Path, out: Path, **options: Any) -> Counts:
     out.mkdir(exist_ok=True)
-    pool = LocalPool(command=STUB)
-    try:
-        return measure_pages(jobs(folder), out, pool, **options)
-    finally:
-        pool.close()
+    with contextlib.closing(LocalPool(command=STUB)) as pool:
+        return run_jobs(jobs(folder), out, pool, **options)
+
+
+def run_jobs(given: Iterable[Job], out: Path, pool: Any, **options: Any) -> Counts:
+    list_pages(given, out)
+    return measure_pages(out, pool, **options)
 
 
 def statuses(out: Path) -> dict[str, dict[str, Any]]:
@@ -64,7 +62,7 @@ def statuses(out: Path) -> dict[str, dict[str, Any]]:
 def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen[bytes]:
     program = (
         "import json, sys; from pathlib import Path\n"
-        "from ocr_phases.batch.driver import measure_pages\n"
+        "from ocr_phases.batch.driver import list_pages, measure_pages\n"
         "from ocr_phases.batch.jobs import make_jobs\n"
         "from ocr_phases.batch.jobs import find_pages\n"
         "from ocr_phases.batch.child import DaskPool\n"
@@ -73,7 +71,8 @@ def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen
         "(folder / 'out').mkdir(exist_ok=True)\n"
         "pages = find_pages([str(folder / 'in')], list(settings))\n"
         "pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool([{}, {}], stub)\n"
-        "measure_pages(make_jobs(pages, settings), folder / 'out', pool)"
+        "list_pages(make_jobs(pages, settings), folder / 'out')\n"
+        "measure_pages(folder / 'out', pool)"
     )
     values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB), scheduler or ""]
     return subprocess.Popen([sys.executable, "-c", program, *values])
@@ -131,9 +130,7 @@ def make_batch(out: Path) -> None:
         name: Job(name, f"/in/{name}", "ab", {"model": "tiny", "preset": None}, {}, None)
         for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
     }
-    with Listing(out) as listing:
-        for job in [*jobs.values(), jobs["b.png"]]:
-            listing.add(job)
+    list_pages([*jobs.values(), jobs["b.png"]], out)
     attempt = {"seconds": 1.5, "failure": None}
     for number, (name, job) in enumerate(jobs.items()):
         folder = out / job.folder
@@ -178,8 +175,8 @@ class Renderer:
         future.set_result(Outcome("report", "The notebook failed.") if failed else Outcome())
         return future
 
-    def room(self) -> int:
-        return 2
+    def workers(self) -> int:
+        return 1
 
     def close(self) -> None:
         pass

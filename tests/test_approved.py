@@ -16,8 +16,8 @@ from approving import APPROVED, check_approved, seen
 from conftest import GOLDEN, PAGES, RUNS
 
 from ocr_phases import PhaseRun
+from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import Listing
 from ocr_phases.cli import main
 from ocr_phases.store import fail, file_hash, write_status
 
@@ -98,17 +98,18 @@ def test_a_sweep_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
 def test_a_batch_index_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
     out = tmp_path / "batch"
     out.mkdir()
-    with Listing(out) as listing:
-        for name in ("cpu", "noisy", "eager", "failed"):
-            job = Job(f"{name}.png", f"/in/{name}.png", "ab", {"model": "tiny", "preset": None}, {}, None)
-            listing.add(job)
-            status = {**vars(job), "failure": None, "reason": "", "attempts": [ATTEMPT], "report": None}
-            folder = out / job.folder
-            if name == "failed":
-                fail(folder / "status.json", "No image.", status | {"failure": "page"})
-                continue
-            folder.mkdir(parents=True)
-            record = PhaseRun.load(RECORDS[name]).save(folder / "run.json")
-            done = {"state": "done", "record": file_hash(record)}
-            write_status(folder / "status.json", status | done)
+    listed = []
+    for name in ("cpu", "noisy", "eager", "failed"):
+        job = Job(f"{name}.png", f"/in/{name}.png", "ab", {"model": "tiny", "preset": None}, {}, None)
+        listed.append(job)
+        status = {**vars(job), "failure": None, "reason": "", "attempts": [ATTEMPT], "report": None}
+        folder = out / job.folder
+        if name == "failed":
+            fail(folder / "status.json", "No image.", status | {"failure": "page"})
+            continue
+        folder.mkdir(parents=True)
+        record = PhaseRun.load(RECORDS[name]).save(folder / "run.json")
+        done = {"state": "done", "record": file_hash(record)}
+        write_status(folder / "status.json", status | done)
+    list_pages(listed, out)
     show("batch/index", "batch", "--out", "batch", "--render", "only", page="batch/index.html")

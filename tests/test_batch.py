@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from batch_example import (
     jobs,
     make_pages,
     measure,
+    run_jobs,
     statuses,
 )
 from conftest import GOLDEN, PAGES
@@ -25,7 +26,6 @@ from hypothesis import strategies as st
 from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
 from ocr_phases.batch.child import LocalPool
-from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import finished, read_listing
@@ -248,7 +248,7 @@ def test_equal_pages_named_twice_are_measured_once_and_counted_twice(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     pool = LocalPool(command=STUB)
-    counts = measure_pages([*jobs(pages), *jobs(pages)], out, pool)
+    counts = run_jobs([*jobs(pages), *jobs(pages)], out, pool)
     pool.close()
     assert (counts.done, counts.kept + counts.again, counts.pages) == (1, 1, 2)
     assert len(list(read_listing(out))) == 2
@@ -267,15 +267,6 @@ def test_a_million_pages_never_wait_in_memory(tmp_path):
 
     pages, out = make_pages(tmp_path / "in", *["ok"] * 30), tmp_path / "out"
     out.mkdir()
-    pool = Watched(command=STUB)
-    taken: list[int] = []
-
-    def counted() -> Iterator[Job]:
-        for job in jobs(pages):
-            taken.append(pool.waiting)
-            yield job
-
-    measure_pages(counted(), out, pool)
-    pool.close()
-    assert pool.most <= pool.room() == 2
-    assert max(taken) <= 2
+    with contextlib.closing(Watched(command=STUB)) as pool:
+        assert run_jobs(jobs(pages), out, pool).done == 30
+    assert pool.most == 2

@@ -21,6 +21,7 @@ from batch_example import (
     STUB,
     jobs,
     make_pages,
+    run_jobs,
     start_driver,
     statuses,
     wait_for,
@@ -30,7 +31,7 @@ from wording import says
 
 from ocr_phases.batch import driver
 from ocr_phases.batch.child import DaskPool, Outcome, worker_environments
-from ocr_phases.batch.driver import Counts, measure_pages
+from ocr_phases.batch.driver import Counts
 from ocr_phases.batch.store import LISTING
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
@@ -115,7 +116,7 @@ def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
     with dask_cluster(2, processes=True) as cluster:
         pool = DaskPool(cluster.scheduler_address, command=STUB)
         try:
-            counts = measure_pages(jobs(pages), out, pool, progress=lose_one)
+            counts = run_jobs(jobs(pages), out, pool, progress=lose_one)
         finally:
             pool.close()
     assert lost
@@ -144,7 +145,7 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
         pool = DaskPool(cluster.scheduler_address, command=STUB)
         try:
             with pytest.raises(OcrPhasesError, match="scheduler was lost"):
-                measure_pages(jobs(pages), out, pool, progress=lose_scheduler)
+                run_jobs(jobs(pages), out, pool, progress=lose_scheduler)
         finally:
             pool.close()
     assert 3 <= len(statuses(out)) < 60
@@ -172,7 +173,7 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
         try:
             assert not pool.plain
             assert driver.auto_device(pool) == "cpu"
-            assert measure_pages(jobs(pages), out, pool).done == 1
+            assert run_jobs(jobs(pages), out, pool).done == 1
             (status,) = statuses(out).values()
             host, _, child = status["attempts"][0].worker.rpartition(":")
             assert Path(f"/proc/{child}").exists()
@@ -203,7 +204,7 @@ def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, 
     said = capsys.readouterr().err
     assert says(said, "no worker", "0.5 s")
     assert said.count("has no TLS") == 1
-    assert not statuses(tmp_path)
+    assert not list(tmp_path.rglob("status.json"))
 
 
 @pytest.fixture
@@ -250,7 +251,7 @@ def test_a_driver_killed_at_a_scheduler_leaves_nobody_at_its_page(scheduler, tmp
 
     try:
         # Its child waits for ever: were it not killed, no page would be done.
-        counts = measure_pages(jobs(pages), out, pool, progress=in_time)
+        counts = run_jobs(jobs(pages), out, pool, progress=in_time)
     finally:
         pool.close()
     assert (counts.done, counts.kept, counts.failed) == (3, 0, 0)

@@ -145,10 +145,9 @@ def test_a_child_that_died_between_two_pages_costs_no_attempt(tmp_path):
 
 
 def test_an_answer_that_is_cut_short_is_a_death():
-    child = Child(command=[sys.executable, "-c", "print('{\"ready\": tr', flush=True); input()"])
-    outcome = child.run({"job": {}}, 30.0)
-    assert outcome.failure == "died"
-    assert "cut short" in outcome.reason
+    begun = "import os; os.read(0, 9); os.write(0, (20).to_bytes(4, 'big') + b'{\"pages\": 1')"
+    outcome = Child(command=[sys.executable, "-c", begun]).run({"job": {}}, 30.0)
+    assert outcome.failure == "died" and "exit code 0" in outcome.reason
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path):

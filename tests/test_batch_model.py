@@ -12,6 +12,7 @@ from batch_example import (
     jobs,
     make_pages,
     measure,
+    run_jobs,
     statuses,
     watched_sockets,
 )
@@ -20,7 +21,6 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch.child import LocalPool
-from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
@@ -166,7 +166,7 @@ def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path
     pool = LocalPool()
     try:
         with pytest.raises(OcrPhasesError, match=r"torch .* instead of 0\.1"):
-            measure_pages([other], out, pool)
+            run_jobs([other], out, pool)
     finally:
         pool.close()
     assert not statuses(out)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from batch_example import run_jobs
 from conftest import GOLDEN, PAGES
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch.child import Outcome
-from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.jobs import Page, make_jobs
 from ocr_phases.batch.store import read_listing, read_status
 from ocr_phases.batch.worker import measure_page
@@ -50,18 +50,18 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
             future.set_result(measure_page({"job": dict(vars(job)), **request}, lambda: None))
             return future
 
-        def room(self) -> int:
+        def workers(self) -> int:
             return 2
 
         def close(self) -> None:
             pass
 
     pool: Any = Pool()
-    assert measure_pages([job], out, pool, mode="notebook").done == 1
+    assert run_jobs([job], out, pool, mode="notebook").done == 1
     (entry,) = read_listing(out)
     status = read_status(out / entry["folder"])
     assert status is not None
     assert (status["state"], status["report"]["state"]) == ("done", "failed")
     assert status["report"]["reason"] and str(tmp_path) not in status["report"]["reason"]
     # It is not measured again for its report: that is rendered from the record.
-    assert measure_pages([job], out, pool, mode="notebook").kept == 1
+    assert run_jobs([job], out, pool, mode="notebook").kept == 1

@@ -28,9 +28,10 @@ from wording import says
 
 from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch.child import Child
+from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
-from ocr_phases.batch.store import LISTING, Listing, read_listing
+from ocr_phases.batch.store import LISTING, read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.store import write_status
@@ -101,12 +102,13 @@ def test_a_pdf_that_claims_a_million_pages_is_one_failed_page(tmp_path):
     assert not any(page.problem for page in pages[1:])
 
 
-@pytest.mark.parametrize(
-    ("program", "reason"), [("import os; input(); os.abort()", "SIGABRT"), ("input(); input()", "0.2 s")]
-)
+@pytest.mark.parametrize(("program", "reason"), [("os.abort()", "SIGABRT"), ("pipe.recv_bytes()", "0.2 s")])
 def test_a_pdf_that_crashes_or_hangs_its_reader_is_a_failed_page(program, reason, tmp_path, monkeypatch):
-    start = 'print(\'{"ready": true, "id": %d}\' % __import__("json").loads(input())["id"], flush=True); '
-    command = [sys.executable, "-c", start + program.replace("input(); os", "os")]
+    start = (
+        "import os; from multiprocessing.connection import Connection; pipe = Connection(os.dup(0)); "
+        "pipe.recv_bytes(); pipe.send_bytes(b'ready'); "
+    )
+    command = [sys.executable, "-c", start + program]
     monkeypatch.setattr(batch_jobs, "Child", lambda: Child(command=command))
     monkeypatch.setattr(batch_jobs, "_COUNT_SECONDS", 0.2)
     (tmp_path / "evil.pdf").write_bytes(b"%PDF")
@@ -212,8 +214,7 @@ def test_a_listing_never_leads_out_of_the_batch(tmp_path):
 def test_no_cell_of_the_pages_is_a_formula(first, tmp_path):
     name = f"{first}cmd|' /C calc'!A0.png"
     job = Job(name, f"/in/{name}", "ab", {"model": name, "preset": None}, {}, None)
-    with Listing(tmp_path) as listing:
-        listing.add(job)
+    list_pages([job], tmp_path)
     attempt = {"seconds": -1.5, "failure": "page"}
     status = {**vars(job), "state": "failed", "failure": name, "reason": "-1", "attempts": [attempt]}
     write_status(tmp_path / job.folder / "status.json", {**status, "report": None, "record": None})
@@ -255,23 +256,6 @@ def test_several_workers_listen_nowhere_and_ctrl_c_is_one_line_and_an_index(tmp_
     assert stopped == "ocr-phases: stopped."
     assert "stopped early" in (out / "index.html").read_text()
     assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
-
-
-def test_an_answer_to_an_earlier_request_is_dropped():
-    program = (
-        "import json, sys\n"
-        "for line in sys.stdin:\n"
-        "    number = json.loads(line)['id']\n"
-        "    for answer in ({'id': number - 1, 'reason': 'stale'}, {'id': number, 'ready': True},\n"
-        "                   {'id': number - 1, 'reason': 'stale'}, {'id': number, 'reason': str(number)}):\n"
-        "        print(json.dumps(answer), flush=True)"
-    )
-    child = Child(command=[sys.executable, "-c", program])
-    try:
-        first, second = (child.run({}, 30.0).reason for _ in range(2))
-    finally:
-        child.stop()
-    assert int(second) == int(first) + 1
 
 
 def test_rendering_alone_touches_a_batch_s_folder_only(tmp_path, capsys):

@@ -33,15 +33,10 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
+from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import add_truths, build_index
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import (
-    Listing,
-    page_run,
-    page_status,
-    read_listing,
-    unrendered,
-)
+from ocr_phases.batch.store import page_run, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
 from ocr_phases.show.cost_quality import cost_quality_html, plot_compression, plot_cost_quality
@@ -232,7 +227,7 @@ def test_truths_are_added_to_what_was_measured(made: Path, tmp_path: Path) -> No
     assert (found.found, found.lacking) == (2, 1) and list(found.problems) == ["c.pdf#2"]  # b is named twice
     entry = next(entry for entry in read_listing(out) if entry["page"] == "b.png")
     assert page_run(out / entry["folder"]).truth_of() == Truth("# What b says", file="b.md")
-    assert unrendered(out / entry["folder"], entry["id"]) is not None  # its report lacks the truth
+    assert out / entry["folder"] in dict(waiting_reports(out))  # its report lacks the truth
     before = page_status(out, entry)
     assert add_truths(out, truths).found == 2 and page_status(out, entry) == before
     pages = build_index(out).pages.set_index("page")
@@ -242,14 +237,12 @@ def test_truths_are_added_to_what_was_measured(made: Path, tmp_path: Path) -> No
 
 def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Listing(tmp_path) as listing:
-        jobs = [
-            Job("p.png", f"/{n}/p.png", n * 32, {"model": "tiny", "preset": p}, {}, None)
-            for n in ("ab", "cd")
-            for p in "xy"
-        ]
-        for job in jobs:
-            listing.add(job)
+    jobs = [
+        Job("p.png", f"/{n}/p.png", n * 32, {"model": "tiny", "preset": p}, {}, None)
+        for n in ("ab", "cd")
+        for p in "xy"
+    ]
+    list_pages(jobs, tmp_path)
     for number, job in enumerate(jobs):
         folder = tmp_path / job.folder
         attempt = {"seconds": 1.0, "failure": None}

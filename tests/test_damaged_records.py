@@ -19,7 +19,8 @@ from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse import checks, comparison, floors, scaling
 from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.kernels import has_kernels
-from ocr_phases.batch import figures, store
+from ocr_phases.batch import figures
+from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
 from ocr_phases.cli import main
@@ -87,7 +88,7 @@ def token_tables(run: PhaseRun, base: PhaseRun) -> None:
         run.tokens_of(row)
         if result["text"] is not None:
             result_markdown(result["text"])
-    figures.page_figures(run, "")
+    figures.page_figures(run, "", "", "")
     regions.region_tables_html(run)
 
 
@@ -221,17 +222,18 @@ def test_no_verb_ends_in_a_traceback(tmp_path, capsys):
 def test_a_batch_with_damaged_records_has_its_index(tmp_path):
     base = BASES[3]
     settings = {"model": "tiny", "preset": "base"}
-    with store.Listing(tmp_path) as listing:
-        for number, (_, damaged) in enumerate(mutants(plain(base), 60, seed=5)):
-            job = Job(f"{number}.png", f"/{number}.png", f"{number}", settings, {}, None)
-            listing.add(job)
-            folder = tmp_path / job.folder
-            attempts = [{"failure": None, "seconds": 1.0}]
-            state = {"state": "done", "failure": None, "reason": "", "attempts": attempts, "report": None}
-            folder.mkdir(parents=True)
-            (folder / "run.json").write_bytes(as_file(damaged))
-            state["record"] = file_hash(folder / "run.json")
-            write_status(folder / "status.json", {**vars(job), **state})
+    listed = []
+    for number, (_, damaged) in enumerate(mutants(plain(base), 60, seed=5)):
+        job = Job(f"{number}.png", f"/{number}.png", f"{number}", settings, {}, None)
+        listed.append(job)
+        folder = tmp_path / job.folder
+        attempts = [{"failure": None, "seconds": 1.0}]
+        state = {"state": "done", "failure": None, "reason": "", "attempts": attempts, "report": None}
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_bytes(as_file(damaged))
+        state["record"] = file_hash(folder / "run.json")
+        write_status(folder / "status.json", {**vars(job), **state})
+    list_pages(listed, tmp_path)
     pages = build_index(tmp_path).pages
     assert len(pages) == 60
     assert {"done", "failed"} == set(pages["status"])

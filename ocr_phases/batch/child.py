@@ -10,7 +10,6 @@ and the children that were at them are killed: the device is free again.
 from __future__ import annotations
 
 import atexit
-import collections
 import contextlib
 import itertools
 import json
@@ -22,10 +21,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import Pipe
 from typing import Any
 
 import msgspec
@@ -59,10 +60,12 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "ocr_phases.batch.worker")
 #: model from the hub is part of it.
 START_SECONDS = 900.0
 
+#: What a worker answers when the model is loaded and a page's own time starts.
+READY = b"ready"
+
 _LOOK_SECONDS = 1.0  # between two looks whether a silent process lives
 _END_SECONDS = 10.0  # for a process to end that closed its pipe or was killed
-_STDERR_LINES = 12
-_SHOWN = 80  # characters of an answer that cannot be read
+_STDERR_BYTES, _STDERR_LINES = 4096, 12
 
 _numbers = itertools.count()
 _CONNECT_SECONDS = 30
@@ -103,7 +106,8 @@ class Outcome(msgspec.Struct, frozen=True):
 class Child:
     """One worker process that does one page at a time. Not for several threads at once.
 
-    ``environment`` is put over this process's own, ``command`` is the program to start.
+    ``environment`` is put over this process's own, ``command`` is the program to start. Requests and answers
+    are messages on the pair of sockets that is the program's standard input.
     """
 
     def __init__(
@@ -111,11 +115,11 @@ class Child:
     ) -> None:
         self.command = list(command)
         self.environment = {**child_environment(), **(environment or {})}
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.killed = False
         self.slot = f"{platform.node()}:{os.getpid()}-{next(_numbers)}"
 
-    def run(self, request: Mapping[str, Any], timeout: float | None = None) -> Outcome:
+    def run(self, request: WorkerRequest, timeout: float | None = None) -> Outcome:
         """Do one page, within ``timeout`` seconds from when the model is loaded; never raises for a page.
 
         A worker that dies, takes too long or reports an unexpected error is replaced at the next page.
@@ -123,23 +127,19 @@ class Child:
         began = time.time()
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # it died since its last page, which is none of this one's attempts
-        if self.process is None:
-            self._start()
+        process = self.process or self._start()
+        stderr = ""
         try:
-            answer = self._ask(request, timeout)
+            outcome = self._answer(process, request, timeout)
         except TimeoutError as error:
+            outcome = Outcome("timeout", str(error), time.time() - began, started=began)
             self.stop()
-            return Outcome("timeout", str(error), time.time() - began, started=began, slot=self.slot)
-        if answer is None:
-            outcome = Outcome("died", self._why_dead(), time.time() - began, started=began)
-        else:
-            outcome = Outcome(**answer)
-            if outcome.failure == "error":
-                self._end()
-        broken = outcome.failure in ("died", "error")
-        return msgspec.structs.replace(
-            outcome, slot=self.slot, stderr="\n".join(self.errors) if broken else ""
-        )
+        except (OSError, EOFError):
+            stderr = self._ended(process)
+            outcome = Outcome("died", _why_dead(process, stderr), time.time() - began, started=began)
+        if outcome.failure == "error":
+            stderr = self._ended(process)
+        return msgspec.structs.replace(outcome, slot=self.slot, stderr=stderr)
 
     def kill(self) -> None:
         """Kill the process for good, from another thread: its page ends as died."""
@@ -155,102 +155,61 @@ class Child:
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_SECONDS)
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):  # what was left to write has no reader any more
-                self.process.stdin.close()
+        self.pipe.close()
+        self.errors.close()
         self.process = None
 
-    def _start(self) -> None:
-        self.process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self.environment,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,  # a Ctrl-C on the terminal is for the driver to handle
-        )
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.pipe, theirs = Pipe()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
+        with theirs:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=theirs.fileno(),
+                stdout=self.errors,  # what libraries print
+                stderr=self.errors,
+                env=self.environment,
+                start_new_session=True,  # a Ctrl-C on the terminal is for the driver to handle
+            )
         if self.killed:  # while it was being started
             self.process.kill()
-        self.answers: queue.Queue[str | None] = queue.Queue()
-        self.errors: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
-        self.readers = [
-            threading.Thread(target=_pump, args=(self.process.stdout, self.answers.put), daemon=True),
-            threading.Thread(target=_pump, args=(self.process.stderr, self._note), daemon=True),
-        ]
-        for reader in self.readers:
-            reader.start()
+        return self.process
 
-    def _note(self, line: str | None) -> None:
-        if line and line.strip():
-            self.errors.append(line.rstrip())
+    def _answer(
+        self, process: subprocess.Popen[bytes], request: WorkerRequest, timeout: float | None
+    ) -> Outcome:
+        """The answer. Raises TimeoutError, and OSError or EOFError where the process died."""
+        self.pipe.send_bytes(json.dumps(dict(request)).encode())
+        message = self._next(process, START_SECONDS, "loading the model, a download from the hub included")
+        if message == READY:
+            message = self._next(process, timeout, "the page")
+        return msgspec.json.decode(message, type=Outcome)
 
-    def _ask(self, request: Mapping[str, Any], timeout: float | None) -> dict[str, Any] | None:
-        """The answer, or None where the process died. Raises TimeoutError."""
-        assert self.process is not None and self.process.stdin is not None
-        self.asked = next(_numbers)
-        try:
-            self.process.stdin.write(json.dumps({**request, "id": self.asked}) + "\n")
-            self.process.stdin.flush()
-        except OSError:  # it is dead already
-            return None
-        message = self._next(START_SECONDS, "loading the model, a download from the hub included")
-        if message is not None and "ready" in message:
-            message = self._next(timeout, "the page")
-        return message
-
-    def _next(self, seconds: float | None, what: str) -> dict[str, Any] | None:
-        """The next answer to what was asked last; one to an earlier request is dropped."""
-        assert self.process is not None
+    def _next(self, process: subprocess.Popen[bytes], seconds: float | None, what: str) -> bytes:
         end = math.inf if seconds is None else time.monotonic() + seconds
-        while True:
-            dead = self.process.poll() is not None
-            try:
-                line = self.answers.get(timeout=max(0.0, min(_LOOK_SECONDS, end - time.monotonic())))
-            except queue.Empty as error:
-                if dead:  # a process that it started may hold its pipe open
-                    return None
-                if time.monotonic() < end:
-                    continue
-                raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.") from error
-            if line is None:
-                return None
-            try:
-                answer = json.loads(line)
-                if answer.pop("id") == self.asked:
-                    return answer
-            except (ValueError, TypeError, LookupError, AttributeError):  # it died in the middle of a line
-                self.process.kill()
-                self.errors.append(f"its answer was cut short: {line[:_SHOWN]!r}")
-                return None
+        while not self.pipe.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+            if process.poll() is not None:  # one that it started may hold its socket open
+                raise EOFError
+            if time.monotonic() >= end:
+                raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.")
+        return self.pipe.recv_bytes()
 
-    def _end(self) -> int | None:
-        """Let the process end, or kill it; its exit code, with all that it wrote in ``errors``."""
-        assert self.process is not None
-        process = self.process
+    def _ended(self, process: subprocess.Popen[bytes]) -> str:
+        """Let the process end, or kill it; the last lines that it wrote."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_SECONDS)
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - _STDERR_BYTES))
+        lines = self.errors.read().decode("utf-8", "replace").splitlines()
         self.stop()
-        for reader in self.readers:
-            reader.join(timeout=1.0)
-        return process.returncode
-
-    def _why_dead(self) -> str:
-        code = self._end()
-        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        last = self.errors[-1].strip() if self.errors else ""
-        hint = " (perhaps out of host memory)" if code == -signal.SIGKILL else ""
-        return f"The worker process ended with {how}{hint}{f': {last}' if last else ''}."
+        return "\n".join([line.rstrip() for line in lines if line.strip()][-_STDERR_LINES:])
 
 
-def _pump(pipe: Any, put: Any) -> None:
-    """Hand on lines until the pipe ends, which may be after the process: a kernel it started has it too."""
-    with pipe:
-        for line in pipe:
-            put(line)
-    put(None)
+def _why_dead(process: subprocess.Popen[bytes], stderr: str) -> str:
+    code = process.returncode
+    how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+    hint = " (perhaps out of host memory)" if code == -signal.SIGKILL else ""
+    last = f": {stderr.splitlines()[-1].strip()}" if stderr else ""
+    return f"The worker process ended with {how}{hint}{last}."
 
 
 class LocalPool:
@@ -259,47 +218,39 @@ class LocalPool:
     def __init__(
         self, environments: Sequence[Mapping[str, str]] = ({},), command: Sequence[str] = WORKER_COMMAND
     ) -> None:
-        self.count = len(environments)
-        self.environments = list(environments)
-        self.command = command
-        self.threads = ThreadPoolExecutor(self.count, thread_name_prefix="worker")
-        self.own = threading.local()
-        self.children: list[Child] = []
-        self.closed = False
+        self.children = [Child(environment, command) for environment in environments]
+        self.free: queue.LifoQueue[Child] = queue.LifoQueue()
+        for child in self.children:
+            self.free.put(child)
+        self.executor = ThreadPoolExecutor(len(self.children), thread_name_prefix="worker")
 
     def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
         """Queue one page; the future's result is its outcome."""
-        return self.threads.submit(self._run, request, timeout)
+        return self.executor.submit(self._run, request, timeout)
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """Send a request to every worker that may differ from the others: here all are alike."""
         return [self.submit(request, None)]
 
-    def room(self) -> int:
-        """The most pages to assign at once: one running and one waiting per worker."""
-        return 2 * self.count
-
     def workers(self) -> int:
         """How many workers there are now."""
-        return self.count
+        return len(self.children)
 
     def close(self) -> None:
         """Kill running work and free everything."""
-        self.closed = True
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.executor.shutdown(wait=False, cancel_futures=True)
         for child in self.children:
             child.kill()
-        self.threads.shutdown(wait=True)
+        self.executor.shutdown(wait=True)
         for child in self.children:
             child.stop()
 
     def _run(self, request: WorkerRequest, timeout: float | None) -> Outcome:
-        if not hasattr(self.own, "child"):
-            self.own.child = Child(self.environments.pop(), self.command)
-            self.children.append(self.own.child)
-            if self.closed:  # while it was being made
-                self.own.child.kill()
-        return self.own.child.run(request, timeout)
+        child = self.free.get()
+        try:
+            return child.run(request, timeout)
+        finally:
+            self.free.put(child)
 
 
 def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
@@ -366,7 +317,7 @@ _one_page_at_a_time = threading.Lock()
 
 
 def run_on_worker(
-    request: Mapping[str, Any], timeout: float | None, command: Sequence[str] | None = None
+    request: WorkerRequest, timeout: float | None, command: Sequence[str] | None = None
 ) -> Outcome:
     """One page in this dask worker's child, which stays for the next; one at a time, whatever its threads.
 
@@ -440,12 +391,12 @@ class DaskPool:
         self.executor = self.client.get_executor(pure=False)
         self.counted = (0.0, 0)
 
-    def submit(self, request: Mapping[str, Any], timeout: float | None) -> Future[Outcome]:
+    def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
         """As in `LocalPool`; raises `OcrPhasesError` where the scheduler was lost."""
         self._check()
         return self.executor.submit(run_on_worker, dict(request), timeout, self.command)
 
-    def ask(self, request: Mapping[str, Any]) -> list[Future[Outcome]]:
+    def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """As in `LocalPool`."""
         self._check()
         executors = [
@@ -453,10 +404,6 @@ class DaskPool:
             for worker in self.client.nthreads()
         ]
         return [executor.submit(run_on_worker, dict(request), None, self.command) for executor in executors]
-
-    def room(self) -> int:
-        """As in `LocalPool`."""
-        return max(2, 2 * self.workers())
 
     def workers(self) -> int:
         """How many workers the scheduler has now; they may come and go."""

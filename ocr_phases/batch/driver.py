@@ -8,8 +8,11 @@ million of them are never in memory at once, neither here nor in a scheduler.
 from __future__ import annotations
 
 import collections
+import contextlib
+import itertools
+import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -23,13 +26,12 @@ from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import (
     RECORD,
     STATUS,
-    Listing,
-    PageStatus,
     clear_left_behind,
     finished,
     read_listing,
     truth_hash,
-    unrendered,
+    waiting_reports,
+    write_listing,
 )
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.store import fail, file_hash, take, write_status
@@ -63,83 +65,72 @@ class Counts:
 
 
 @dataclass
-class _Task:
-    """A page that is handed out: what is asked of a worker, and what became of its attempts so far."""
+class Task:
+    """A page that is handed out: what is asked of a worker, and what became of its attempts so far.
+
+    ``known`` is what its status says already.
+    """
 
     folder: Path
     request: dict[str, Any]
-    job_id: str
+    known: Mapping[str, Any]
     attempts: list[Outcome] = field(default_factory=list)
 
 
-class _Work:
-    """Hands tasks to a pool as there is room, tries failed ones again, and puts what was written in place.
+def run_tasks(
+    tasks: Iterable[Task], pool: Pool, retries: int, timeout: float | None
+) -> Generator[tuple[Task, bool] | None]:
+    """Hand ``tasks`` to a pool as there is room, try failed ones again, and put what was written in place.
 
-    ``ended(task, outcome)`` is told of each task's end, ``judge(task, outcome)`` of every attempt's.
+    Yields a task with every attempt, and whether that was its last; None once a second. Where this is closed
+    early, the workers end and what they were writing is cleared.
     """
-
-    def __init__(
-        self,
-        pool: Pool,
-        retries: int,
-        timeout: float | None,
-        ended: Callable[[_Task, Outcome], None],
-        judge: Callable[[_Task, Outcome], None] = lambda task, outcome: None,
-        progress: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.pool, self.retries, self.timeout = pool, retries, timeout
-        self.ended, self.judge, self.progress = ended, judge, progress
-        self.tasks: dict[Future[Outcome], _Task] = {}
-
-    def __enter__(self) -> _Work:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Where this stops early, end the workers and clear what they were writing."""
-        if kind is not None:
-            self.pool.close()
-            for task in self.tasks.values():
+    tasks, running = iter(tasks), dict[Future[Outcome], Task]()
+    try:
+        while True:
+            room = max(2, 2 * pool.workers()) - len(running)
+            for task in itertools.islice(tasks, max(0, room)):
+                running[pool.submit(task.request, timeout)] = task
+            if not running:
+                return
+            ready, _ = wait(running, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+            for future in [future for future in running if future in ready]:
+                task = running[future]
+                outcome = _result(future)
+                task.attempts.append(outcome)
+                again = outcome.failure not in _SOUND and len(task.attempts) <= retries
+                if outcome.place and not again:
+                    take(task.folder, outcome.place)
+                clear_left_behind(task.folder)  # also what a lost worker left, whose task dask began again
+                del running[future]
+                if again:
+                    running[pool.submit(task.request, timeout)] = task
+                yield task, not again
+            yield None
+    finally:
+        if running:
+            pool.close()
+            for task in running.values():
                 clear_left_behind(task.folder)
 
-    def has(self, folder: Path) -> bool:
-        """Whether the page of this folder is being done."""
-        return any(task.folder == folder for task in self.tasks.values())
 
-    def add(self, task: _Task) -> None:
-        """Hand out a task once there is room."""
-        while len(self.tasks) >= self.pool.room():
-            self.collect()
-        self._submit(task)
+def list_pages(jobs: Iterable[Job], out: Path) -> Counts:
+    """List every job in ``jobs.jsonl``: ``kept`` are finished, ``failed`` failed before or were damaged.
 
-    def finish(self) -> None:
-        """Wait for all of them."""
-        while self.tasks:
-            self.collect()
-
-    def collect(self) -> None:
-        """Take the answers that have come, in the order in which the tasks were handed out."""
-        ready, _ = wait(self.tasks, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
-        for future in [future for future in self.tasks if future in ready]:
-            task = self.tasks.pop(future)
-            outcome = _result(future)
-            task.attempts.append(outcome)
-            self.judge(task, outcome)
-            again = outcome.failure not in _SOUND and len(task.attempts) <= self.retries
-            if outcome.place and not again:
-                take(task.folder, outcome.place)
-            clear_left_behind(task.folder)  # also what a lost worker left, whose task dask began again
-            if again:
-                self._submit(task)
-            else:
-                self.ended(task, outcome)
-        self.progress()
-
-    def _submit(self, task: _Task) -> None:
-        self.tasks[self.pool.submit(task.request, self.timeout)] = task
+    ``done`` are the others, still to be measured. Raises `OcrPhasesError` where it cannot be written.
+    """
+    counts = Counts()
+    for job, folder in write_listing(out, jobs):
+        if finished(folder, job.id) is not None:
+            counts.kept += 1
+        elif (folder / STATUS).exists():
+            counts.failed += 1
+        else:
+            counts.done += 1
+    return counts
 
 
 def measure_pages(
-    jobs: Iterable[Job],
     out: Path,
     pool: Pool,
     *,
@@ -148,7 +139,7 @@ def measure_pages(
     timeout: float | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Counts:
-    """Bring every job to an end below ``out``: done, failed with its reason, or kept from before.
+    """Bring every page of `list_pages` to an end: done, failed with its reason, or kept from before.
 
     ``mode`` is ``measure`` or ``notebook``, ``retries`` how often a page that failed is tried again, unless
     the page or the request is at fault, ``timeout`` its seconds. ``progress`` is called after every
@@ -161,55 +152,79 @@ def measure_pages(
     reasons: collections.Counter[str] = collections.Counter()
     failed_by_slot: dict[str, set[str]] = collections.defaultdict(set)
 
-    def judge(task: _Task, outcome: Outcome) -> None:
-        _stop_if_no_page_can_succeed(outcome, counts)
-        _stop_if_worker_is_broken(outcome, task.job_id, failed_by_slot)
-
-    def ended(task: _Task, outcome: Outcome) -> None:
-        write_page(task.folder, task.request["job"], task.attempts, mode)
-        if outcome.failure is None:
-            counts.done += 1
-        else:
-            counts.failed += 1
-            reasons[outcome.reason] += 1
-            _stop_if_all_fail_the_same(outcome, counts, reasons)
-
-    work = _Work(pool, retries, timeout, ended, judge, lambda: progress(counts))
-    with work, Listing(out) as listing:
-        for job in jobs:
-            listing.add(job)
-            folder = out / job.folder
-            if work.has(folder):
+    def tasks() -> Iterator[Task]:
+        seen = set[str]()
+        for entry in read_listing(out):
+            if not entry["id"]:
+                continue
+            folder, job = out / entry["folder"], json.loads(entry["job"])
+            if entry["id"] in seen:
                 counts.again += 1
                 continue
+            seen.add(entry["id"])
             clear_left_behind(folder)
-            if finished(folder, job.id) is not None:
+            if finished(folder, entry["id"]) is not None:
                 counts.kept += 1
                 if counts.kept % 100 == 0:
                     progress(counts)
-                continue
-            if job.problem:
-                refused = Outcome("page", job.problem, started=time.time())
-                write_page(folder, dict(vars(job)), [refused], mode)
+            elif job["problem"]:
+                write_page(folder, job, [Outcome("page", job["problem"], started=time.time())], mode)
                 counts.failed += 1
+            else:
+                yield Task(folder, {"mode": mode, "job": job, "folder": str(folder.resolve())}, job)
+
+    with contextlib.closing(run_tasks(tasks(), pool, retries, timeout)) as attempts:
+        for attempt in attempts:
+            if attempt is None:
+                progress(counts)
                 continue
-            request = {"mode": mode, "job": dict(vars(job)), "folder": str(folder.resolve())}
-            work.add(_Task(folder, request, job.id))
-        work.finish()
+            task, last = attempt
+            outcome = task.attempts[-1]
+            _stop_if_no_page_can_succeed(outcome, counts)
+            _stop_if_worker_is_broken(outcome, task.known["id"], failed_by_slot)
+            if not last:
+                continue
+            write_page(task.folder, task.known, task.attempts, mode)
+            if outcome.failure is None:
+                counts.done += 1
+            else:
+                counts.failed += 1
+                reasons[outcome.reason] += 1
+                _stop_if_all_fail_the_same(outcome, counts, reasons)
     progress(counts)
     return counts
 
 
-def standing(jobs: Iterable[Job], out: Path) -> Counts:
-    """How the jobs stand before any is measured: ``kept`` are finished, ``failed`` failed or were damaged."""
-    counts = Counts()
-    for job in jobs:
-        folder = out / job.folder
-        if finished(folder, job.id) is not None:
-            counts.kept += 1
-        elif (folder / STATUS).exists():
-            counts.failed += 1
-    return counts
+def render_pages(
+    out: Path,
+    pool: Pool,
+    *,
+    retries: int = 1,
+    timeout: float | None = None,
+    progress: Callable[[int, int], None],
+) -> int:
+    """Render the report of every measured page that has none yet; how many could not be rendered.
+
+    One that fails is tried again ``retries`` times; what became of it goes into the page's status.
+    ``progress(rendered, not rendered)`` is called after every page. Raises `OcrPhasesError` where a status
+    cannot be written.
+    """
+    numbers = collections.Counter[bool]()
+
+    def tasks() -> Iterator[Task]:
+        for folder, status in waiting_reports(out):
+            clear_left_behind(folder)
+            yield Task(folder, {"mode": "render", "folder": str(folder.resolve())}, status)
+
+    with contextlib.closing(run_tasks(tasks(), pool, retries, timeout)) as attempts:
+        for attempt in attempts:
+            if attempt is not None and attempt[1]:
+                task, outcome = attempt[0], attempt[0].attempts[-1]
+                report = _report(outcome, truth_hash(task.folder))
+                write_status(task.folder / STATUS, msgspec.to_builtins({**task.known, "report": report}))
+                numbers[outcome.failure is None] += 1
+            progress(numbers[True], numbers[False])
+    return numbers[False]
 
 
 def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
@@ -234,43 +249,6 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     if len(found) > 1:
         raise OcrPhasesError("Some workers have a GPU, some do not: give --device cuda or --device cpu.")
     return found.pop()
-
-
-def render_pages(
-    out: Path,
-    pool: Pool,
-    *,
-    retries: int = 1,
-    timeout: float | None = None,
-    progress: Callable[[int, int], None],
-) -> int:
-    """Render the report of every measured page that has none yet; how many could not be rendered.
-
-    One that fails is tried again ``retries`` times; what became of it goes into the page's status.
-    ``progress(rendered, not rendered)`` is called after every page. Raises `OcrPhasesError` where a status
-    cannot be written.
-    """
-    statuses: dict[Path, PageStatus] = {}
-    numbers = collections.Counter[bool]()
-
-    def ended(task: _Task, outcome: Outcome) -> None:
-        status = {**statuses.pop(task.folder), "report": _report(outcome, truth_hash(task.folder))}
-        write_status(task.folder / STATUS, msgspec.to_builtins(status))
-        numbers[outcome.failure is None] += 1
-
-    with _Work(
-        pool, retries, timeout, ended, progress=lambda: progress(numbers[True], numbers[False])
-    ) as work:
-        for entry in read_listing(out):
-            folder = out / entry["folder"]
-            status = None if work.has(folder) else unrendered(folder, entry["id"])
-            if status is not None:
-                clear_left_behind(folder)
-                statuses[folder] = status
-                request = {"mode": "render", "folder": str(folder.resolve())}
-                work.add(_Task(folder, request, entry["id"]))
-        work.finish()
-    return numbers[False]
 
 
 def _result(future: Future[Outcome]) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a batch says of a measured page, kept beside its record: the index reads no record again."""
+"""What a batch says of a measured page, kept beside its record: index and tables read no record again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import ended_text, richness
 from ocr_phases.batch.store import RECORD, page_run, truth_hash
 from ocr_phases.files import split_page, write_atomic
-from ocr_phases.record import PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
+from ocr_phases.record import PROBABILITY_COLUMNS, SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 from ocr_phases.store import file_hash
 
 FIGURES = "figures.json"
 
-#: Columns of the token table that a batch keeps; probabilities stay in the records.
-TOKENS = tuple(name for name in TOKEN_COLUMNS if name not in PROBABILITY_COLUMNS)
+#: Columns of the tables of all pages, behind the page's own id and name. The token's id is ``token_id``;
+#: probabilities stay in the records.
+TABLES = {
+    "spans": SPAN_COLUMNS,
+    "tokens": tuple(
+        "token_id" if name == "id" else name for name in TOKEN_COLUMNS if name not in PROBABILITY_COLUMNS
+    ),
+}
 
 #: Of a page's text: its prompt and image tokens, compression (generated tokens over image tokens, and as the
 #: vendor counts them, by the text tokenised anew), measures of `ocr_phases.analyse.quality` where there is a
@@ -58,41 +64,51 @@ class Figures(TypedDict):
 
     ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first. ``text`` is the plain
     text where other runs of the page are to be compared with it, and ``richness`` by what one of them becomes
-    the reference.
+    the reference. ``tables`` has the page's rows of `TABLES` as CSV: to write numbers as text takes longer
+    than all else that the driver does for a page, so the worker does it.
     """
 
-    schema: Literal[1]
+    schema: Literal[2]
     record: str
     truth: str | None
     row: dict[str, Any]
     regions: list[dict[str, Any]]
     text: str
     richness: list[float]
+    tables: dict[str, str]
 
 
-def page_figures(run: PhaseRun, record: str, truth: str | None = None) -> Figures:
-    """The figures of a record and a truth with these SHA-256s."""
+def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | None = None) -> Figures:
+    """The figures of the ``page`` of a ``job`` (its id): of a record and a truth with these SHA-256s."""
+    frames = {"spans": run.spans, "tokens": run.token_table.rename(columns={"id": "token_id"})}
+    tables = {
+        name: frame.assign(job=job, page=page)[["job", "page", *TABLES[name]]]
+        .to_csv(index=False, header=False, lineterminator="\n")
+        .encode("utf-8", "replace")
+        .decode()
+        for name, frame in frames.items()
+    }
     return {
-        "schema": 1,
+        "schema": 2,
         "record": record,
         "truth": truth,
         "row": _row(run),
         "regions": _regions(run),
         "text": ended_text(run) if run.truths is None else "",
         "richness": [float(part) for part in richness(run)],
+        "tables": tables,
     }
 
 
-def write_figures(folder: Path, run: PhaseRun) -> Figures:
+def write_figures(folder: Path, run: PhaseRun, job: str, page: str) -> Figures:
     """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
-    data = msgspec.json.encode(
-        page_figures(run, file_hash(folder / RECORD), truth_hash(folder)), enc_hook=_plain
-    )
+    figures = page_figures(run, job, page, file_hash(folder / RECORD), truth_hash(folder))
+    data = msgspec.json.encode(figures, enc_hook=_plain)
     write_atomic(folder / FIGURES, data)
     return msgspec.json.decode(data, type=Figures)
 
 
-def read_figures(folder: Path, digest: str) -> Figures:
+def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
     """The figures of the record in ``folder`` with this SHA-256.
 
     They are made anew where they are missing, damaged, or of another record or truth; raises as `page_run`.
@@ -101,7 +117,7 @@ def read_figures(folder: Path, digest: str) -> Figures:
         figures = msgspec.json.decode((folder / FIGURES).read_bytes(), type=Figures)
         if (figures["record"], figures["truth"]) == (digest, truth_hash(folder)):
             return figures
-    return write_figures(folder, page_run(folder))
+    return write_figures(folder, page_run(folder), job, page)
 
 
 def _plain(value: Any) -> Any:

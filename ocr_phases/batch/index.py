@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ import pandas as pd
 
 from ocr_phases.analyse.scaling import agreements
 from ocr_phases.analyse.truths import page_truth
-from ocr_phases.batch.figures import QUALITY_COLUMNS, Figures, read_figures
+from ocr_phases.batch.figures import QUALITY_COLUMNS, TABLES, Figures, read_figures
 from ocr_phases.batch.store import RECORD, TRUTH, Entry, finished, page_status, read_listing
-from ocr_phases.batch.tables import write_tables
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import write_atomic
+from ocr_phases.files import write_atomic, writing
 from ocr_phases.store import check_record
 from ocr_phases.text import count_text
 
@@ -54,7 +54,6 @@ REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
 _SLOWEST = 25
-_FRAME = 1_000  # rows that are kept as they come: a dict takes 2 kB
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
 _TEXTS = (
     "page",
@@ -86,42 +85,32 @@ def build_index(out: Path) -> BatchIndex:
     """Read every page of ``jobs.jsonl`` once and write ``pages.csv`` and the span and token tables.
 
     A page named twice has two rows and is in the tables once. A record, a status or a line of the listing
-    that is damaged makes its page a failed one. Tables that hold these records already are left as they are.
+    that is damaged makes its page a failed one.
     In ``pages.csv`` a text that a spreadsheet would take for a formula has a single quote in front. Raises
     `OcrPhasesError` where the listing is missing or a table cannot be written.
     """
-    frames, rows, slowest = list[pd.DataFrame](), list[dict[str, Any]](), list[tuple[Any, ...]]()
-    places, names, seen = list[int](), list[str](), dict[str, int]()
-    digests = dict[str, str]()  # of the records, by page
-    for number, entry in enumerate(read_listing(out)):
-        names.append(entry["page"])
-        places.append(seen.get(entry["id"], len(frames) * _FRAME + len(rows)))
-        if entry["id"] in seen:
-            continue
-        if entry["id"]:
-            seen[entry["id"]] = places[-1]
+    rows, regions, digests = list[tuple[Any, ...]](), list[dict[str, Any]](), dict[str, str]()
+    for entry in read_listing(out):
         row, figures = _page_row(out, entry)
-        rows.append(row)
-        if len(rows) == _FRAME:
-            frames.append(_frame(rows))
-            rows = []
-        if figures is None:
+        rows.append(tuple(row.get(name) for name in PAGE_COLUMNS))
+        if figures is None or entry["id"] in digests:
             continue
         digests[entry["id"]] = figures["record"]
-        for place, region in enumerate(figures["regions"]):
-            region = {"page": entry["page"], "folder": entry["folder"], **region}
-            item = (region["decode_ms"], -number * 10_000 - place, region)
-            (heapq.heappush if len(slowest) < _SLOWEST else heapq.heappushpop)(slowest, item)
-    pages = pd.concat([*frames, _frame(rows)], ignore_index=True)
-    for _, runs in pages[pages["page_id"].notna()].groupby("page_id", sort=False):
+        regions += [{"page": entry["page"], "folder": entry["folder"], **one} for one in figures["regions"]]
+        regions = heapq.nlargest(_SLOWEST, regions, key=lambda region: region["decode_ms"])
+    kinds = {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(_TEXTS, "object"), "report": "bool"}
+    numbers = {name: "float64" for name in PAGE_COLUMNS if name not in kinds}
+    pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype({**numbers, **kinds})
+    for _, runs in pages.drop_duplicates("id").groupby("page_id", sort=False):
         if len(runs) > 1:
             _agree(out, pages, runs, digests)
-    pages = pages.iloc[places].assign(page=names).reset_index(drop=True)
-    regions = pd.DataFrame([item[2] for item in sorted(slowest, reverse=True)], columns=list(REGION_COLUMNS))
     table = pages.assign(**{name: pages[name].map(_no_formula) for name in _TEXTS})
     text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
-    return BatchIndex(pages, regions, (out / "pages.csv", *write_tables(out, digests)))
+    tables = _write_tables(out, digests)
+    return BatchIndex(
+        pages, pd.DataFrame(regions, columns=list(REGION_COLUMNS)), (out / "pages.csv", *tables)
+    )
 
 
 def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
@@ -144,12 +133,28 @@ def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
     return index.pages
 
 
-def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The rows of some pages; a number takes eight bytes."""
-    kinds = {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(_TEXTS, "object"), "report": "bool"}
-    numbers = {name: "float64" for name in PAGE_COLUMNS if name not in kinds}
-    cells = [[row.get(name) for name in PAGE_COLUMNS] for row in rows]
-    return pd.DataFrame(cells, columns=list(PAGE_COLUMNS)).astype({**numbers, **kinds})
+def _write_tables(out: Path, digests: Mapping[str, str]) -> list[Path]:
+    """Write all rows of `TABLES` of the measured pages, whose records have these SHA-256s; the paths.
+
+    A file takes its place when all rows are there.
+    """
+    paths = {name: out / f"{name}.csv" for name in TABLES}
+    scratch = {name: path.with_name(f".{path.name}.part") for name, path in paths.items()}
+    missing = dict(digests)
+    with writing(f"The tables in {out}"), contextlib.ExitStack() as stack:
+        files = {}
+        for name, path in scratch.items():
+            files[name] = stack.enter_context(path.open("w", encoding="utf-8", newline=""))
+            files[name].write(",".join(("id", "page", *TABLES[name])) + "\n")
+        for entry in read_listing(out):
+            if (digest := missing.pop(entry["id"], None)) is None:
+                continue
+            figures = read_figures(out / entry["folder"], digest, entry["id"], entry["page"])
+            for name, file in files.items():
+                file.write(figures["tables"][name])
+    for name, path in scratch.items():
+        path.replace(paths[name])
+    return list(paths.values())
 
 
 def _no_formula(cell: Any) -> Any:
@@ -171,7 +176,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
         }
         if status["failure"]:
             return {**base, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
-        figures = read_figures(folder, check_record(folder / RECORD, status))
+        figures = read_figures(folder, check_record(folder / RECORD, status), entry["id"], entry["page"])
     except OcrPhasesError as error:
         return {**base, "status": FAILED, "reason": str(error)}, None
     row, report = {**base, **figures["row"]}, status["report"]
@@ -188,14 +193,14 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
 def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[str, str]) -> None:
     """Fill in the agreement of ``runs`` of one page at several settings, where nothing tells its truth."""
     found = {
-        place: read_figures(out / run["folder"], digests[run["id"]])
-        for place, run in runs.to_dict("index").items()
+        run["id"]: read_figures(out / run["folder"], digests[run["id"]], run["id"], run["page"])
+        for run in runs.to_dict("records")
     }
-    texts = {place: figures["text"] for place, figures in found.items() if figures["text"]}
+    texts = {job: figures["text"] for job, figures in found.items() if figures["text"]}
     if len(texts) > 1:
-        reference = max(texts, key=lambda place: found[place]["richness"])
-        for place, agreement in agreements(texts, reference).items():
-            pages.loc[place, "agreement"] = agreement
+        reference = max(texts, key=lambda job: found[job]["richness"])
+        for job, agreement in agreements(texts, reference).items():
+            pages.loc[pages["id"] == job, "agreement"] = agreement
 
 
 @dataclass

@@ -18,9 +18,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -29,16 +28,13 @@ from ocr_phases import store
 from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import PAGES, Job
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import RECORD, output_folder
+from ocr_phases.files import RECORD, output_folder, writing
 from ocr_phases.record import PhaseRun
 from ocr_phases.store import ATTEMPT, Status
 
 LISTING = "jobs.jsonl"
 STATUS = "status.json"
 TRUTH = "truth.json"
-
-_LISTING_PART = f".{LISTING}.part"
-_open_attempts: set[Path] = set()
 
 
 class Entry(TypedDict):
@@ -47,6 +43,8 @@ class Entry(TypedDict):
     id: str
     page: str
     folder: Annotated[str, msgspec.Meta(pattern=rf"^{PAGES}/[0-9a-f]{{2}}/[\w-]+\Z")]
+    job: NotRequired[str]
+    """The `Job` in JSON: as a text of its own it may have file names that are no UTF-8."""
 
 
 class Report(TypedDict):
@@ -74,47 +72,27 @@ class PageStatus(Status):
     report: Report | None
 
 
-class Listing:
-    """Writes ``jobs.jsonl`` as the jobs come; it takes its place when all of them are there.
+def write_listing(out: Path, jobs: Iterable[Job]) -> Iterator[tuple[Job, Path]]:
+    """Write ``jobs.jsonl``, which takes its place when all ``jobs`` are in it; yields each with its folder.
 
-    Where the batch stops before that, the last command's stays if it begins as this one does.
+    Raises `OcrPhasesError` where it cannot be written.
     """
-
-    def __init__(self, out: Path) -> None:
-        self.path = out / LISTING
-        self.scratch = out / _LISTING_PART
-
-    def __enter__(self) -> Listing:
-        try:
+    path = out / LISTING
+    scratch = path.with_name(f".{LISTING}.part")
+    with contextlib.ExitStack() as stack:
+        stack.callback(scratch.unlink, missing_ok=True)
+        with writing(path):
             # A name that is no UTF-8 is only shown from here: its page is known by its id.
-            self.file = self.scratch.open("w", encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise OcrPhasesError(f"{self.path} cannot be written ({error.strerror or error}).") from error
-        return self
-
-    def add(self, job: Job) -> None:
-        """One more page."""
-        entry = {"id": job.id, "page": job.name, "folder": job.folder}
-        try:
-            self.file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise OcrPhasesError(f"{self.path} cannot be written ({error.strerror or error}).") from error
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.file.close()
-            if kind is None or self._says_more():
-                self.scratch.replace(self.path)
-            else:
-                self.scratch.unlink(missing_ok=True)
-        except OSError as cause:
-            if kind is None:
-                raise OcrPhasesError(f"{self.path} cannot be written ({cause.strerror or cause}).") from cause
-
-    def _says_more(self) -> bool:
-        return not (self.path.exists() and self.path.read_bytes().startswith(self.scratch.read_bytes()))
+            file = stack.enter_context(scratch.open("w", encoding="utf-8", errors="replace"))
+        for job in jobs:
+            asked = json.dumps(vars(job))
+            entry = {"id": job.id, "page": job.name, "folder": job.folder, "job": asked}
+            with writing(path):
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            yield job, out / job.folder
+        with writing(path):
+            file.close()
+            scratch.replace(path)
 
 
 def read_listing(out: Path) -> Iterator[Entry]:
@@ -133,9 +111,8 @@ def read_listing(out: Path) -> Iterator[Entry]:
 def is_batch(out: Path) -> bool:
     """Whether a batch has been begun in this folder."""
     with contextlib.suppress(OcrPhasesError):  # no list
-        if any(entry["id"] for entry in read_listing(out)):
-            return True
-    return os.path.lexists(out / _LISTING_PART)
+        return any(entry["id"] for entry in read_listing(out))
+    return False
 
 
 def read_status(folder: Path) -> PageStatus | None:
@@ -151,12 +128,17 @@ def finished(folder: Path, job_id: str) -> PageStatus | None:
     return None
 
 
-def unrendered(folder: Path, job_id: str) -> PageStatus | None:
-    """The status of a `finished` page that has no report, or one of another truth; None for any other."""
-    status = finished(folder, job_id)
-    report = status and status["report"]
-    shown = report and report["state"] == "done" and report.get("truth") == truth_hash(folder)
-    return None if shown else status
+def waiting_reports(out: Path) -> Iterator[tuple[Path, PageStatus]]:
+    """Folder and status of each `finished` page that has no report, or one of another truth."""
+    seen = set[str]()
+    for entry in read_listing(out):
+        folder = out / entry["folder"]
+        status = None if entry["id"] in seen else finished(folder, entry["id"])
+        seen.add(entry["id"])
+        report = status and status["report"]
+        shown = report and report["state"] == "done" and report.get("truth") == truth_hash(folder)
+        if status is not None and not shown:
+            yield folder, status
 
 
 def page_status(out: Path, entry: Entry) -> PageStatus | None:
@@ -186,20 +168,11 @@ def attempt_folder(folder: Path) -> Iterator[Path]:
     Raises `OcrPhasesError` where it cannot be written.
     """
     place = output_folder(folder / f"{ATTEMPT}{uuid.uuid4().hex}")
-    _open_attempts.add(place)
     try:
         yield place
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
-    finally:
-        _open_attempts.discard(place)
-
-
-def drop_open_attempts() -> None:
-    """Remove what this process is writing, before it ends in the middle of that."""
-    for place in list(_open_attempts):
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def clear_left_behind(folder: Path) -> None:

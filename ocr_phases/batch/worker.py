@@ -1,9 +1,9 @@
 """The worker process: measures or renders pages one by one and keeps the model loaded.
 
-It reads one JSON request a line on stdin and answers one JSON object a line: ``{"ready": true}`` when a
-page's own time starts (the model is there), then the page's `Outcome`, both with the request's ``id``. It
-ends at once, in the middle of a page too, when stdin closes: a driver that was killed leaves nobody behind
-who still writes.
+Its standard input is one of a pair of sockets. A request comes in as one JSON message; the answers are
+`child.READY` when a page's own time starts (the model is there), then the page's `Outcome`. It ends at once,
+in the middle of a page too, when the other end closes: a driver that was killed leaves nobody behind who
+still writes.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
+import psutil
 
-from ocr_phases.batch.child import Outcome, WorkerRequest
+from ocr_phases.batch.child import READY, Outcome, WorkerRequest
 from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.jobs import Job, code_versions
-from ocr_phases.batch.store import TRUTH, attempt_folder, drop_open_attempts
-from ocr_phases.batch.tables import write_rows
+from ocr_phases.batch.store import attempt_folder, page_run
 from ocr_phases.errors import CannotWrite, OcrPhasesError, OutOfMemory
 from ocr_phases.files import RECORD, each_page, write_into
 from ocr_phases.record import PhaseRun
@@ -46,22 +47,19 @@ class Refused(Exception):
 
 
 def serve(handler: Handler) -> None:
-    """Answer requests on stdin with ``handler(request, ready)`` until stdin closes."""
-    replies = _private_stdout()
-    requests: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-
-    def answer(message: Mapping[str, Any]) -> None:
-        replies.write(json.dumps({**message, "id": request["id"]}) + "\n")
-        replies.flush()
-
+    """Answer requests with ``handler(request, ready)`` until the other end closes."""
+    pipe = Connection(os.dup(0))
+    with Path(os.devnull).open() as nothing:  # a process that is started here has no share in it
+        os.dup2(nothing.fileno(), 0)
+    requests: queue.Queue[bytes] = queue.Queue()
+    threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()
     while True:
         request = json.loads(requests.get())
-        clock = _Clock()
+        clock = [(time.perf_counter(), time.time())]
 
-        def ready(clock: _Clock = clock) -> None:
-            clock.page_starts()
-            answer({"ready": True})
+        def ready(clock: list[tuple[float, float]] = clock) -> None:
+            clock.append((time.perf_counter(), time.time()))
+            pipe.send_bytes(READY)
 
         broken = False
         try:
@@ -74,22 +72,26 @@ def serve(handler: Handler) -> None:
             traceback.print_exc()
             outcome = Outcome("error", f"{type(error).__name__}: {error}")
             broken = True
-        answer(
-            {
-                **msgspec.to_builtins(outcome),
-                **clock.times(),
-                "worker": worker_name(),
-                "rss_bytes": rss_bytes(),
-            }
+        (began, _), (page_began, started) = clock[0], clock[-1]
+        outcome = msgspec.structs.replace(
+            outcome,
+            seconds=time.perf_counter() - page_began,
+            load_s=page_began - began,
+            started=started,
+            worker=f"{platform.node()}:{os.getpid()}",
+            rss_bytes=psutil.Process().memory_info().rss,
         )
+        pipe.send_bytes(msgspec.json.encode(outcome))
         if broken:
             sys.exit(1)
 
 
 def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Measure one page with the loaded model and save its record; in mode ``notebook``, report on it too."""
-    job, folder = _job_and_folder(request)
-    settings = _settings(job)
+    job, folder = Job(**request["job"]), Path(request["folder"])
+    _check_versions(job)
+    with _failing_as("request"):
+        settings = Settings(**job.settings)
     with _failing_as("model"):
         from ocr_phases.session import kept_session
 
@@ -98,13 +100,13 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     try:
         run = session.run_inference(job.source, **settings.of_run())
     except OcrPhasesError as error:
-        raise _refused(job, error) from error
-    _check_unchanged(job, run)
+        raise Refused(_failure(job, error), str(error)) from error
+    if job.sha256 not in (None, run.page["sha256"]):
+        raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
     unrendered = ""
     with _failing_as("output"), attempt_folder(folder) as place:
         write_into(place, {RECORD: run.to_json()})
-        write_figures(place, run)
-        write_rows(place, run)
+        write_figures(place, run, job.id, job.name)
         if request["mode"] == "notebook":
             unrendered = _report(run, place, {**job.settings, "page": job.source})
     return Outcome(place=place.name, report=unrendered)
@@ -144,12 +146,10 @@ def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Render a record that is there, which stays as it is: the notebook's own copy is dropped."""
     ready()
     folder = Path(request["folder"])
-    record, truth = folder / RECORD, folder / TRUTH
     with _failing_as("report"):
-        run = PhaseRun.load(record)
-        run = run.with_truth(truth) if truth.exists() else run
+        run = page_run(folder)
     with _failing_as("output"), attempt_folder(folder) as place:
-        failed = _report(run, place, {"record": str(record)})
+        failed = _report(run, place, {"record": str(folder / RECORD)})
         (place / RECORD).unlink(missing_ok=True)
     return Outcome("report" if failed else None, failed, place=place.name)
 
@@ -166,22 +166,15 @@ def handle_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     return handlers[request["mode"]](request, ready)
 
 
-def _job_and_folder(request: WorkerRequest) -> tuple[Job, Path]:
-    job = Job(**request["job"])
+def _check_versions(job: Job) -> None:
     here = code_versions()
-    if here != job.versions:
-        different = ", ".join(
-            f"{name} {here.get(name)} instead of {asked}"
-            for name, asked in job.versions.items()
-            if here.get(name) != asked
-        )
+    different = ", ".join(
+        f"{name} {here.get(name)} instead of {asked}"
+        for name, asked in job.versions.items()
+        if here.get(name) != asked
+    )
+    if different:
         raise Refused("versions", f"This worker has {different}: start it in the driver's environment.")
-    return job, Path(request["folder"])
-
-
-def _settings(job: Job) -> Settings:
-    with _failing_as("request"):
-        return Settings(**job.settings)
 
 
 @contextlib.contextmanager
@@ -192,78 +185,28 @@ def _failing_as(failure: str) -> Iterator[None]:
         raise Refused(failure, str(error)) from error
 
 
-def _refused(job: Job, error: OcrPhasesError) -> Refused:
+def _failure(job: Job, error: OcrPhasesError) -> str:
     """The kind of a measurement's failure: not least, a page to blame or the request."""
-    if isinstance(error, OutOfMemory):
-        return Refused("memory", str(error))
-    if isinstance(error, CannotWrite):
-        return Refused("output", str(error))
     from ocr_phases.inputs.images import load_page
 
+    if isinstance(error, OutOfMemory):
+        return "memory"
+    if isinstance(error, CannotWrite):
+        return "output"
     try:
         for page in each_page(job.source):
             load_page(page)
-    except OcrPhasesError as unreadable:
-        return Refused("page", str(unreadable))
-    return Refused("request", str(error))
+    except OcrPhasesError:
+        return "page"
+    return "request"
 
 
-def _check_unchanged(job: Job, run: PhaseRun) -> None:
-    if job.sha256 not in (None, run.page["sha256"]):
-        raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
-
-
-def worker_name() -> str:
-    """This process among all of a batch's: host and process id."""
-    return f"{platform.node()}:{os.getpid()}"
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-class _Clock:
-    """Loading apart from the page's own time."""
-
-    def __init__(self) -> None:
-        self.began = self.page_began = time.perf_counter()
-        self.started = time.time()
-
-    def page_starts(self) -> None:
-        self.page_began = time.perf_counter()
-        self.started = time.time()
-
-    def times(self) -> dict[str, float]:
-        return {
-            "seconds": time.perf_counter() - self.page_began,
-            "load_s": self.page_began - self.began,
-            "started": self.started,
-        }
-
-
-def _private_stdout() -> IO[str]:
-    """Standard output for answers alone: whatever a library prints goes to stderr."""
-    own = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return own
-
-
-def _read_requests(requests: queue.Queue[str]) -> None:
-    for line in sys.stdin:
-        requests.put(line)
-    drop_open_attempts()
+def _read_requests(pipe: Connection, requests: queue.Queue[bytes]) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            requests.put(pipe.recv_bytes())
     os._exit(0)
 
 
-def main() -> None:
-    """Serve a driver."""
-    serve(handle_page)
-
-
 if __name__ == "__main__":
-    main()
+    serve(handle_page)

@@ -25,7 +25,7 @@ from ocr_phases.text import count_text
 if TYPE_CHECKING:
     from ocr_phases.batch.child import DaskPool, LocalPool
     from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.jobs import Job, Page, Walk
+    from ocr_phases.batch.jobs import Page, Walk
 
 _SHOWN_FAILURES = 10
 
@@ -88,7 +88,7 @@ def _check(arguments: argparse.Namespace) -> None:
     Settings.among(vars(arguments))
     if only and not batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
-    names = r"index\.html|jobs\.jsonl|(pages|spans|tokens)\.csv|tables\.sha256"
+    names = r"index\.html|jobs\.jsonl|(pages|spans|tokens)\.csv"
     own = arguments.overwrite or batch
     check_names(arguments.out, names, overwrite=own, arguments=[*arguments.pages, arguments.truth])
 
@@ -107,7 +107,7 @@ def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
 def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
     from ocr_phases.batch.child import GOES_ON
-    from ocr_phases.batch.driver import Counts, auto_device, measure_pages, standing
+    from ocr_phases.batch.driver import Counts, auto_device, list_pages, measure_pages
     from ocr_phases.batch.jobs import make_jobs
     from ocr_phases.batch.store import is_batch
 
@@ -133,25 +133,22 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
                 raise OcrPhasesError(f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}")
 
         device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
-
-        def jobs() -> Iterator[Job]:
-            return make_jobs(_found(arguments, walk), settings, device)
-
-        before = standing(jobs(), out) if is_batch(out) else Counts()
-        if before.pages:
+        resumed = is_batch(out)
+        before = list_pages(make_jobs(_found(arguments, walk), settings, device), out)
+        if resumed:
             to_do = count_text(total - before.kept, "page")
             print(
                 f"Resumed: {total:,} found, {before.kept:,} finished, {before.failed:,} failed before. "
                 f"This measures {to_do}."
             )
-        counts = measure_pages(jobs(), out, pool, progress=show, **options)
+        counts = measure_pages(out, pool, progress=show, **options)
     failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
     again = f", {counts.again:,} listed twice" if counts.again else ""
     pages = count_text(counts.pages, "page")
     print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
     result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
-    resumed = {"found": total, "finished": before.kept, "failed": before.failed}
-    return {**result, "named_twice": counts.again, "left_out": left_out, "resumed": resumed}
+    standing = {"found": total, "finished": before.kept, "failed": before.failed}
+    return {**result, "named_twice": counts.again, "left_out": left_out, "resumed": standing}
 
 
 def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
@@ -184,9 +181,9 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     """Render the missing reports; returns how many failed."""
     from ocr_phases.batch.child import LocalPool, thread_share
     from ocr_phases.batch.driver import render_pages
-    from ocr_phases.batch.store import read_listing, unrendered
+    from ocr_phases.batch.store import waiting_reports
 
-    waiting = sum(unrendered(out / entry["folder"], entry["id"]) is not None for entry in read_listing(out))
+    waiting = sum(1 for _ in waiting_reports(out))
     if not waiting:
         return 0
     # Rendering needs no GPU, so hide them all.
