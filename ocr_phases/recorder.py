@@ -169,12 +169,13 @@ class Prepared:
                 key = rows, room, request.strategy
                 reused = key in self.steps
                 step = last_used(self.steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
-            with vision():
-                phases.prefill(model, inputs, step=step)
+            # Rows that are padded run as they are.
+            captured = step.prefill.made if step and inputs.input_ids.is_cuda and not packed.padded else None
+            if compiled or (captured is not None and length not in captured):
+                with vision():
+                    phases.prefill(model, inputs, step=step)
         if step is not None:
-            prefill_ms = (
-                None if packed.padded else step.prefill.made.get(length, (None, None))[1]
-            )  # padded rows have none
+            prefill_ms = captured[length][1] if captured else None
             made["strategy_setup"] = {**step.setup, "prefill_capture_ms": prefill_ms, "reused": reused}
         if compiled:
             times = self.vision.compile_ms

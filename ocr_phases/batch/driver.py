@@ -82,8 +82,8 @@ def run_tasks(
 ) -> Generator[tuple[Task, bool] | None]:
     """Hand ``tasks`` to a pool as there is room, try failed ones again, and put what was written in place.
 
-    Yields a task with every attempt, and whether that was its last; None once a second. Where this is closed
-    early, the workers end and what they were writing is cleared.
+    Yields a task with every attempt, and whether that was its last; None at least once a second. Where this
+    is closed early, the workers end and what they were writing is cleared.
     """
     tasks, running = iter(tasks), dict[Future[Outcome], Task]()
     try:
@@ -117,7 +117,7 @@ def run_tasks(
 def list_pages(jobs: Iterable[Job], out: Path) -> Counts:
     """List every job in ``jobs.jsonl``: ``kept`` are finished, ``failed`` failed before or were damaged.
 
-    ``done`` are the others, still to be measured. Raises `OcrPhasesError` where it cannot be written.
+    The others are not counted. Raises `OcrPhasesError` where it cannot be written.
     """
     counts = Counts()
     for job, folder in write_listing(out, jobs):
@@ -125,8 +125,6 @@ def list_pages(jobs: Iterable[Job], out: Path) -> Counts:
             counts.kept += 1
         elif (folder / STATUS).exists():
             counts.failed += 1
-        else:
-            counts.done += 1
     return counts
 
 

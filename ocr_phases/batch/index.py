@@ -17,9 +17,17 @@ import pandas as pd
 from ocr_phases.analyse.scaling import agreements
 from ocr_phases.analyse.truths import page_truth
 from ocr_phases.batch.figures import QUALITY_COLUMNS, TABLES, Figures, read_figures
-from ocr_phases.batch.store import RECORD, TRUTH, Entry, finished, page_status, read_listing
+from ocr_phases.batch.store import (
+    RECORD,
+    TRUTH,
+    Entry,
+    finished,
+    page_status,
+    read_listing,
+    writing_whole,
+)
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import write_atomic, writing
+from ocr_phases.files import write_atomic
 from ocr_phases.store import check_record
 from ocr_phases.text import count_text
 
@@ -90,14 +98,23 @@ def build_index(out: Path) -> BatchIndex:
     `OcrPhasesError` where the listing is missing or a table cannot be written.
     """
     rows, regions, digests = list[tuple[Any, ...]](), list[dict[str, Any]](), dict[str, str]()
-    for entry in read_listing(out):
-        row, figures = _page_row(out, entry)
-        rows.append(tuple(row.get(name) for name in PAGE_COLUMNS))
-        if figures is None or entry["id"] in digests:
-            continue
-        digests[entry["id"]] = figures["record"]
-        regions += [{"page": entry["page"], "folder": entry["folder"], **one} for one in figures["regions"]]
-        regions = heapq.nlargest(_SLOWEST, regions, key=lambda region: region["decode_ms"])
+    paths = {name: out / f"{name}.csv" for name in TABLES}
+    with contextlib.ExitStack() as stack:
+        write = {}
+        for name, path in paths.items():
+            write[name] = stack.enter_context(writing_whole(path, f"The tables in {out}"))
+            write[name](",".join(("id", "page", *TABLES[name])) + "\n")
+        for entry in read_listing(out):
+            row, figures = _page_row(out, entry)
+            rows.append(tuple(row.get(name) for name in PAGE_COLUMNS))
+            if figures is None or entry["id"] in digests:
+                continue
+            digests[entry["id"]] = figures["record"]
+            of_page = {"page": entry["page"], "folder": entry["folder"]}
+            regions += [{**of_page, **region} for region in figures["regions"]]
+            regions = heapq.nlargest(_SLOWEST, regions, key=lambda region: region["decode_ms"])
+            for name, text in figures["tables"].items():
+                write[name](text)
     kinds = {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(_TEXTS, "object"), "report": "bool"}
     numbers = {name: "float64" for name in PAGE_COLUMNS if name not in kinds}
     pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype({**numbers, **kinds})
@@ -107,10 +124,8 @@ def build_index(out: Path) -> BatchIndex:
     table = pages.assign(**{name: pages[name].map(_no_formula) for name in _TEXTS})
     text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
-    tables = _write_tables(out, digests)
-    return BatchIndex(
-        pages, pd.DataFrame(regions, columns=list(REGION_COLUMNS)), (out / "pages.csv", *tables)
-    )
+    slowest = pd.DataFrame(regions, columns=list(REGION_COLUMNS))
+    return BatchIndex(pages, slowest, (out / "pages.csv", *paths.values()))
 
 
 def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
@@ -131,30 +146,6 @@ def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
     text = index_html(index.pages, index.regions, title=title, facts=facts, tables=tables)
     write_atomic(out / "index.html", text.encode("utf-8", "replace"))
     return index.pages
-
-
-def _write_tables(out: Path, digests: Mapping[str, str]) -> list[Path]:
-    """Write all rows of `TABLES` of the measured pages, whose records have these SHA-256s; the paths.
-
-    A file takes its place when all rows are there.
-    """
-    paths = {name: out / f"{name}.csv" for name in TABLES}
-    scratch = {name: path.with_name(f".{path.name}.part") for name, path in paths.items()}
-    missing = dict(digests)
-    with writing(f"The tables in {out}"), contextlib.ExitStack() as stack:
-        files = {}
-        for name, path in scratch.items():
-            files[name] = stack.enter_context(path.open("w", encoding="utf-8", newline=""))
-            files[name].write(",".join(("id", "page", *TABLES[name])) + "\n")
-        for entry in read_listing(out):
-            if (digest := missing.pop(entry["id"], None)) is None:
-                continue
-            figures = read_figures(out / entry["folder"], digest, entry["id"], entry["page"])
-            for name, file in files.items():
-                file.write(figures["tables"][name])
-    for name, path in scratch.items():
-        path.replace(paths[name])
-    return list(paths.values())
 
 
 def _no_formula(cell: Any) -> Any:

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -72,27 +72,42 @@ class PageStatus(Status):
     report: Report | None
 
 
+@contextlib.contextmanager
+def writing_whole(path: Path, what: object) -> Iterator[Callable[[str], None]]:
+    """What writes text to ``path``: it takes its place when the block is through, else all stays as it was.
+
+    Raises `CannotWrite` of ``what``.
+    """
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        with writing(what):
+            # A name that is no UTF-8 is only shown from here: its page is known by its id.
+            file = scratch.open("w", encoding="utf-8", errors="replace", newline="")
+
+        def write(text: str) -> None:
+            with writing(what):
+                file.write(text)
+
+        with file:
+            yield write
+            with writing(what):
+                file.close()
+                scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
 def write_listing(out: Path, jobs: Iterable[Job]) -> Iterator[tuple[Job, Path]]:
     """Write ``jobs.jsonl``, which takes its place when all ``jobs`` are in it; yields each with its folder.
 
     Raises `OcrPhasesError` where it cannot be written.
     """
-    path = out / LISTING
-    scratch = path.with_name(f".{LISTING}.part")
-    with contextlib.ExitStack() as stack:
-        stack.callback(scratch.unlink, missing_ok=True)
-        with writing(path):
-            # A name that is no UTF-8 is only shown from here: its page is known by its id.
-            file = stack.enter_context(scratch.open("w", encoding="utf-8", errors="replace"))
+    with writing_whole(out / LISTING, out / LISTING) as write:
         for job in jobs:
             asked = json.dumps(vars(job))
             entry = {"id": job.id, "page": job.name, "folder": job.folder, "job": asked}
-            with writing(path):
-                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            write(json.dumps(entry, ensure_ascii=False) + "\n")
             yield job, out / job.folder
-        with writing(path):
-            file.close()
-            scratch.replace(path)
 
 
 def read_listing(out: Path) -> Iterator[Entry]:
