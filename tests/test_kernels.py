@@ -359,8 +359,6 @@ def test_the_sentence_puts_busy_beside_wall() -> None:
         analyse.kernel_table(failed)
     with pytest.raises(OcrPhasesError, match="--kernels"):
         analyse.top_kernels(make_run())
-    with pytest.raises(OcrPhasesError, match="damaged"):
-        analyse.idle_gaps(dataclasses.replace(make_run(), kernels={"tool": "x"}))
 
 
 def test_checks_that_need_kernels_get_their_verdict() -> None:
