@@ -53,7 +53,7 @@ _FLOOR = (0, (1, 2))  # dotted
 _NAMES_APART = 0.08  # of the axis, at least, between two presets' names
 _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
 _WIDE_RATIO = 4.0  # the same of ratios: a tenth and ten times are as far from 1
-_LONG_KEY = 24  # characters: fewer keys stand in a row
+_KEY_WIDTH, _LINE_LENGTH = 6, 130  # of a legend, in characters
 
 _METRICS = {
     "ttft_ms": "time to first token",
@@ -352,7 +352,8 @@ def plot_vision_share(
     table = _prefill_ways(_longest(table.dropna(subset=["vision_share"])))
     bars = table.drop_duplicates(["model", "prefill_len", "preset", "batch", "vision"])
     share = bars["model"].nunique() == 1
-    return plot_prefill_stages([records[cell] for cell in bars["cell"]], _row_names(bars), share=share, ax=ax)
+    names = _row_names(bars, but="strategy")
+    return plot_prefill_stages([records[cell] for cell in bars["cell"]], names, share=share, ax=ax)
 
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:
@@ -361,8 +362,8 @@ def _longest(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["tokens"] == table.groupby(alike)["tokens"].transform("max")]
 
 
-def _row_names(table: pd.DataFrame) -> list[str]:
-    return [cell_name(row, table) or str(row["preset"]) for _, row in table.iterrows()]
+def _row_names(table: pd.DataFrame, but: str = "") -> list[str]:
+    return [cell_name(row, table, but) or str(row["preset"]) for _, row in table.iterrows()]
 
 
 def _models_named(table: pd.DataFrame) -> pd.DataFrame:
@@ -546,8 +547,8 @@ def _line(axes: Axes, x: Any, y: Any, rows: pd.DataFrame, **look: Any) -> None:
 
 
 def _legend(figure: Figure, keys: Sequence[Line2D], ax: Axes | None) -> None:
-    long = max(len(str(key.get_label())) for key in keys) > _LONG_KEY
-    legend_below(figure, keys, 2 if long else 6, ax)
+    length = sum(len(str(key.get_label())) + _KEY_WIDTH for key in keys)
+    legend_below(figure, keys, len(keys) if length < _LINE_LENGTH else 2, ax)
 
 
 def _from_zero(axes: Axes, values: pd.Series) -> None:
@@ -564,7 +565,7 @@ def _from_zero(axes: Axes, values: pd.Series) -> None:
 def _plain_log(axis: Axis) -> None:
     """Plain numbers on a logarithmic axis, as many as it has room for; after its limits are set."""
     low, high = axis.get_view_interval()
-    steps = {10.0: (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), 200.0: (1.0, 2.0, 5.0), np.inf: (1.0,)}
+    steps = {10.0: (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), 2e3: (1.0, 2.0, 5.0), np.inf: (1.0,)}
     axis.set_major_locator(LogLocator(subs=next(subs for most, subs in steps.items() if high / low < most)))
     axis.set_major_formatter("{x:,g}")
     axis.set_minor_formatter(NullFormatter())
