@@ -24,9 +24,8 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import decode_curves
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
-from ocr_phases.show import compare, kernels, plots, regions, sweep
+from ocr_phases.show import compare, plots, regions, sweep
 from ocr_phases.show.overlay import draw_decode_time
-from ocr_phases.show.roofline import plot_roofline
 from ocr_phases.show.runs import plot_prefill_stages
 from ocr_phases.versions import asset
 
@@ -193,12 +192,12 @@ def main(records: str | None = None) -> None:
         "roofline": (
             "Roofline",
             f"{there}: each stage under the measured ceilings.",
-            drawn(plot_roofline(gpu)),
+            drawn(plots.plot_roofline(gpu)),
         ),
         "kernels": (
             "Kernels",
             f"{there}: how long the GPU is busy in each stage, and what limits it.",
-            drawn(kernels.plot_busy(gpu)),
+            drawn(plots.plot_busy(gpu)),
         ),
         "compare": (
             "Two runs compared",

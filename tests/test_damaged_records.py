@@ -26,10 +26,8 @@ from ocr_phases.batch.jobs import Job
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.show import compare as compare_show
-from ocr_phases.show import kernels as kernel_plots
 from ocr_phases.show import plots, regions, results
 from ocr_phases.show import sweep as sweep_show
-from ocr_phases.show.roofline import plot_roofline
 from ocr_phases.store import file_hash, write_status
 from ocr_phases.versions import asset
 
@@ -146,11 +144,11 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
             for plot in (compare_show.plot_prefill_stages, compare_show.plot_decode)
         ),
         plots.plot_token_latency(run, floor),
-        plot_roofline(run),
+        plots.plot_roofline(run),
         compare_show.plot_ratios(ratios),
     ]
     if has_kernels(run):
-        figures += [kernel_plots.plot_busy(run), kernel_plots.plot_idle_gaps(run)]
+        figures += [plots.plot_busy(run), plots.plot_idle_gaps(run)]
     for figure in figures:
         figure.savefig(io.BytesIO(), dpi=20)
     try:

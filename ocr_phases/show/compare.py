@@ -15,8 +15,7 @@ from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, INCONCLUSIVE, NOISY
 from ocr_phases.analyse.stages import step_table
 from ocr_phases.errors import public
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.overlay import printable
-from ocr_phases.show.plots import (
+from ocr_phases.show.figures import (
     BLUE,
     GREEN,
     INK,
@@ -29,6 +28,7 @@ from ocr_phases.show.plots import (
     takes_axes,
     title_axes,
 )
+from ocr_phases.show.overlay import printable
 from ocr_phases.show.results import Bundle, bundle, head_html
 from ocr_phases.show.runs import LONGEST_LABEL, plot_decode_curves
 from ocr_phases.show.runs import plot_prefill_stages as plot_prefill_stages

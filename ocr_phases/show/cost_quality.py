@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ocr_phases.analyse.scaling import cost_quality_sentence, frontier
-from ocr_phases.show.figures import Picture
-from ocr_phases.show.plots import (
+from ocr_phases.show.figures import (
     BLUE,
     GREEN,
     INK,
@@ -18,6 +17,7 @@ from ocr_phases.show.plots import (
     PURPLE,
     SKY,
     VERMILLION,
+    Picture,
     blank_figure,
     byte_axis,
     legend_below,

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ocr_phases.show.plots import (
+from ocr_phases.show.figures import (
     BLUE,
     GREEN,
     INK,

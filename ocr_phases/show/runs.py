@@ -16,9 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from ocr_phases.analyse.stages import stage_table
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.settings import STRATEGIES
-from ocr_phases.show.bars import draw_bars
-from ocr_phases.show.overlay import printable
-from ocr_phases.show.plots import (
+from ocr_phases.show.figures import (
     BLUE,
     FAINT,
     GREEN,
@@ -30,14 +28,16 @@ from ocr_phases.show.plots import (
     STAGE_COLOURS,
     VERMILLION,
     WIDTH,
-    label_bar,
+    hbars,
     legend_below,
     new_figure,
     sentence_figure,
+    stacked,
     takes_axes,
     time_axis,
     title_axes,
 )
+from ocr_phases.show.overlay import printable
 from ocr_phases.text import ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48
@@ -100,27 +100,20 @@ def plot_prefill_stages(
     if not shown:
         return sentence_figure("None of these records has a prefill of its own.", ax)
     figure, axes = new_figure(1.7 + 0.36 * len(shown), ax=ax)
-    drawn, bars, colours = set(), [], []
-    for place, (run, _) in enumerate(shown):
+    drawn, bars = set(), []
+    for run, label in shown:
         table = stage_table(run)
         sums = table[table["phase"] == "prefill"].groupby("stage")["device_ms"].sum()
         whole = float(sums["prefill"])
-        scale, left = 100.0 / whole if share else 1.0, 0.0
-        for stage in (name for name in PREFILL_STAGES if name in sums):
-            length = scale * float(sums[stage])
-            bars.append((left, place - 0.31, length, 0.62))
-            colours.append(STAGE_COLOURS[stage])
-            left += length
-            drawn.add(stage)
-        bars.append((left, place - 0.31, max(0.0, scale * whole - left), 0.62))
-        colours.append(FAINT)
+        scale = 100.0 / whole if share else 1.0
+        parts = [
+            (scale * float(sums[stage]), STAGE_COLOURS[stage]) for stage in PREFILL_STAGES if stage in sums
+        ]
+        drawn |= {stage for stage in PREFILL_STAGES if stage in sums}
+        parts.append((max(0.0, scale * whole - sum(length for length, _ in parts)), FAINT))
         behind = f"vision {percent_text(run['vision_share'])}" if share else ms_text(whole)
-        label_bar(axes, max(scale * whole, left), place, behind)
-    draw_bars(axes, bars, colours)
-    axes.set_yticks(range(len(shown)), [printable(label, LONGEST_LABEL) for _, label in shown])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.2 * axes.dataLim.x1)  # room for the words behind a bar
-    axes.grid(visible=False, axis="y")
+        bars.append((printable(label, LONGEST_LABEL), stacked(parts), behind))
+    hbars(axes, bars)
     if share:
         axes.set_xlabel("part of the prefill (%)")
         axes.set_xticks(range(0, 101, 20))

@@ -13,7 +13,7 @@ from ocr_phases.analyse.floors import times_text
 from ocr_phases.analyse.scaling import LOADED, SweepResult, decode_curves, loaded_ways
 from ocr_phases.errors import public
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.plots import (
+from ocr_phases.show.figures import (
     BLUE,
     FAINT,
     GREEN,
