@@ -288,11 +288,11 @@ class Comparison:
 
     @property
     def plot(self) -> Any:
-        """The plots of this comparison: `ocr_phases.show.compare.ComparePlots`."""
-        return elsewhere("show.compare.ComparePlots")(self)
+        """The plots of this comparison: `ocr_phases.show.results_many.ComparePlots`."""
+        return elsewhere("show.results_many.ComparePlots")(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("show.compare.comparison_bundle")(self)
+        return elsewhere("show.results_many.comparison_bundle")(self)
 
     def against_limit(self, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
         """The judged rows of `table` with one more column, ``outcome``.
