@@ -38,7 +38,6 @@ from ocr_phases.show.web import SHARPNESS, Html, asset_text, data_address, eleme
 from ocr_phases.text import plain
 
 WIDTH = 10.0  # inches
-NARROW = 4.8  # for a phone
 FIGURE_DPI = 100
 
 INK, MUTED, FAINT = "#222222", "#666666", "#d9d9d9"
@@ -149,15 +148,11 @@ class Picture:
 
     figure: Figure
     alt: str
-    narrow: Figure | None = None
 
     def html(self) -> Html:
         """Inline SVG in a frame that a keyboard can scroll."""
         frame = {"class_": "figure drawn", "role": "group", "aria_label": self.alt, "tabindex": 0}
-        drawn = figure_svg(self.figure, self.alt)
-        if self.narrow is not None:
-            drawn += figure_svg(self.narrow, self.alt, "op-svg op-narrow")
-        return element("div", Html(drawn), **frame)
+        return element("div", Html(figure_svg(self.figure, self.alt)), **frame)
 
     def bundle(self, *, still: bool = True) -> tuple[dict[str, str], dict[str, Any]]:
         """What a cell shows, by MIME type, and about it; without ``still`` words stand for the drawing."""
@@ -185,7 +180,7 @@ def figure_png(figure: Figure) -> bytes:
     return _saved(figure, format="png", dpi=FIGURE_DPI * SHARPNESS, metadata={"Software": None})
 
 
-def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
+def figure_svg(figure: Figure, alt: str) -> str:
     """The figure as one ``<svg>`` element of 100 CSS pixels an inch; ``alt`` is its text alternative.
 
     It holds no script, style sheet, comment or address. Ids are hashes of what they name, so two figures of
@@ -204,7 +199,7 @@ def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
         "svg",
         Html(re.sub(r"\s+", " ", drawn)),
         xmlns="http://www.w3.org/2000/svg",
-        class_=classes,
+        class_="op-svg",
         role="img",
         aria_label=alt,
         viewBox=" ".join(f"{value:g}" for value in (0, 0, *72 * inches)),
@@ -238,12 +233,12 @@ def blank_figure(height: float, width: float = WIDTH) -> Figure:
     return LiteralFigure(figsize=(width, height), layout=layout, facecolor="white")
 
 
-def new_figure(height: float, width: float = WIDTH, ax: Axes | None = None) -> tuple[Figure, Axes]:
+def new_figure(height: float, ax: Axes | None = None) -> tuple[Figure, Axes]:
     """A figure of the report's width with one pair of axes, in inches; or ``ax``, dressed, and its figure.
 
     A figure of the caller that nothing lays out gets constrained layout: words beside the axes need room.
     """
-    axes = blank_figure(height, width).subplots() if ax is None else ax
+    axes = blank_figure(height).subplots() if ax is None else ax
     figure = figure_of(axes)
     if figure.get_layout_engine() is None and axes.get_subplotspec() is not None:
         figure.set_layout_engine("constrained")

@@ -95,7 +95,7 @@ def plot_token_latency(
     table = step_table(run)
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
-    figure, axes = new_figure(3.9, ax=ax)
+    figure, axes = new_figure(3.9, ax)
     steps, repeats = table["step"], count_text(len(run.repeats), "repeat")
     own_clock = run.device.get("kind") == "cuda"
     clocks = ["device_ms"]
@@ -203,7 +203,7 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     if small.any():
         bars.append(("other stages", stages.loc[small, "device_ms"].sum(), REST))
     bars.append(("between stages", max(0.0, whole - stages["device_ms"].sum()), FAINT))
-    figure, axes = new_figure(_AROUND + _BAR * len(bars), ax=ax)
+    figure, axes = new_figure(_AROUND + _BAR * len(bars), ax)
     hbars(
         axes,
         [
@@ -464,7 +464,7 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     points = table.assign(share=share, rate=table["flops"] / table["device_ms"] * 1e3)
     inside = (table["phase"] == "prefill") | (table["stage"] == "decode_step")
     points = points[inside & ~wholes & (share >= _SMALL_SHARE)].sort_values("times_floor")
-    figure, axes = new_figure(4.6, ax=ax)
+    figure, axes = new_figure(4.6, ax)
     axes.set(xscale="log", yscale="log")
     roofs = [ceilings] + ([sheet] if sheet and sheet.source != ceilings.source else [])
     ridges = [roof.flops_per_s / roof.bandwidth_bytes_per_s for roof in roofs]
