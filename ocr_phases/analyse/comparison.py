@@ -18,13 +18,12 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.noise import ceilings_apart, is_noisy
-from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table
+from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table, reference_of
 from ocr_phases.analyse.scaling import sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_warning
 from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, stage_repeats, stage_table, step_ms
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, LogMean, holm, log_ratio
 from ocr_phases.analyse.text import plain_text
-from ocr_phases.analyse.truths import reference_of
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun, elsewhere
