@@ -76,7 +76,7 @@ def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
     where the record has none. Without a text all tokens belong to the first row, ``preamble``.
     """
     table = region_table(_grounding(run, row), run.tokens_of(row))
-    known = region_probabilities(run, row).set_index("region")
+    known = region_probabilities(run, row)
     text = table.pop("text")
     table["probability"] = table["region"].map(known["probability"]).astype("float64")
     table["uncertain"] = table["region"].isin(known.index[known["uncertain"]])
