@@ -344,7 +344,7 @@ def test_a_captured_run_s_sentence_leaves_out_the_read_of_the_first_token() -> N
     run = PhaseRun.load(RUNS / "h200-dummy-base-compiled.json")
     sentence = kernel_account(run)
     assert says(sentence, "Prefill is device-bound", "9.82 of 11.4 ms", "2 times in aten::item of fusion")
-    assert says(sentence, "Decode is device-bound", "0.604 of 0.604 ms")
+    assert says(sentence, "Decode is device-bound", "all of 0.604 ms")
     assert "sampling" not in sentence
     assert says(results.kernels(run).html(), "Attention in prefill and decode is n/a")
 
@@ -404,7 +404,7 @@ def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
     assert labels[0].endswith(step["verdict"])
     idle = max(0.0, step["wall_ms"] - step["busy_ms"])
     assert gaps.axes[1].get_title("left") == (
-        f"One decode step is idle for {analyse.of_text(idle, step['wall_ms'])}"
+        f"One profiled decode step is idle for {analyse.of_text(idle, step['wall_ms'])}"
     )
     assert "under the profiler" in gaps.axes[1].get_xlabel()
     drawn = sum(bar.get_extents().width for bars in gaps.axes[1].collections for bar in bars.get_paths())

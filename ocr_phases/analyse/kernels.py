@@ -170,7 +170,7 @@ def kernel_clauses(run: PhaseRun, phase: str) -> list[str]:
     table = stage_verdict(run)
     clauses = []
     for row in table[(table["phase"] == phase) & (table["stage"] == WHOLES[phase])].to_dict("records"):
-        unit = " a step" if phase == "decode" else ""
+        unit = " a profiled step" if phase == "decode" else ""
         works = of_text(row["busy_ms"], row["wall_ms"])
         clauses.append(f"{phase} is {row['verdict']}: the GPU is busy {works}{unit}{_at_floor(row)}")
         if phase == "prefill":
@@ -276,7 +276,9 @@ def _reason(row: Mapping[Any, Any]) -> str:
 
 
 def of_text(busy: float, wall: float) -> str:
-    """``2.1 of 18.6 ms``."""
-    texts = ms_text(min(busy, wall)), ms_text(wall)
+    """``2.1 of 18.6 ms``; a profiled device may have been busy for longer: ``all of 18.6 ms``."""
+    if busy >= wall:
+        return f"all of {ms_text(wall)}"
+    texts = ms_text(busy), ms_text(wall)
     first, unit = texts[0].rsplit(" ", 1)
     return f"{first} of {texts[1]}" if texts[1].endswith(f" {unit}") else f"{texts[0]} of {texts[1]}"

@@ -173,7 +173,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     rows. The floors are what the hardware allows (`ocr_phases.analyse.floors`), that of a decode step in the
     middle of the run by ``step_bound_by``; their ceilings are ``measured`` or of a ``datasheet``
     (``floor_source``). ``prefill_captured`` says whether a graph ran the prefill's language model.
-    ``vision_share`` is ``vision_ms`` over ``prefill_ms``; ``edit_distance``, ``agreement`` and ``reference``
+    ``edit_distance``, ``agreement`` and ``reference``
     are `losses`'; ``noise`` names the checks by which the cell's figures are not to be trusted. Sorted by
     prompt length, strategy, vision (eager first), batch and tokens.
     """
@@ -195,8 +195,6 @@ def _cell_figures(run: PhaseRun) -> dict[str, Any]:
     floors = {row["stage"]: row for row in floor_table(run).to_dict("records")}
     prefill, step = floors.get("prefill", {}), floors.get("decode_step", {})
     tails = {name: np.quantile(times, tail) for name, (tail, least) in _TAILS.items() if len(times) >= least}
-    median = float(np.median(times))
-    share = summary["vision_ms"] / summary["prefill_ms"] if summary["prefill_ms"] else None
     return {name: summary[name] for name in SWEEP_COLUMNS if name in summary} | {
         "preset": run.page["preset"],
         "strategy": run.model["strategy"],
@@ -204,15 +202,12 @@ def _cell_figures(run: PhaseRun) -> dict[str, Any]:
         "batch": len(run.results),
         "max_new_tokens": run.request["max_new_tokens"],
         "prefill_captured": bool((run.model.get("strategy_setup") or {}).get("prefill_capture_ms")),
-        "vision_share": share,
-        "page_ms": median,
         **tails,
-        "pages_per_min": 60_000.0 * len(run.results) / median,
+        "pages_per_min": 60_000.0 * len(run.results) / summary["page_ms"],
         "prefill_floor_ms": prefill.get("floor_ms"),
         "floor_source": prefill.get("source"),
         "step_floor_ms": step.get("floor_ms"),
         "step_bound_by": step.get("bound_by"),
-        "peak_bytes": run["peak_bytes"],
         "model": run.model["name"],
         "attention": run.model.get("attention") or "",
         "dtype": run.model["dtype"],
