@@ -24,7 +24,7 @@ from wording import says
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.sentences import kernel_account, kernel_sentence, verdict
+from ocr_phases.analyse.sentences import kernel_account, verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import busy_ms, reduce_trace
@@ -255,7 +255,7 @@ def test_verdicts_with_and_without_floors(monkeypatch: pytest.MonkeyPatch) -> No
     assert "164 launches" in step["reason"] or "165 launches" in step["reason"]
     assert says(kernel_account(run), "Decode", "launch-bound")
     assert says(kernel_account(run), "CUDA graph")
-    assert kernel_sentence(run, "decode") in verdict(run)
+    assert "would remove most of the wait for launches" in verdict(run)
     graph = dataclasses.replace(run, model={**run.model, "strategy": "cuda_graph"})
     assert "CUDA graph" not in kernel_account(graph)
     assert not {"prepare", "decode"} & set(table.index.get_level_values("stage"))

@@ -120,3 +120,12 @@ def test_a_name_has_one_value(name: str) -> None:
 def test_every_pattern_is_seen() -> None:
     shown = "\n".join(read(name)[1] for name in [*RECORDS, *MADE])
     assert not [pattern.pattern for pattern in PATTERNS if not pattern.search(shown)]
+
+
+@pytest.mark.parametrize("name", [*RECORDS, *MADE])
+def test_a_first_screen_is_short(name: str) -> None:
+    """At most 120 words before anything is unfolded, a number with its unit counted as one."""
+    unfolded = re.sub(
+        r"<details.*?</details>|<img.*?>", "", results.overview(read(name)[0]).html(), flags=re.DOTALL
+    )
+    assert len(re.findall(rf"{NUMBER}|\S*\w\S*", seen(unfolded))) <= 120

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, with_verdict
 from ocr_phases.analyse.floors import ceilings_of, floor_table, times_text
-from ocr_phases.analyse.kernels import kernel_clauses
+from ocr_phases.analyse.kernels import kernel_sentences
 from ocr_phases.analyse.stages import (
     OUTLIER_FACTOR,
     UNCERTAIN_BELOW,
@@ -79,9 +79,10 @@ def findings(run: PhaseRun) -> list[str]:
 
 def _limits(run: PhaseRun) -> list[str]:
     """What limits the times, a sentence each, of the larger phase first."""
-    phases, floor = sorted(_PHASES, key=lambda phase: phase != _larger_phase(run)), floor_sentence(run)
-    first, other = (kernel_sentence(run, phase) for phase in phases)
-    ordered = [first, other, floor] if first else [floor, other]
+    larger, floor = _larger_phase(run), [floor_sentence(run)]
+    first = _kernels(run, larger)
+    other = _kernels(run, *(phase for phase in _PHASES if phase != larger))
+    ordered = [*first, *other, *floor] if first else [*floor, *other]
     return list(dict.fromkeys(filter(None, ordered)))  # of a kernel view that failed, both say so
 
 
@@ -170,19 +171,17 @@ def _quality(run: PhaseRun) -> dict[str, float]:
 # -- sentences ----------------------------------------------------------------------------------------
 
 
-def kernel_sentence(run: PhaseRun, phase: str) -> str:
-    """What limits ``prefill`` or ``decode`` by the kernel view; empty without one."""
-    if run.kernels is None:
-        return ""
-    if "error" in run.kernels:
-        return f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."
-    text = "; ".join(kernel_clauses(run, phase))
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
-
-
 def kernel_account(run: PhaseRun) -> str:
     """What limits both phases by the kernel view; empty without one."""
-    return " ".join(dict.fromkeys(filter(None, (kernel_sentence(run, phase) for phase in _PHASES))))
+    return " ".join(dict.fromkeys(_kernels(run, *_PHASES)))
+
+
+def _kernels(run: PhaseRun, *phases: str) -> list[str]:
+    if run.kernels is None:
+        return []
+    if "error" in run.kernels:
+        return [f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."]
+    return [sentence for phase in phases for sentence in kernel_sentences(run, phase)]
 
 
 def floor_sentence(run: PhaseRun) -> str:
@@ -297,5 +296,5 @@ def _is_cut(run: PhaseRun) -> bool:
 def _pages_text(run: PhaseRun) -> str:
     rows = len(run.results)
     if rows > 1:
-        return f"a batch of {rows} rows"
+        return f"these {rows} rows"
     return "this page" if len(run.pages) == 1 else f"these {len(run.pages)} pages"

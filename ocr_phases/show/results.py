@@ -131,7 +131,7 @@ def overview(run: PhaseRun) -> Section:
     figures = key_metrics(run)
     folded = block("cards", figures=figures[_FIRST_CARDS:]), lines_html(findings(run))
     more = fold("Further figures and findings", *folded)
-    shown = table_html(row_table(run), caption="Each row") if len(run.results) > 1 else ""
+    shown = fold("Each row", table_html(row_table(run))) if len(run.results) > 1 else ""
     return Section(head_html(run), block("cards", figures=figures[:_FIRST_CARDS]), more, shown)
 
 
@@ -485,8 +485,8 @@ def method(run: PhaseRun) -> Section:
     }
     blocks = [element("h3", title) + pairs(dict(_facts(values))) for title, values in parts.items()]
     conditions = conditions_table(run).dropna(axis="columns", how="all")
-    conditions["repeat"] += 1
     if len(conditions):
+        conditions["repeat"] += 1
         blocks.append(table_html(conditions, caption="The machine during each repeat", headings=_CONDITIONS))
     config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
     blocks.append(fold("The model's configuration", preformatted(config), classes="op-fold"))
