@@ -28,10 +28,9 @@ from wording import says
 
 from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch.child import Child
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
-from ocr_phases.batch.store import LISTING, read_listing
+from ocr_phases.batch.store import LISTING, list_pages, read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.store import write_status

@@ -33,10 +33,9 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import add_truths, build_index
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import page_run, page_status, read_listing, waiting_reports
+from ocr_phases.batch.store import list_pages, page_run, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
 from ocr_phases.show.cost_quality import cost_quality_html, plot_compression, plot_cost_quality
