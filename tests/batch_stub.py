@@ -17,6 +17,8 @@ from pathlib import Path
 from ocr_phases.batch.child import Outcome, WorkerRequest
 from ocr_phases.batch.store import attempt_folder
 from ocr_phases.batch.worker import Refused, serve
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import read_regular
 
 RECORD = Path(__file__).with_name("golden") / "run.json"
 
@@ -33,7 +35,10 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
                 (place / name).touch()
         return Outcome(place=place.name)
     source = Path(request["job"]["source"])
-    word, _, times = source.read_text().strip().partition(" ")
+    try:
+        word, _, times = read_regular(source).decode().strip().partition(" ")
+    except OcrPhasesError as error:
+        raise Refused("page", str(error)) from error
     if word == "kill":
         tries = source.with_suffix(".tries")
         count = len(tries.read_text()) if tries.exists() else 0

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import platform
-import queue
 import signal
 import subprocess
 import sys
@@ -109,27 +108,28 @@ class Child:
     def __init__(
         self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER_COMMAND
     ) -> None:
-        self.command, self.environment = list(command), {**child_environment(), **(environment or {})}
+        self.command = list(command)
+        self.options: dict[str, Any] = {
+            "env": {**child_environment(), **(environment or {})},
+            "stderr": subprocess.STDOUT,  # and what libraries print
+            "start_new_session": True,  # a Ctrl-C on the terminal is for the driver to handle
+        }
         self.process: subprocess.Popen[bytes] | None = None
+        self.unwanted: Callable[[], bool] = lambda: False
         self.slot = f"{platform.node()}:{os.getpid()}-{next(_numbers)}"
 
-    def run(
-        self,
-        request: WorkerRequest,
-        timeout: float | None = None,
-        unwanted: Callable[[], bool] = lambda: False,
-    ) -> Outcome:
+    def run(self, request: WorkerRequest, timeout: float | None = None) -> Outcome:
         """Do one page, within ``timeout`` seconds from when the model is loaded; never raises for a page.
 
         A worker that dies, takes too long or reports an unexpected error is replaced at the next page. It is
-        killed when the page is ``unwanted``.
+        killed when its page is ``unwanted()``.
         """
         began = time.time()
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # it died since its last page, which is none of this one's attempts
         process = self.process or self._start()
         try:
-            outcome = self._answer(process, request, timeout, unwanted)
+            outcome = self._answer(process, request, timeout)
             stderr = self._ended(process) if outcome.failure == "error" else ""
         except TimeoutError as error:
             process.kill()
@@ -154,22 +154,12 @@ class Child:
         self.pipe, theirs = Pipe()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         with theirs:
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=theirs.fileno(),
-                stdout=self.errors,  # what libraries print
-                stderr=self.errors,
-                env=self.environment,
-                start_new_session=True,  # a Ctrl-C on the terminal is for the driver to handle
-            )
+            stdin = theirs.fileno()
+            self.process = subprocess.Popen(self.command, stdin=stdin, stdout=self.errors, **self.options)
         return self.process
 
     def _answer(
-        self,
-        process: subprocess.Popen[bytes],
-        request: WorkerRequest,
-        timeout: float | None,
-        unwanted: Callable[[], bool],
+        self, process: subprocess.Popen[bytes], request: WorkerRequest, timeout: float | None
     ) -> Outcome:
         """The answer. Raises TimeoutError, and OSError or EOFError where the process died."""
         self.pipe.send_bytes(json.dumps(dict(request)).encode())
@@ -179,7 +169,7 @@ class Child:
             while not self.pipe.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
                 if process.poll() is not None:  # one that it started may hold its socket open
                     raise EOFError
-                if unwanted():
+                if self.unwanted():
                     process.kill()
                 if time.monotonic() >= end:
                     raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.")
@@ -213,15 +203,17 @@ class LocalPool:
         self, environments: Sequence[Mapping[str, str]] = ({},), command: Sequence[str] = WORKER_COMMAND
     ) -> None:
         self.children = [Child(environment, command) for environment in environments]
-        self.free: queue.LifoQueue[Child] = queue.LifoQueue()
-        for child in self.children:
-            self.free.put(child)
-        self.closed = threading.Event()
-        self.executor = ThreadPoolExecutor(len(self.children), thread_name_prefix="worker")
+        self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.children)
+
+        def begin() -> None:
+            self.thread.child = next(free)
+            self.thread.child.unwanted = self.closed.is_set
+
+        self.executor = ThreadPoolExecutor(len(self.children), "worker", begin)
 
     def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
         """Queue one page; the future's result is its outcome."""
-        return self.executor.submit(self._run, request, timeout)
+        return self.executor.submit(lambda: self.thread.child.run(request, timeout))
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """Send a request to every worker that may differ from the others: here all are alike."""
@@ -237,13 +229,6 @@ class LocalPool:
         self.executor.shutdown(cancel_futures=True)
         for child in self.children:
             child.stop()
-
-    def _run(self, request: WorkerRequest, timeout: float | None) -> Outcome:
-        child = self.free.get()
-        try:
-            return child.run(request, timeout, self.closed.is_set)
-        finally:
-            self.free.put(child)
 
 
 def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
@@ -321,7 +306,8 @@ def run_on_worker(
     with _one_page_at_a_time:
         key = tuple(command or WORKER_COMMAND)
         child = _children[key] = _children.get(key) or Child(command=key)
-        return child.run(request, timeout, cancelled)
+        child.unwanted = cancelled
+        return child.run(request, timeout)
 
 
 def stop_children() -> None:

@@ -224,9 +224,9 @@ def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
     """
 
     def tasks() -> Iterator[Task]:
-        for folder, status in waiting_reports(out):
+        for folder in waiting_reports(out):
             clear_left_behind(folder)
-            yield Task(folder, "render", msgspec.to_builtins(status))
+            yield Task(folder, "render", json.loads((folder / STATUS).read_bytes()))
 
     return _run(tasks(), pool, Counts(), lambda task, last: None, **options)
 

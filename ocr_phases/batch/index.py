@@ -7,7 +7,7 @@ import heapq
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -164,35 +164,26 @@ def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[
         pages["agreement"] = agreed.fillna(pages["agreement"])
 
 
-@dataclass
-class Truths:
-    """How many pages have a truth, how many lack one, and why one could not be read, by page."""
-
-    found: int = 0
-    lacking: int = 0
-    problems: dict[str, str] = field(default_factory=dict)
-
-
-def add_truths(out: Path, path: Path) -> Truths:
+def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
     """Put the truth at ``path`` beside the record of every finished page, unless it is there.
 
-    ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered again. A
-    truth that cannot be read leaves its page without, and is named. Raises `OcrPhasesError` where a truth
-    cannot be written.
+    ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered again.
+    Returns how many pages have a truth, how many lack one, and why one could not be read, by page: that page
+    is left without. Raises `OcrPhasesError` where a truth cannot be written.
     """
-    truths = Truths()
+    found, lacking, problems = 0, 0, dict[str, str]()
     for entry, folder, status in finished_pages(out):
         try:
             truth = page_truth(path, entry["page"])
         except OcrPhasesError as error:
-            truths.problems[entry["page"]] = str(error)
+            problems[entry["page"]] = str(error)
             continue
         if truth is None or not status["settings"].get("return_text", True):
-            truths.lacking += 1
+            lacking += 1
             continue
-        truths.found += 1
+        found += 1
         kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode("utf-8", "replace")
         file = folder / TRUTH
         if not file.exists() or file.read_bytes() != kept:
             write_atomic(file, kept)
-    return truths
+    return found, lacking, problems

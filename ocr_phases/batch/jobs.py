@@ -6,6 +6,7 @@ import contextlib
 import csv
 import glob
 import hashlib
+import io
 import itertools
 import os
 import platform
@@ -21,7 +22,14 @@ from typing import Any
 
 from ocr_phases.batch.child import Child
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import LARGEST_FILE, MOST_FILE_PAGES, PAGE_SUFFIXES, PAGED_SUFFIXES, split_page
+from ocr_phases.files import (
+    LARGEST_FILE,
+    MOST_FILE_PAGES,
+    PAGE_SUFFIXES,
+    PAGED_SUFFIXES,
+    read_regular,
+    split_page,
+)
 from ocr_phases.models.folders import hub_commit, local_folder
 from ocr_phases.schema import Plain, conform, parse_json
 from ocr_phases.settings import setting_from_text
@@ -91,7 +99,7 @@ def find_pages(
 
 def _lacks(argument: str) -> str:
     """What is wrong with an argument that names no page."""
-    if os.path.isdir(os.path.expanduser(argument)):  # noqa: PTH111, PTH112
+    if os.path.isdir(_expanded(argument)):  # noqa: PTH112
         return "contains no image or PDF: name another folder"
     if glob.has_magic(argument) or argument.lower().endswith(LIST_SUFFIXES):
         return "names no page: give files, folders, globs or a list of pages"
@@ -100,10 +108,10 @@ def _lacks(argument: str) -> str:
 
 def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Counter[str]) -> Iterator[Page]:
     """What an argument names: a file of several pages is one entry."""
-    # Unlike Path's, these raise for no name.
-    path = Path(os.path.expanduser(argument))  # noqa: PTH111
+    path = _expanded(argument)
     if path.suffix.lower() in LIST_SUFFIXES:
         yield from _listed(path, known)
+    # Path.is_dir and is_file raise where a folder above cannot be entered.
     elif os.path.isdir(path):  # noqa: PTH112
         yield from _below(path, path, (), own, left_out)
     elif os.path.isfile(path) or split_page(argument)[1]:  # noqa: PTH113
@@ -118,6 +126,13 @@ def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Coun
             way = [os.path.realpath(each) for each in match.parents if each.is_relative_to(base)]
             if len(set(way)) == len(way):
                 yield from _below(match, base, way, own, left_out)
+
+
+def _expanded(name: str) -> Path:
+    """``name`` with the home folder in place of ``~``; of a user who is unknown it stays as it is."""
+    with contextlib.suppress(RuntimeError, ValueError):
+        return Path(name).expanduser()
+    return Path(name)
 
 
 def _below(
@@ -163,10 +178,8 @@ def _is_folder(path: Path) -> bool:
 
 
 def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
-    if problem := file_problem(path):
-        raise OcrPhasesError(problem)
     try:
-        for where, row in _rows(path):
+        for where, row in _rows(path, read_regular(path).decode("utf-8-sig")):
             page = row.pop("page", None)
             if not isinstance(page, str) or not page.strip():
                 raise OcrPhasesError(f"{where} names no page: give its path under 'page'.")
@@ -175,29 +188,29 @@ def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
                     f"{where} has an unknown setting {', '.join(unknown)}: use page, {', '.join(known)}."
                 )
             name, given = page.strip(), {name: row[name] for name in row if row[name] not in (None, "")}
-            source = (path.parent / os.path.expanduser(name)).absolute()  # noqa: PTH111
-            yield Page(name, str(source), {name: _setting(where, name, given[name]) for name in given})
+            settings = {name: _setting(where, name, value) for name, value in given.items()}
+            yield Page(name, str((path.parent / _expanded(name)).absolute()), settings)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each row of a list is, and its columns."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix.lower() == ".csv":
-            reader = csv.DictReader(file, restkey="a column without a name")
-            yield from ((f"{path}, line {reader.line_num}", row) for row in reader)
-            return
-        for line, text in enumerate(file, 1):
-            where = f"{path}, line {line}"
-            try:
-                row = parse_json(text.encode()) if text.strip() else None
-            except OcrPhasesError as error:
-                raise OcrPhasesError(f"{where}: {error}.") from error
-            if isinstance(row, dict):
-                yield where, row
-            elif text.strip():
-                raise OcrPhasesError(f'{where} is no object: write {{"page": "path", ...}}.')
+    lines = io.StringIO(text, newline="")
+    if path.suffix.lower() == ".csv":
+        reader = csv.DictReader(lines, restkey="a column without a name")
+        yield from ((f"{path}, line {reader.line_num}", row) for row in reader)
+        return
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        try:
+            row = parse_json(line.encode()) if line.strip() else None
+        except OcrPhasesError as error:
+            raise OcrPhasesError(f"{where}: {error}.") from error
+        if isinstance(row, dict):
+            yield where, row
+        elif line.strip():
+            raise OcrPhasesError(f'{where} is no object: write {{"page": "path", ...}}.')
 
 
 def _setting(where: str, name: str, value: Any) -> Any:
@@ -213,7 +226,7 @@ def _setting(where: str, name: str, value: Any) -> Any:
 def _each_page(page: Page, counter: Child) -> Iterator[Page]:
     """The page, or every one of a file with several that names none of its own."""
     path = Path(page.source)
-    if page.problem or path.suffix.lower() not in PAGED_SUFFIXES or file_problem(path):
+    if page.problem or path.suffix.lower() not in PAGED_SUFFIXES:
         yield page
         return
     outcome = counter.run({"mode": "count", "source": page.source}, _COUNT_SECONDS)
@@ -228,25 +241,6 @@ def _each_page(page: Page, counter: Child) -> Iterator[Page]:
     else:
         for number in (f"#{each}" for each in range(1, outcome.pages + 1)):
             yield replace(page, name=page.name + number, source=page.source + number)
-
-
-def file_problem(path: Path) -> str:
-    """Why a file is not to be opened, in a sentence: reading a pipe or a device may never end.
-
-    Empty for any other; what cannot be found or entered says so when it is opened.
-    """
-    try:
-        state = path.stat()
-    except OSError:
-        return ""
-    except ValueError as error:  # a NUL, or half of a surrogate pair
-        return f"{str(path)!r} can be no file's name ({error}): correct it."
-    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
-        return f"{path} is a pipe, a socket or a device: give a regular file."
-    if state.st_size > LARGEST_FILE:
-        size, most = state.st_size / 2**30, LARGEST_FILE / 2**30
-        return f"{path} has {size:,.1f} GiB, more than {most:g}: give a smaller file."
-    return ""
 
 
 #: The folder of all pages' folders, below the batch's.
@@ -304,11 +298,11 @@ def make_jobs(
         commit, model_hash = models(merged["model"])
         merged |= {"revision": commit} if commit else {}
         file = Path(split_page(page.source)[0])
-        problem, sha256 = page.problem or file_problem(file), None
-        if not problem:
-            with contextlib.suppress(OcrPhasesError):  # measuring it says why it cannot be read
+        sha256 = None
+        with contextlib.suppress(OSError, ValueError, OcrPhasesError):  # measuring it says what is wrong
+            if file.is_file() and file.stat().st_size <= LARGEST_FILE:  # reading a pipe may never end
                 sha256 = file_hash(file)
-        yield Job(page.name, page.source, sha256, merged, code_versions(), model_hash, problem)
+        yield Job(page.name, page.source, sha256, merged, code_versions(), model_hash, page.problem)
 
 
 @cache

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
@@ -54,23 +53,15 @@ class Report(TypedDict):
 
     state: Literal["done", "failed"]
     reason: str
-    seconds: NotRequired[float]
     truth: NotRequired[str | None]
 
 
 class PageStatus(Status):
-    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record."""
+    """What is read of ``status.json``: the `Job`, what became of it, and the SHA-256 of its record."""
 
-    name: str
-    source: str
-    sha256: str | None
     settings: dict[str, Any]
-    versions: dict[str, Any]
-    model_hash: str | None
-    problem: NotRequired[str]
     failure: str | None
     attempts: Annotated[list[Outcome], msgspec.Meta(min_length=1)]
-    finished: NotRequired[str]
     report: Report | None
 
 
@@ -155,15 +146,15 @@ def finished_pages(out: Path) -> Iterator[tuple[Entry, Path, PageStatus]]:
             yield entry, out / entry["folder"], status
 
 
-def waiting_reports(out: Path) -> Iterator[tuple[Path, PageStatus]]:
-    """Folder and status of each `finished` page that has no report, or one of another truth."""
+def waiting_reports(out: Path) -> Iterator[Path]:
+    """The folder of each `finished` page that has no report, or one of another truth."""
     seen = set[str]()
     for entry, folder, status in finished_pages(out):
         report = status["report"]
         shown = report and report["state"] == "done" and report.get("truth") == truth_hash(folder)
         if not shown and entry["id"] not in seen:
             seen.add(entry["id"])
-            yield folder, status
+            yield folder
 
 
 def truth_hash(folder: Path) -> str | None:
@@ -194,12 +185,8 @@ def attempt_folder(folder: Path) -> Iterator[Path]:
 
 def clear_left_behind(folder: Path) -> None:
     """Remove the hidden files that a kill in the middle of writing leaves, and attempts that failed."""
-    try:
-        hidden = [name for name in os.listdir(folder) if name.startswith(".")]  # noqa: PTH208 (thrice as fast)
-    except FileNotFoundError:
-        return
-    for name in hidden:
-        if name.startswith(ATTEMPT):
-            shutil.rmtree(folder / name, ignore_errors=True)  # a worker may be at it still, and then fails
-        elif name.endswith((".part", ".ipynb")):
-            (folder / name).unlink(missing_ok=True)
+    for path in folder.glob(".*"):
+        if path.name.startswith(ATTEMPT):
+            shutil.rmtree(path, ignore_errors=True)  # a worker may be at it still, and then fails
+        elif path.name.endswith((".part", ".ipynb")):
+            path.unlink(missing_ok=True)

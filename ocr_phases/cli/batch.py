@@ -155,11 +155,11 @@ def _add_truths(out: Path, path: Path | None) -> int:
 
     if path is None:
         return 0
-    truths = add_truths(out, path)
-    without = f", {truths.lacking:,} without" if truths.lacking else ""
-    print(f"Truth for {count_text(truths.found, 'page')}{without}")
-    _print_reasons(truths.problems.items())
-    return len(truths.problems)
+    found, lacking, problems = add_truths(out, path)
+    without = f", {lacking:,} without" if lacking else ""
+    print(f"Truth for {count_text(found, 'page')}{without}")
+    _print_reasons(problems.items())
+    return len(problems)
 
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
