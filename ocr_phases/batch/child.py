@@ -130,25 +130,31 @@ class Child:
         process = self.process or self._start()
         try:
             outcome = self._answer(process, request, timeout)
-            stderr = self._ended(process) if outcome.failure == "error" else ""
+            stderr = self.stop(_END_SECONDS) if outcome.failure == "error" else ""
         except TimeoutError as error:
-            process.kill()
-            stderr, reason = self._ended(process), str(error)
-            outcome = Outcome("timeout", reason, time.time() - began, started=began)
+            outcome, stderr = Outcome("timeout", str(error), time.time() - began, started=began), self.stop()
         except (OSError, EOFError):
-            stderr = self._ended(process)
+            stderr = self.stop(_END_SECONDS)
             outcome = Outcome("died", _why_dead(process, stderr), time.time() - began, started=began)
         return msgspec.structs.replace(outcome, slot=self.slot, stderr=stderr)
 
-    def stop(self) -> None:
-        """Kill the process, if there is one, and wait until it is gone; not for one that the kernel holds."""
-        if self.process is not None:
-            self.process.kill()
+    def stop(self, patience: float = 0.0) -> str:
+        """End the process, if there is one, which may do so itself within ``patience`` seconds.
+
+        Returns the last lines that it wrote. One that the kernel holds is not waited for.
+        """
+        if self.process is None:
+            return ""
+        for seconds in (patience, _END_SECONDS):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_END_SECONDS)
-            self.pipe.close()
-            self.errors.close()
-            self.process = None
+                self.process.wait(seconds)
+            self.process.kill()
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - _STDERR_BYTES))
+        lines = self.errors.read().decode("utf-8", "replace").splitlines()
+        self.pipe.close()
+        self.errors.close()
+        self.process = None
+        return "\n".join([line.rstrip() for line in lines if line.strip()][-_STDERR_LINES:])
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.pipe, theirs = Pipe()
@@ -177,15 +183,6 @@ class Child:
             if message != READY:
                 break
         return msgspec.json.decode(message, type=Outcome)
-
-    def _ended(self, process: subprocess.Popen[bytes]) -> str:
-        """Let the process end, or kill it; the last lines that it wrote."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)
-        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - _STDERR_BYTES))
-        lines = self.errors.read().decode("utf-8", "replace").splitlines()
-        self.stop()
-        return "\n".join([line.rstrip() for line in lines if line.strip()][-_STDERR_LINES:])
 
 
 def _why_dead(process: subprocess.Popen[bytes], stderr: str) -> str:
@@ -295,18 +292,12 @@ def run_on_worker(
     """
     from distributed import get_worker
 
-    worker = get_worker()
-    task = worker.get_current_task()
-
-    def cancelled() -> bool:
-        """Whether dask cancelled this task, as it does a driver's when that is gone."""
-        known = worker.state.tasks.get(task)
-        return known is None or known.state == "cancelled"
-
+    task, tasks = get_worker().get_current_task(), get_worker().state.tasks
     with _one_page_at_a_time:
         key = tuple(command or WORKER_COMMAND)
         child = _children[key] = _children.get(key) or Child(command=key)
-        child.unwanted = cancelled
+        # dask cancels the tasks of a driver that is gone.
+        child.unwanted = lambda: getattr(tasks.get(task), "state", "cancelled") == "cancelled"
         return child.run(request, timeout)
 
 
@@ -341,26 +332,26 @@ class DaskPool:
 
     def submit(self, request: WorkerRequest, timeout: float | None, **where: Any) -> Future[Outcome]:
         """As in `LocalPool`; raises `OcrPhasesError` where the scheduler was lost."""
-        self._check()
+        if self.client.status != "running":
+            raise OcrPhasesError(SCHEDULER_LOST)
         return self.executor.submit(run_on_worker, dict(request), timeout, self.command, **where)
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """As in `LocalPool`."""
-        self._check()
-        workers = self.client.nthreads()
+        workers = self._addresses()
         return [self.submit(request, None, workers=[each], allow_other_workers=True) for each in workers]
 
     def workers(self) -> int:
         """How many workers the scheduler has now; they may come and go."""
-        when, count = self.counted
-        if time.monotonic() - when > _COUNT_SECONDS:
-            self._check()
-            try:
-                count = len(self.client.nthreads())
-            except OSError as error:
-                raise OcrPhasesError(SCHEDULER_LOST) from error
-            self.counted = (time.monotonic(), count)
-        return count
+        if time.monotonic() - self.counted[0] > _COUNT_SECONDS:
+            self.counted = (time.monotonic(), len(self._addresses()))
+        return self.counted[1]
+
+    def _addresses(self) -> list[str]:
+        if self.client.status == "running":
+            with contextlib.suppress(OSError):
+                return list(self.client.nthreads())
+        raise OcrPhasesError(SCHEDULER_LOST)
 
     def close(self) -> None:
         """As in `LocalPool`; the workers live on, without a model."""
@@ -368,10 +359,6 @@ class DaskPool:
             self.executor.shutdown(wait=False)
             self.client.run(stop_children, on_error="ignore")
         self.client.close()
-
-    def _check(self) -> None:
-        if self.client.status != "running":
-            raise OcrPhasesError(SCHEDULER_LOST)
 
 
 #: The workers of a batch, as the driver uses them.

@@ -256,9 +256,6 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
 def _result(future: Future[Outcome]) -> Outcome:
     if future.cancelled():
         raise OcrPhasesError(SCHEDULER_LOST)
-    error = future.exception()
-    if error is None:
+    if (error := future.exception()) is None:
         return future.result()
-    if isinstance(error, OcrPhasesError):
-        raise error
     return Outcome("died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time())

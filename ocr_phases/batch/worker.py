@@ -164,14 +164,9 @@ HANDLERS: dict[str, Handler] = {
 
 def _check_versions(job: Job) -> None:
     here = code_versions()
-    different = [
-        f"{name} {here.get(name)} instead of {asked}"
-        for name, asked in job.versions.items()
-        if here.get(name) != asked
-    ]
-    if different:
-        reason = f"This worker has {', '.join(different)}: start it in the driver's environment."
-        raise Refused("versions", reason)
+    if other := sorted(job.versions.items() - here.items()):
+        told = ", ".join(f"{name} {here.get(name)} instead of {asked}" for name, asked in other)
+        raise Refused("versions", f"This worker has {told}: start it in the driver's environment.")
 
 
 @contextlib.contextmanager
@@ -179,12 +174,11 @@ def _failing_as(failure: str, page: str = "") -> Iterator[None]:
     """Raise an `OcrPhasesError` as a failure of this kind; with a ``page`` it may be of another."""
     try:
         yield
-    except OutOfMemory as error:
-        raise Refused("memory", str(error)) from error
-    except CannotWrite as error:
-        raise Refused("output", str(error)) from error
     except OcrPhasesError as error:
-        raise Refused("page" if page and not _can_be_read(page) else failure, str(error)) from error
+        if page and not _can_be_read(page):
+            failure = "page"
+        kinds: dict[type, str] = {OutOfMemory: "memory", CannotWrite: "output"}
+        raise Refused(kinds.get(type(error), failure), str(error)) from error
 
 
 def _can_be_read(source: str) -> bool:
