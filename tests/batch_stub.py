@@ -2,7 +2,8 @@
 
 ``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error. ``memory``: the
 host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``kill 2``: the first two times.
-``full``: the disk is full. ``wait``: the first attempt is not over before a file ``.go`` is beside the page.
+``full``: the disk is full. ``slow``: a fifth of a second. ``wait``: the first attempt is not over before a
+file ``.go`` is beside the page.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         raise MemoryError("asked for too much")
     if word == "sleep":
         time.sleep(600)
+    if word == "slow":
+        time.sleep(0.2)
     if word == "full":
         raise Refused("output", f"{folder} cannot be written (No space left on device).")
     with attempt_folder(folder) as place:
