@@ -87,7 +87,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
-    from ocr_phases.analyse.truths import check_for_pages
+    from ocr_phases.analyse.quality import check_for_pages
     from ocr_phases.batch.child import GOES_ON
     from ocr_phases.batch.driver import Counts, auto_device, measure_pages
     from ocr_phases.batch.jobs import find_pages, make_jobs
