@@ -108,15 +108,13 @@ def stop_signals(
     spared = (None, signal.default_int_handler if notebook else signal.SIG_IGN)
     waiting: list[int] = []
     handler = handler or (lambda number, _: waiting.append(number))
-    before: dict[signal.Signals, Any] = {}
-    main = threading.current_thread() is threading.main_thread()
-    for number in signal.Signals if main else ():
-        if number.name in names and signal.getsignal(number) not in spared:
-            before[number] = signal.signal(number, handler)
+    own = signal.Signals if threading.current_thread() is threading.main_thread() else ()
+    caught = [each for each in own if each.name in names and signal.getsignal(each) not in spared]
+    before = [(number, signal.signal(number, handler)) for number in caught]
     try:
         yield
     finally:
-        for number, handled in before.items():
+        for number, handled in before:
             if signal.getsignal(number) == handler:  # a cell that began meanwhile has its own
                 signal.signal(number, handled)
         for first in waiting[:1]:  # an impatient second one says nothing new

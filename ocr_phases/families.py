@@ -20,8 +20,6 @@ GROUNDING_TAG = "<|grounding|>"
 #: What stands before a prompt of the user's own: the page's place, and the tag that asks for boxes.
 LEADS = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
 
-_WORDS = "{words}"
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -45,35 +43,21 @@ class Preset:
         return not self.crops and self.base_size <= self.direct_size
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """The (columns, rows) of crops of a page of that size in pixels; (1, 1) for none (`crop_grid`)."""
-        return crop_grid(width, height, self.image_size, self.most_tiles) if self.crops else (1, 1)
+        """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
 
-
-def crop_grid(width: int, height: int, image_size: int = 640, most_tiles: int = 9) -> tuple[int, int]:
-    """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
-
-    (1, 1) where no side exceeds `image_size`. Else, of all grids of 2 to `most_tiles` tiles, the one nearest
-    to the page in aspect ratio (columns / rows against width / height), as measured against the recorded
-    vendor preprocessing. Of grids equally near, the larger wins where the page has more than half as many
-    pixels as that grid: the published rule.
-
-    Raises OcrPhasesError for a side below 1.
-    """
-    if min(width, height) < 1:
-        raise OcrPhasesError(
-            f"A page of {width} x {height} pixels cannot be cut: give one of at least 1 x 1."
-        )
-    if max(width, height) <= image_size:
-        return 1, 1
-    sides = range(1, most_tiles + 1)
-    grids = [(columns, rows) for columns in sides for rows in sides if 2 <= columns * rows <= most_tiles]
-    best, best_distance = (1, 1), math.inf
-    for columns, rows in sorted(grids, key=math.prod):
-        distance = abs(width / height - columns / rows)
-        large_enough = width * height > 0.5 * image_size**2 * columns * rows
-        if distance < best_distance or (distance == best_distance and large_enough):
-            best, best_distance = (columns, rows), distance
-    return best
+        (1, 1) without crops, and where no side exceeds ``image_size``. Else, of all grids of 2 to
+        ``most_tiles`` tiles, the one nearest to the page in aspect ratio (columns / rows against width /
+        height), as measured against the recorded vendor preprocessing. Of grids equally near, the larger wins
+        where the page has more than half as many pixels as that grid: the published rule.
+        """
+        if not self.crops or max(width, height) <= self.image_size:
+            return 1, 1
+        areas = range(2, self.most_tiles + 1)
+        grids = [(side, area // side) for area in areas for side in range(1, area + 1) if area % side == 0]
+        away = {grid: abs(width / height - grid[0] / grid[1]) for grid in grids}
+        nearest = [grid for grid in away if away[grid] == min(away.values())]
+        filled = [grid for grid in nearest if width * height > 0.5 * self.image_size**2 * math.prod(grid)]
+        return filled[-1] if filled else nearest[0]
 
 
 FULL, WINDOWED = "full_attention", "reference_sliding_attention"
@@ -240,7 +224,7 @@ def resolve_prompt(
     if name == "locate":
         if not words:
             raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
-        return prompts["locate"].replace(_WORDS, words)
+        return prompts["locate"].format(words=words)
     if prompt in prompts:
         if grounding is False and GROUNDING_TAG in prompts[prompt]:
             raise OcrPhasesError(

@@ -107,7 +107,7 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
         if found.st_size > limit:
             size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
             raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
-        data = file.read(found.st_size + 1)
+        data = file.read(found.st_size + 1) or b""  # None where it has nothing yet, as in /proc
     if len(data) > found.st_size:
         raise OcrPhasesError(f"{path} grows while it is read: wait until it is complete, or copy it first.")
     return data
