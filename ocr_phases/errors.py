@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast, get_type_hints
@@ -234,6 +234,13 @@ def check_known(what: str, name: Any, known: Collection[str], of: str = "", more
     if name not in known:
         said = f"Unknown {what} {name!r}{of and f' of {of}'}: use {any_of(known)}{more}."
         raise OcrPhasesError(f"{said}{nearest(str(name), known)}")
+
+
+def require(facts: Iterable[tuple[str, object]]) -> None:
+    """Raise `OcrPhasesError` with the sentence of the first of ``facts`` that does not hold."""
+    for told, holds in facts:
+        if not holds:
+            raise OcrPhasesError(told)
 
 
 def short(value: Any) -> str:

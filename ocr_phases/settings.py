@@ -18,8 +18,8 @@ import msgspec
 import tomllib
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError, check_known, public, short
-from ocr_phases.families import PRESET_NAMES, PROMPTS, facts_of, resolve_prompt
+from ocr_phases.errors import OcrPhasesError, check_known, public, require, short
+from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES, PROMPTS, facts_of
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
@@ -243,18 +243,18 @@ class RunSettings(_Checked):
         listed = isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str | bytes)
         prompts: Sequence[Any] = self.prompt if listed else [self.prompt]
         for prompt in prompts:
-            resolve_prompt(_converted("prompt", prompt, str))
+            if _converted("prompt", prompt, str).strip() not in PROMPT_NAMES:  # of some family
+                facts_of(None).text_of(prompt)
         if self.preset is not None:
             check_known("preset", self.preset, PRESET_NAMES)
         resolve_infer(self.infer, self.autocast)
-        other_loop = self.strategy != "eager"
-        against = {
-            "generate() has no first_token='redecode': drop one of the two.": self.first_token == "redecode",
-            "generate=True has no other tokens to compare: drop it, or verify=True.": self.verify,
-            f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}.": other_loop,
+        own_loop = self.strategy == "eager"
+        agreeing = {
+            "generate() has no first_token='redecode': drop one of the two.": self.first_token == "prefill",
+            "generate=True has no other tokens to compare: drop it, or verify=True.": not self.verify,
+            f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}.": own_loop,
         }
-        for said in [said for said, wrong in against.items() if wrong and self.generate]:
-            raise OcrPhasesError(said)
+        require(agreeing.items() if self.generate else ())
 
     @property
     def expected_tokens(self) -> int:

@@ -28,7 +28,7 @@ from PIL import Image
 from wording import says
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, resolve_prompt
+from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, facts_of
 from ocr_phases.files import FORMATS
 from ocr_phases.inputs import images
 from ocr_phases.inputs.images import load_page
@@ -156,7 +156,7 @@ def test_presets() -> None:
     ],
 )
 def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
-    assert resolve_prompt(prompt, grounding=grounding) == text
+    assert facts_of(None).text_of(prompt, grounding=grounding) == text
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
 )
 def test_prompts_that_are_refused(prompt: str, grounding: bool | None, message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message):
-        resolve_prompt(prompt, grounding=grounding)
+        facts_of(None).text_of(prompt, grounding=grounding)
 
 
 def test_every_prompt_preset_begins_with_the_page() -> None:

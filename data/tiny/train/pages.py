@@ -18,7 +18,7 @@ import numpy as np
 from printed import PrintedPage, load_printed, printed_page
 from tokenizer import IMAGE, Codec
 
-from ocr_phases.families import PRESETS, Preset, resolve_prompt
+from ocr_phases.families import PRESETS, Preset, facts_of
 from ocr_phases.inputs.packing import PageViews, make_views
 from synth import (
     CHARACTERS,
@@ -279,7 +279,7 @@ def prompt_ids(codec: Codec, kind: str) -> list[int]:
 
 @cache
 def _prompt(codec: Codec, kind: str) -> list[int]:
-    return codec.encode(resolve_prompt(kind))
+    return codec.encode(facts_of(None).text_of(kind))
 
 
 def character_map(page: SynthPage, preset: Preset) -> np.ndarray:
