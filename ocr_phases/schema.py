@@ -243,8 +243,8 @@ def _agreements(record: dict[str, Any], tables: dict[str, Any]) -> Iterator[tupl
     results, repeats = record["results"], len(set(record["spans"]["repeat"]))
     named = {page["row"] for page in record["pages"]}
     yield "pages: they name other rows than results has", named == set(range(len(results)))
-    listed = {name: record[name] for name in ("truths", "probabilities") if name in record}
-    listed["request.prompts"] = record["request"]["prompts"]
+    listed: dict[str, Any] = {"request.prompts": record["request"]["prompts"]}
+    listed |= {name: record[name] for name in ("truths", "probabilities") if name in record}
     for name, rows in listed.items():
         yield f"{name}: results has another number of rows", len(rows) == len(results)
     for number, (row, result) in enumerate(zip(listed.get("probabilities", ()), results, strict=False)):
