@@ -80,8 +80,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, run: Any, number: int) -> None:
         super().__init__(number)
-        self.run = run
-        self.number = number
+        self.run, self.number = run, number
 
     def __str__(self) -> str:
         if self.run is None:
@@ -143,8 +142,7 @@ def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
 
     def decorated(called: _Called) -> _Called:
         signature = inspect.signature(called)
-        own = signature.parameters.values()
-        takes = {item.name: item for item in own if item.kind is not item.VAR_KEYWORD}
+        takes = {name: own for name, own in signature.parameters.items() if own.kind is not own.VAR_KEYWORD}
         for source in sources:
             for name, item in inspect.signature(source).parameters.items():
                 if item.kind is item.KEYWORD_ONLY and name not in takes:

@@ -17,9 +17,6 @@ from ocr_phases.text import nearest
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
 
-#: What stands before a prompt of the user's own: the page's place, and the tag that asks for boxes.
-LEADS = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -117,7 +114,7 @@ class FamilyFacts:
     attention: str | None = None
     unsaid: Mapping[str, Any] = field(default_factory=dict)
     stands_for: Mapping[str, str] = field(default_factory=dict)
-    leads: tuple[str, str] = LEADS
+    leads: tuple[str, str] = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
     published_limit: int = 8192
     limit_has_prompt: bool = False
     page_mark: str | None = None
@@ -225,6 +222,5 @@ def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
 
 def facts_of(family: str | None) -> FamilyFacts:
     """A family's row; DeepSeek-OCR's for None, as of old records. OcrPhasesError for an unknown name."""
-    name = DEEPSEEK_OCR if family is None else family
-    check_known("family", name, FAMILIES)
-    return FAMILIES[name]
+    check_known("family", family or DEEPSEEK_OCR, FAMILIES)
+    return FAMILIES[family or DEEPSEEK_OCR]

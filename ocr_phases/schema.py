@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
-import numpy as np
 import pandas as pd
 from msgspec import Meta
 
@@ -258,8 +257,7 @@ def _agreements(record: dict[str, Any], tables: dict[str, Any]) -> Iterator[tupl
     held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])
     yield "cache.entries: lengths has another number of steps", len(held) in (0, len(lengths))
     for table, columns in tables.items():
-        equal = len({len(column) for column in columns.values()}) == 1
-        yield f"{table}: its columns have different lengths", equal
+        yield f"{table}: its columns have different lengths", len(set(map(len, columns.values()))) == 1
     for phase, peaks in record["memory"].get("peak_bytes", {}).items():
         yield f"memory.peak_bytes.{phase}: there are {repeats} repeats", len(peaks) == repeats
     if stages := tables.get("kernels.stages"):
@@ -272,14 +270,12 @@ def check_spans(spans: pd.DataFrame) -> None:
 
     Each repeat has a prefill or a ``generate`` that took time, and decode steps from 0 on, once each.
     """
-    repeats = spans["repeat"].nunique()
     phases = spans[(spans["stage"] == spans["phase"]) & (spans["device_ms"] > 0)]
     timed = phases.groupby("phase")["repeat"].nunique()
     prefills = ((spans["stage"] == "prefill") & (spans["phase"] == "prefill")).any()
-    if timed.get("prefill" if prefills else "generate", 0) != repeats:
+    if timed.get("prefill" if prefills else "generate", 0) != spans["repeat"].nunique():
         raise OcrPhasesError("spans: not every repeat has the time of its prefill or of its generate()")
-    steps = spans[spans["stage"] == "decode_step"]
-    numbers = steps.groupby("repeat")["step"].agg(["size", "nunique", "max"])
-    counted = (numbers["size"] == numbers["nunique"]) & (numbers["max"] == numbers["size"] - 1)
-    if not counted.all() or not (np.asarray(steps["device_ms"]) > 0).all():
+    steps = spans[spans["stage"] == "decode_step"].sort_values(["repeat", "step"])
+    counted = (steps["step"] == steps.groupby("repeat").cumcount()) & (steps["device_ms"] > 0)
+    if not counted.fillna(value=False).all():
         raise OcrPhasesError("spans: the decode steps of a repeat are not 0, 1, 2, ..., each with its time")

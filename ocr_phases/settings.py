@@ -6,7 +6,6 @@ request and docs/settings.md; tests compare them.
 """
 
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
@@ -174,10 +173,9 @@ def is_published(infer: object) -> TypeGuard[str]:
 
 
 def _infer_mapping(text: str) -> dict[str, Any]:
-    """``temperature=0.7,top_k=5`` as a mapping; values as JSON writes them."""
-    pairs = [part.partition("=") for part in text.split(",")]
+    """``temperature=0.7,top_k=5`` as a mapping; values as TOML writes them."""
     try:
-        return {name.strip(): json.loads(value.lower()) for name, _, value in pairs}
+        return tomllib.loads(text.lower().replace(",", "\n"))
     except ValueError as error:
         raise OcrPhasesError(
             f"infer is {text!r}: write name=number, such as temperature=0.7,top_p=0.9."
@@ -254,7 +252,8 @@ class RunSettings(_Checked):
             "generate=True has no other tokens to compare: drop it, or verify=True.": not self.verify,
             f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}.": own_loop,
         }
-        require(agreeing.items() if self.generate else ())
+        if self.generate:
+            require(agreeing.items())
 
     @property
     def expected_tokens(self) -> int:
