@@ -266,11 +266,11 @@ class PhaseRun:
     def with_truth(self, truth: Truth | str | Path, row: int = 0) -> PhaseRun:
         """The same record with what the page of a row says.
 
-        ``truth`` is that, or a path for `ocr_phases.analyse.truths.load_truth`; raises as that does.
+        ``truth`` is that, or a path for `ocr_phases.analyse.quality.load_truth`; raises as that does.
         """
         if _nth(self.results, row, "row")["text"] is None:
             raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
-        load = elsewhere("analyse.truths.load_truth")
+        load = elsewhere("analyse.quality.load_truth")
         said = truth if isinstance(truth, Truth) else load(truth, self.page_name(row))
         truths = list(self.truths or [None] * len(self.results))
         truths[row] = json.loads(json.dumps(msgspec.to_builtins(said)))  # lists, as in a file

@@ -20,13 +20,13 @@ from ocr_phases.collectors import machine
 from ocr_phases.collectors.kernels import check_kernels, kernel_view
 from ocr_phases.collectors.live_checks import (
     ForwardHooks,
+    check,
     host_syncs_check,
-    input_verdicts,
+    input_checks,
     merged,
-    syncs_counted,
 )
 from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilings
-from ocr_phases.collectors.parity import parity_check, parity_result
+from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts
@@ -48,6 +48,7 @@ from ocr_phases.steps.execution import (
     eos_interval,
     last_used,
     preparing,
+    syncs_counted,
     told_of_preparing,
 )
 from ocr_phases.steps.sampling import OnTokens, Sampler, one_shot
@@ -299,7 +300,7 @@ class Measurement:
             return parity_check(self.checkpoint, self.request, inputs, self.runs[0]["ids"], theirs)
         # A class without generate(), or out of memory: what was measured stands.
         except (OcrPhasesError, RuntimeError, MemoryError) as error:
-            return parity_result("n/a", one_sentence(error))
+            return check("parity", "n/a", one_sentence(error))
 
     def _run(self, request: Request, number: int = 0, notify: OnTokens | None = None) -> dict[str, Any]:
         """Prepare, prefill and decode once (or prepare and ``model.generate()``); a warm-up is below 0."""
@@ -308,7 +309,7 @@ class Measurement:
             packed, _ = pack_pages(checkpoint, request, timeline)
             with timeline.span("transfer"):
                 inputs = packed.to(self.device, checkpoint.dtype)
-        cache, seen = {}, {}
+        cache, seen = {}, []
         with execution(self.device, request.autocast), self.vision():
             if request.generate:
                 with memory.of("generate"), timeline.in_phase("generate"):
@@ -316,12 +317,12 @@ class Measurement:
             else:
                 state, hooks = self._two_phases(request, inputs, timeline, number, notify)
                 ids, cache = state.ids, _describe_cache(state, self.step)
-                seen = hooks.verdicts(packed, state, timeline.vectors)
+                seen = hooks.checks(packed, state, timeline.vectors)
         return {
             "ids": ids,
             "spans": timeline.rows(number),
             "peaks": memory.taken(),
-            "verdicts": input_verdicts(checkpoint, packed, autocast=request.autocast) | seen,
+            "checks": input_checks(checkpoint, packed, autocast=request.autocast) + seen,
             "cache": cache,
         }
 
@@ -434,8 +435,8 @@ class Measurement:
         request, runs, after = self.request, self.runs, self.after
         same = all(run["ids"] == runs[0]["ids"] for run in runs)
         agree = f"{len(runs)} repeats, {'equal' if same else 'different'} tokens"
-        verdicts = {"repeats_agree": ("pass" if same else "fail", agree)}
-        checks = merged([verdicts, *(run["verdicts"] for run in runs)])
+        seen = merged(one for run in runs for one in run["checks"])
+        checks = [check("repeats_agree", same, agree), *seen]
         if not request.generate:
             every, view = request.eos_check_every, after.get("kernels")
             checks.append(host_syncs_check(self.waits, view, every, self.device))
@@ -445,7 +446,7 @@ class Measurement:
         if len(runs) < request.repeats or missing:
             finished = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
             measured = f"{finished}, without {', '.join(missing)}" if missing else finished
-            checks += merged([{"interrupted": ("note", measured)}])
+            checks.append(check("interrupted", "note", measured))
         return checks
 
 

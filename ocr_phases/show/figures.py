@@ -113,19 +113,15 @@ class Picture:
     """A figure and its text alternative: in a cell, a panel or a report.
 
     A notebook and a report show the SVG, which follows their colours, unless thousands of marks made that
-    too large. A viewer that takes no SVG within HTML shows a still. ``narrow`` is the same for a phone, which
-    a report shows there.
+    too large. A viewer that takes no SVG within HTML shows a still.
     """
 
     figure: Figure
     alt: str
-    narrow: Figure | None = None
 
     def html(self) -> Html:
         """Inline SVG in a frame that a keyboard can scroll."""
         drawn = figure_svg(self.figure, self.alt)
-        if self.narrow is not None:
-            drawn += figure_svg(self.narrow, self.alt, "op-svg op-narrow")
         frame = {"class_": "figure drawn", "role": "group", "aria_label": self.alt, "tabindex": 0}
         return element("div", Html(drawn), **frame)
 
@@ -150,7 +146,7 @@ class Picture:
         return self.bundle()
 
 
-def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
+def figure_svg(figure: Figure, alt: str) -> str:
     """The figure as one ``<svg>`` element of 100 CSS pixels an inch; ``alt`` is its text alternative.
 
     It holds no script, style sheet, comment or address. White fills (type on a bar) stay white; white
@@ -165,7 +161,7 @@ def figure_svg(figure: Figure, alt: str, classes: str = "op-svg") -> str:
     width, height = (round(FIGURE_DPI * inches) for inches in figure.get_size_inches())
     root.attrib = {
         "xmlns": "http://www.w3.org/2000/svg",
-        "class": classes,
+        "class": "op-svg",
         "role": "img",
         "aria-label": plain(alt),
         "viewBox": root.attrib["viewBox"],

@@ -34,7 +34,6 @@ from ocr_phases.show.overlay import printable
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 WIDTH = 10.0
-NARROW = 4.8  # for a phone, where type of 9 points would be 4 pixels high otherwise
 _SENTENCE_LINE = 52
 
 INK, MUTED, FAINT = "#222222", "#666666", "#d9d9d9"
