@@ -75,8 +75,8 @@ class RunPlots:
     vision = _plot("show.plots.plot_vision_stages")
     timeline = _plot("show.plots.plot_phase_timeline")
     memory = _plot("show.plots.plot_memory")
-    roofline = _plot("show.roofline.plot_roofline")
-    kernels = _plot("show.kernels.plot_kernels")
+    roofline = _plot("show.plots.plot_roofline")
+    kernels = _plot("show.plots.plot_kernels")
     page = _plot("show.regions.plot_page")
     regions = _plot("show.regions.plot_region_types")
 
