@@ -17,13 +17,12 @@ import pandas as pd
 import tomllib
 
 from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, ceilings_apart, figure_repeats, is_noisy
-from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table
+from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table, reference_of
 from ocr_phases.analyse.scaling import sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_warning
 from ocr_phases.analyse.stages import STAGE_KEYS, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.analyse.text import plain_text
-from ocr_phases.analyse.truths import reference_of
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
