@@ -343,10 +343,10 @@ def check_text(name: str, value: Any) -> None:
 class Request(RunSettings):
     """What `OCRSession.run_inference` was asked to do, with every default filled in.
 
-    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row.
+    ``pages`` are those of all rows in their order, ``prompts`` one resolved prompt a row.
     """
 
-    pages: list[list[Any]]
+    pages: list[Any]
     prompt: str
     prompts: list[str]
     preset: str

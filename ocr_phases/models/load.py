@@ -80,6 +80,11 @@ class Checkpoint:
         return self.model.config.get_text_config().eos_token_id
 
     @property
+    def bos_id(self) -> int:
+        """The id in front of a prompt."""
+        return self.model.config.get_text_config().bos_token_id
+
+    @property
     def pad_id(self) -> int:
         """The id that fills rows: the tokenizer's pad token, else the end token."""
         pad = self.tokenizer.pad_token_id
