@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 
 from ocr_phases import record
 from ocr_phases.collectors import machine
@@ -30,12 +28,19 @@ from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilin
 from ocr_phases.collectors.parity import parity_check, parity_result
 from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
-from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts
-from ocr_phases.files import each_page, split_page
+from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG
+from ocr_phases.files import split_page
 from ocr_phases.inputs.images import load_page
-from ocr_phases.inputs.packing import DeviceInputs, PageInputs, make_views, pack, valid_image_tokens
+from ocr_phases.inputs.packing import (
+    PageInputs,
+    Pages,
+    make_rows,
+    make_views,
+    pack,
+    valid_image_tokens,
+)
 from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.load import Checkpoint, token_texts
+from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 from ocr_phases.steps import phases
@@ -55,8 +60,6 @@ from ocr_phases.steps.sampling import OnTokens, Sampler, one_shot
 from ocr_phases.steps.timeline import NoTimeline, Timeline
 from ocr_phases.text import count_text
 
-Page = str | Path | bytes | Image.Image
-Pages = Page | Sequence[Page]
 Packed = tuple[PageInputs, list[tuple]]
 """Packed inputs, and the pages in them as (image, bytes, name)."""
 
@@ -65,23 +68,6 @@ _AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
 
 
 # -- what is asked for --------------------------------------------------------------------------------
-
-
-def _make_rows(page: Pages, asked: RunSettings, family: FamilyFacts) -> tuple[list[Page], list[str]]:
-    """All pages in their order, and one resolved prompt a row, as the ``family`` has prompts.
-
-    A list of pages, or ``file.pdf#2-4``, is a batch of one page a row; with a single prompt that names
-    several ``<image>``, or the family's prompt for many pages, it is one row of several pages.
-    """
-    given = list(page) if isinstance(page, Iterable) and not isinstance(page, str | bytes) else [page]
-    if not given:
-        raise OcrPhasesError("There is no page in the list: give at least one.")
-    named = (each_page(str(item)) if isinstance(item, str | Path) else [item] for item in given)
-    pages: list[Page] = list(itertools.chain.from_iterable(named))
-    prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
-    count = len(pages) if len(prompts) == 1 else 1
-    texts = [family.text_of(text, grounding=asked.grounding, pages=count) for text in prompts]
-    return pages, texts * len(pages) if len(texts) == 1 and texts[0].count(IMAGE_TAG) == 1 else texts
 
 
 def _choose_preset(checkpoint: Checkpoint, asked: str | None, *, several: bool) -> str:
@@ -156,7 +142,7 @@ class Repeat(NamedTuple):
 
     ids: list[list[int]]
     spans: list[tuple]
-    peaks: dict[str, int | None]
+    peaks: dict[str, int]
     verdicts: dict[str, Verdict]
     cache: dict[str, Any]
 
@@ -177,7 +163,7 @@ class Measurement:
         self.made: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
         checkpoint = self.checkpoint = prepared.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
-        pages, prompts = _make_rows(page, asked, facts)
+        pages, prompts = make_rows(page, asked, facts)
         several = any(text.count(IMAGE_TAG) > 1 for text in prompts)
         infer, autocast = resolve_infer(asked.infer, asked.autocast, facts.name, several_pages=several)
         settings = {
@@ -221,7 +207,8 @@ class Measurement:
         static, compiled = request.strategy != "eager", request.vision == "compiled"
         if not static and not compiled:
             return
-        family, model, inputs = self.checkpoint.family, self.checkpoint.model, self.inputs()
+        family, model = self.checkpoint.family, self.checkpoint.model
+        inputs = self.packed.to(self.device, self.checkpoint.dtype)
         total = len(family.facts.encoders) * len(family.views(inputs)) * compiled
         total += (request.strategy == "compiled") + (static and inputs.input_ids.is_cuda)
         of = "" if steps or vision.compile_ms else f" of {total}"  # some may be made already
@@ -243,10 +230,6 @@ class Measurement:
             self.made["strategy_setup"] = {**self.step.setup, "prefill_capture_ms": ms, "reused": reused}
         if compiled:
             self.made["vision_setup"] = {"compile_ms": sum(vision.compile_ms[shape] for shape in vision.used)}
-
-    def inputs(self) -> DeviceInputs:
-        """The packed inputs on the model's device."""
-        return self.packed.to(self.device, self.checkpoint.dtype)
 
     def measure(
         self,
@@ -280,7 +263,7 @@ class Measurement:
         with execution(self.device, request.autocast):
             if request.verify:
                 try:
-                    inputs = self.inputs()
+                    inputs = self.packed.to(self.device, checkpoint.dtype)
                     theirs = one_shot(checkpoint, inputs, request)
                     after["verify"] = parity_check(checkpoint, request, inputs, self.runs[0].ids, theirs)
                 # A class without generate(), or out of memory: what was measured stands.
@@ -338,14 +321,14 @@ class Measurement:
                 verdicts |= hooks.verdicts(packed, state, timeline.vectors)
                 if waits is not None:
                     self.waits = len(waits), len(state.lengths) - 1
-        return Repeat(ids, timeline.rows(number), self.memory.taken(), verdicts, cache)
+        peaks = {phase: peak for phase, peak in self.memory.taken().items() if peak is not None}
+        return Repeat(ids, timeline.rows(number), peaks, verdicts, cache)
 
     def _too_much(self) -> str:
         """What was too much for the device, and what asks for less."""
         request, presets = self.request, self.checkpoint.family.facts.presets
-        # Crops come on top of the global view, so a preset with them is the largest.
-        sizes = {name: (preset.crops, preset.base_size) for name, preset in presets.items()}
-        smaller = [name for name in reversed(sizes) if sizes[name] < sizes[request.preset]]
+        # A family's presets go from the smallest to the largest.
+        smaller = list(itertools.takewhile(request.preset.__ne__, presets))[::-1]
         rows, tokens = self.packed.batch_size, f"{request.max_new_tokens} new tokens"
         advice = [f"preset {' or '.join(smaller)}"] if smaller else []
         advice += [f"fewer than {rows} pages at once"] if rows > 1 else []
@@ -391,11 +374,7 @@ class Measurement:
             spans=record.make_spans([span for run in runs for span in run.spans]),
             memory={
                 "source": self.memory.source,
-                "peak_bytes": {
-                    phase: [run.peaks[phase] for run in runs]
-                    for phase, peak in runs[0].peaks.items()
-                    if peak is not None
-                },
+                "peak_bytes": {phase: [run.peaks[phase] for run in runs] for phase in runs[0].peaks},
                 "weights_bytes": sum(p.numel() * p.element_size() for p in checkpoint.model.parameters()),
             },
             cache=runs[0].cache,
@@ -458,8 +437,8 @@ def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> d
     ended = not request.ignore_eos and ids[-1] == checkpoint.eos_id
     written = ids[:-1] if ended else ids
     # The end token apart: a character still incomplete before it belongs to the text.
-    parts = written, ids[len(written) :]
-    texts = [text for part in parts for text in token_texts(checkpoint.tokenizer, part)]
+    read, ends = TokenReader(checkpoint.tokenizer).read, (len(written), len(ids))
+    texts = [read(token, last=place in ends) for place, token in enumerate(ids, start=1)]
     return {
         "ids": ids,
         "token_texts": texts if request.return_text else [""] * len(ids),

@@ -13,7 +13,7 @@ import gc
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,8 +50,7 @@ AXES = ("presets", "strategies", "batches", "lengths", "visions", "attentions", 
 Load = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One combination; ``batch`` copies of the page side by side, ``max_new_tokens`` for each.
 
     ``attention`` and ``dtype`` are None for those that the model is loaded with.
@@ -136,7 +135,7 @@ class Sweep:
         for cell in cells:
             if type(cell.batch) is not int or cell.batch not in range(1, 1_001):
                 raise OcrPhasesError(f"{cell.batch!r} is no batch size: give a whole number from 1 to 1,000.")
-        named = (replace(cell, dtype=Settings(**cell.of_run, **cell.of_model).dtype) for cell in cells)
+        named = (cell._replace(dtype=Settings(**cell.of_run, **cell.of_model).dtype) for cell in cells)
         return list(dict.fromkeys(named))
 
     @cached_property
@@ -177,7 +176,7 @@ class Sweep:
         known = _known(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             record, path = (runs / f"{cell.name}{ending}" for ending in (".json", CELL_STATUS))
-            status: dict[str, Any] = {"cell": asdict(cell), "asked": {**shared, "cell": asdict(cell)}}
+            status: dict[str, Any] = {"cell": cell._asdict(), "asked": {**shared, "cell": cell._asdict()}}
             status |= {"id": asked_id(status["asked"]), "truth": asked_id(msgspec.to_builtins(truth))}
             had, outcome, run = known.get(cell.name), CellOutcome(cell, "kept"), None
             if had and finished(had, record, status["id"]):
@@ -235,11 +234,9 @@ def _own_cells(cells: list[Cell], stands_for: Mapping[str, str], shared: Mapping
     """The cells as a model has them, sorted by what they load: its own presets, and not its own dtype."""
     own: dict[Cell, None] = {}
     for cell in cells:
-        same: dict[str, Any] = dict.fromkeys(
-            name for name, value in cell.of_model.items() if value == shared[name]
-        )
+        same: dict[str, Any] = {name: None for name, value in cell.of_model.items() if value == shared[name]}
         # One that it has not fails when it is run.
-        own[replace(cell, preset=stands_for.get(cell.preset, cell.preset), **same)] = None
+        own[cell._replace(preset=stands_for.get(cell.preset, cell.preset), **same)] = None
     return sorted(own, key=lambda cell: sorted(cell.of_model.items()))
 
 
@@ -258,14 +255,11 @@ def _known(runs: Path, shared: Mapping[str, Any], again: set[str]) -> dict[str, 
         if status is None and name not in again:
             raise OcrPhasesError(f"{path} is no finished cell of a sweep: move it to another folder.")
         had = {**shared, **(status["asked"] if status else {})}
-        for what in _SUBJECT if name in again else (*_SUBJECT, *_REQUEST):
-            if had[what] != shared[what]:
-                told = (
-                    f"{what} {had[what]}; you asked for {shared[what]}" if what != "page" else "another page"
-                )
-                raise OcrPhasesError(
-                    f"{runs.parent} holds a sweep with {told}: choose another folder (--out)."
-                )
+        same = _SUBJECT if name in again else (*_SUBJECT, *_REQUEST)
+        if others := [what for what in same if had[what] != shared[what]]:
+            what, found, wanted = others[0], had[others[0]], shared[others[0]]
+            told = "another page" if what == "page" else f"{what} {found}; you asked for {wanted}"
+            raise OcrPhasesError(f"{runs.parent} holds a sweep with {told}: choose another folder (--out).")
     return known
 
 

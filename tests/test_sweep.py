@@ -54,7 +54,7 @@ def run_sweep(
 ) -> list[CellOutcome]:
     """What `OCRSession.sweep` says of all combinations of the values in ``cells``."""
     outcomes: list[CellOutcome] = []
-    values = zip(*(dataclasses.astuple(cell) for cell in cells), strict=True)
+    values = zip(*cells, strict=True)
     axes = {name: list(dict.fromkeys(each)) for name, each in zip(AXES, values, strict=True)}
     session.sweep(page, folder=folder, progress=outcomes.append, **axes, **options)
     return outcomes

@@ -5,9 +5,11 @@ Every size, grid and count here reproduces the vendor's preprocessing as recorde
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +18,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError, public
-from ocr_phases.families import IMAGE_TAG, Preset
+from ocr_phases.families import IMAGE_TAG, FamilyFacts, Preset
+from ocr_phases.files import each_page
 from ocr_phases.inputs.images import as_rgb
 from ocr_phases.record import elsewhere
+from ocr_phases.settings import RunSettings
 from ocr_phases.text import count_text
+
+Page = str | Path | bytes | Image.Image
+Pages = Page | Sequence[Page]
 
 _PIXELS_PER_TOKEN = 16 * 4  # per side: patches of 16, then two convolutions of stride 2
 _PAD_COLOUR = (127, 127, 127)
@@ -234,6 +241,23 @@ def _normalised(pixels: np.ndarray, device: torch.device | str, dtype: torch.dty
     """uint8 [N, H, W, 3] as `dtype` [N, 3, H, W] on the device, by `_LEVELS`."""
     levels = _LEVELS.to(device, dtype)
     return levels[torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).contiguous().int()]
+
+
+def make_rows(page: Pages, asked: RunSettings, family: FamilyFacts) -> tuple[list[Page], list[str]]:
+    """All pages in their order, and one resolved prompt a row, as the ``family`` has prompts.
+
+    A list of pages, or ``file.pdf#2-4``, is a batch of one page a row; with a single prompt that names
+    several ``<image>``, or the family's prompt for many pages, it is one row of several pages.
+    """
+    given = list(page) if isinstance(page, Iterable) and not isinstance(page, str | bytes) else [page]
+    if not given:
+        raise OcrPhasesError("There is no page in the list: give at least one.")
+    named = (each_page(str(item)) if isinstance(item, str | Path) else [item] for item in given)
+    pages: list[Page] = list(itertools.chain.from_iterable(named))
+    prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    count = len(pages) if len(prompts) == 1 else 1
+    texts = [family.text_of(text, grounding=asked.grounding, pages=count) for text in prompts]
+    return pages, texts * len(pages) if len(texts) == 1 and texts[0].count(IMAGE_TAG) == 1 else texts
 
 
 class Tokens(Protocol):

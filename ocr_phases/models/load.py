@@ -278,12 +278,6 @@ class TokenReader:
         return text if known else f"{text}<{token}>"
 
 
-def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text each of ``ids`` adds, as `TokenReader` tells it."""
-    reader = TokenReader(tokenizer)
-    return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
-
-
 def image_token(config: dict[str, Any], tokenizer: Any) -> int:
     """The id of ``<image>``; `OcrPhasesError` where config.json says another."""
     found = tokenizer.convert_tokens_to_ids("<image>")

@@ -308,7 +308,6 @@ def generate(
     sampler: Sampler | None = None,
     first_token: str = "prefill",
     step: Any = None,
-    on_tokens: Callable[[list[list[int]]], None] | None = None,
     **decode_options: Any,
 ) -> DecodeState:
     """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`.
@@ -318,9 +317,9 @@ def generate(
     state = prefill(model, inputs, timeline, sampler=sampler, step=step)
     if first_token == "redecode":
         redecode(state)
-    elif on_tokens is not None:
+    elif on_tokens := decode_options.get("on_tokens"):
         on_tokens([list(ids) for ids in state.ids])
-    return decode(model, state, max_new_tokens, timeline, step=step, on_tokens=on_tokens, **decode_options)
+    return decode(model, state, max_new_tokens, timeline, step=step, **decode_options)
 
 
 def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = None) -> Tensor:

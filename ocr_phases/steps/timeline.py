@@ -113,8 +113,7 @@ class Timeline:
         before = self.phase, self.step
         self.phase, self.step = phase, step
         try:
-            whole = contextlib.nullcontext() if stage else self.around(phase)
-            with whole, self.span(stage or phase):
+            with contextlib.nullcontext() if stage else self.around(phase), self.span(stage or phase):
                 yield
         finally:
             self.phase, self.step = before
