@@ -24,10 +24,9 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import decode_curves
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
-from ocr_phases.show import compare, kernels, plots, regions, sweep
+from ocr_phases.show import plots, regions
 from ocr_phases.show.overlay import draw_decode_time
-from ocr_phases.show.roofline import plot_roofline
-from ocr_phases.show.runs import plot_prefill_stages
+from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages, plot_ratios
 from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -143,7 +142,7 @@ def families() -> dict[str, tuple[str, str, Image.Image]]:
             "NVIDIA H200, full size, random weights, bfloat16, batch 1, decode captured in CUDA graphs. "
             "DeepSeek-OCR's cache grows; a captured step reads its first 512, 1,024, ... entries. "
             "Unlimited-OCR keeps the prompt and the last 128 tokens.",
-            drawn(sweep.plot_decode(curves)),
+            drawn(plot_cells_decode(curves)),
         ),
         "families": (
             "Prefill of three families",
@@ -193,22 +192,22 @@ def main(records: str | None = None) -> None:
         "roofline": (
             "Roofline",
             f"{there}: each stage under the measured ceilings.",
-            drawn(plot_roofline(gpu)),
+            drawn(plots.plot_roofline(gpu)),
         ),
         "kernels": (
             "Kernels",
             f"{there}: how long the GPU is busy in each stage, and what limits it.",
-            drawn(kernels.plot_busy(gpu)),
+            drawn(plots.plot_busy(gpu)),
         ),
         "compare": (
             "Two runs compared",
             f"The same against `data/runs/{OTHER_RECORD}.json`, with 95 % intervals.",
-            drawn(compare.plot_ratios(ratios)),
+            drawn(plot_ratios(ratios)),
         ),
         "sweep": (
             "A sweep",
             "The same two records as a sweep over presets.",
-            drawn(sweep.plot_decode(decode_curves({"base": other, "gundam": gpu}))),
+            drawn(plot_cells_decode(decode_curves({"base": other, "gundam": gpu}))),
         ),
         "memory": ("Memory", f"{there}: peaks and KV cache.", drawn(plots.plot_memory(gpu))),
         **families(),

@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks import uncertain_regions
 from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points, preset_table
 from ocr_phases.files import write_atomic
-from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
+from ocr_phases.show.plots_many import plot_compression, plot_cost_quality
 from ocr_phases.text import ms_text, percent_text
 
 ROOT = Path(__file__).parents[1]

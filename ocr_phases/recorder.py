@@ -18,14 +18,14 @@ from ocr_phases.collectors import machine
 from ocr_phases.collectors.kernels import check_kernels, kernel_view
 from ocr_phases.collectors.live_checks import (
     ForwardHooks,
-    Verdict,
+    LiveCheck,
+    check,
     host_syncs_check,
-    input_verdicts,
+    input_checks,
     merged,
-    syncs_counted,
 )
 from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilings
-from ocr_phases.collectors.parity import parity_check, parity_result
+from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG
@@ -54,6 +54,7 @@ from ocr_phases.steps.execution import (
     eos_interval,
     last_used,
     preparing,
+    syncs_counted,
     told_of_preparing,
 )
 from ocr_phases.steps.sampling import OnTokens, Sampler, one_shot
@@ -143,7 +144,7 @@ class Repeat(NamedTuple):
     ids: list[list[int]]
     spans: list[tuple]
     peaks: dict[str, int]
-    verdicts: dict[str, Verdict]
+    checks: list[LiveCheck]
     cache: dict[str, Any]
 
 
@@ -268,7 +269,7 @@ class Measurement:
                     after["verify"] = parity_check(checkpoint, request, inputs, self.runs[0].ids, theirs)
                 # A class without generate(), or out of memory: what was measured stands.
                 except (OcrPhasesError, RuntimeError, MemoryError) as error:
-                    after["verify"] = parity_result("n/a", one_sentence(error))
+                    after["verify"] = check("parity", "n/a", one_sentence(error))
             if request.token_probabilities:
                 after["token_probabilities"] = sureness_or_none(checkpoint, self.packed, self.rows())
         if request.kernels:
@@ -298,7 +299,7 @@ class Measurement:
             packed, _ = pack_pages(checkpoint, request, timeline)
             with timeline.span("transfer"):
                 inputs = packed.to(self.device, checkpoint.dtype)
-        cache, verdicts = {}, input_verdicts(checkpoint, packed, autocast=request.autocast)
+        cache, checks = {}, input_checks(checkpoint, packed, autocast=request.autocast)
         with execution(self.device, request.autocast), self.vision():
             if request.generate:
                 with timeline.in_phase("generate"):
@@ -318,11 +319,11 @@ class Measurement:
                     on_tokens=notify,
                 )
                 ids, cache = state.ids, _describe_cache(state, step)
-                verdicts |= hooks.verdicts(packed, state, timeline.vectors)
+                checks += hooks.checks(packed, state, timeline.vectors)
                 if waits is not None:
                     self.waits = len(waits), len(state.lengths) - 1
         peaks = {phase: peak for phase, peak in self.memory.taken().items() if peak is not None}
-        return Repeat(ids, timeline.rows(number), peaks, verdicts, cache)
+        return Repeat(ids, timeline.rows(number), peaks, checks, cache)
 
     def _too_much(self) -> str:
         """What was too much for the device, and what asks for less."""
@@ -404,8 +405,8 @@ class Measurement:
         request, runs, after = self.request, self.runs, self.after
         same = all(run.ids == runs[0].ids for run in runs)
         agree = f"{len(runs)} repeats, {'equal' if same else 'different'} tokens"
-        verdicts = {"repeats_agree": ("pass" if same else "fail", agree)}
-        checks = merged([verdicts, *(run.verdicts for run in runs)])
+        seen = merged(one for run in runs for one in run.checks)
+        checks = [check("repeats_agree", same, agree), *seen]
         if not request.generate:
             every, view = request.eos_check_every, after.get("kernels")
             checks.append(host_syncs_check(self.waits, view, every, self.device))
@@ -415,7 +416,7 @@ class Measurement:
         if len(runs) < request.repeats or missing:
             finished = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
             measured = f"{finished}, without {', '.join(missing)}" if missing else finished
-            checks += merged([{"interrupted": ("note", measured)}])
+            checks.append(check("interrupted", "note", measured))
         return checks
 
 

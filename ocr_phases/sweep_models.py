@@ -99,7 +99,7 @@ class Sweep:
 
     Each cell has the end token ignored, unless ``ignore_eos`` is false or ``truth`` says what the page says:
     then the length is a limit, the texts are compared, and each record keeps the truth (a path for
-    `ocr_phases.analyse.truths.load_truth`). A record is written as soon as its cell is done, ``progress`` is
+    `ocr_phases.analyse.quality.load_truth`). A record is written as soon as its cell is done, ``progress`` is
     told of every cell, and ``on_run(cell, runs done, runs in all)`` of every run within one. What ``folder``
     has is not measured again, and a cell that failed before is left alone unless ``retry_failed`` or
     something it depends on has changed. Without a folder nothing is written.
@@ -142,7 +142,7 @@ class Sweep:
     def subject(self) -> tuple[str, Truth | None]:
         """What the page is known by, and what it says."""
         page = describe_page(*load_page(self.page), embed=False)
-        said = self.truth and elsewhere("analyse.truths.load_truth")(self.truth, page["file"])
+        said = self.truth and elsewhere("analyse.quality.load_truth")(self.truth, page["file"])
         return page_id(page), said or None
 
     def run(self, loads: Mapping[str, Load]) -> Any:

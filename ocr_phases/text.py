@@ -104,11 +104,10 @@ def plain_streams() -> Iterator[_PlainStream]:
     What a stream cannot hold is escaped; one that is closed or full is given up, so that no work ends for it.
     Yields the stream of stdout.
     """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # closed: the next file would take its place, and what libraries print there
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    # In the place of a standard stream that is closed the next file would be, and what libraries print there.
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest free number
+        pass
+    os.close(number)
     with Path(os.devnull).open("w") as nowhere:
         out = _PlainStream(sys.stdout or nowhere)
         err = _PlainStream(sys.stderr or nowhere, progress=True)

@@ -38,7 +38,7 @@ from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.rendered import markdown_nodes
 from ocr_phases.explorer.view_data import boxes
-from ocr_phases.families import resolve_prompt
+from ocr_phases.families import facts_of
 from ocr_phases.inputs.images import load_page, page_count
 from ocr_phases.session import OCRSession, load_recorded
 from ocr_phases.settings import RunSettings
@@ -418,7 +418,7 @@ def test_every_end_is_one_json_object(tmp_path, monkeypatch, capsys):
 
 def test_a_word_may_be_a_prompt(tiny_session):
     for prompt in ("<image> markdwon", "Markdwon please", "Translate", "Figures: all of them"):
-        assert prompt in resolve_prompt(prompt)
+        assert prompt in facts_of(None).text_of(prompt)
     with pytest.raises(OcrPhasesError, match="mean markdown?"):
         tiny_session.run_inference(PAGE, "markdwon")
 

@@ -33,7 +33,7 @@ from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import batch as command
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
-from ocr_phases.show.distributions import plot_distributions
+from ocr_phases.show.plots_many import plot_distributions
 
 
 @pytest.fixture(scope="module")

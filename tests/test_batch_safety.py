@@ -69,7 +69,7 @@ def test_a_file_that_claims_no_size_is_not_read_on_and_on(tmp_path):
     (job,) = make_jobs(
         [Page("kmsg.png", "/proc/self/status")], {"model": "tiny"}
     )  # as /proc/kmsg, which waits
-    assert job.sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert job.sha256 is None and not job.problem  # measuring it says why
 
 
 def bomb(claimed: int) -> bytes:

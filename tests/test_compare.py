@@ -32,7 +32,7 @@ from ocr_phases.analyse.statistics import LogMean, holm, leaders, log_mean, log_
 from ocr_phases.cli import main
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import compare as show
+from ocr_phases.show import plots_many, results_many
 from ocr_phases.show.figures import figure_png
 
 
@@ -114,15 +114,11 @@ def test_leaders_are_those_that_the_repeats_do_not_tell_from_the_first() -> None
 @pytest.mark.parametrize("shape", SHAPES)
 def test_metrics_are_the_summarys(shape: str) -> None:
     run = make_run(**SHAPES[shape])
-    summary, metrics = run.summary(), metrics_of(run)
-    for name, metric in metrics.items():
-        assert metric.repeats.shape == (len(run.repeats),)
-        if name in summary:
-            assert metric.value == summary[name], name
-    assert ("prefill/sam/global" in metrics) == (summary["prefill_ms"] is not None)
-    assert "decode/decode_step" not in metrics  # that is inter_token_ms
-    if "decode/language_model" in metrics:
-        assert metrics["decode/language_model"].value < summary["inter_token_ms"]
+    summary, values = run.summary(), metrics_of(run)["value"]
+    assert all(values[name] == summary[name] for name in values.index if name in summary)
+    assert ("prefill/sam/global" in values) == (summary["prefill_ms"] is not None)
+    assert "decode/decode_step" not in values  # that is inter_token_ms
+    assert values.get("decode/language_model", 0.0) < (summary["inter_token_ms"] or 1.0)
 
 
 def table_of(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
@@ -191,7 +187,7 @@ def test_few_repeats_are_told_and_judge_what_is_far_apart(
     assert table.loc["prefill_ms", "verdict"] == ("slower" if min(counts) > 1 else "n/a")
     assert ("slower" in said.removesuffix(sentence)) == (min(counts) > 1)
     assert table.loc["kv_cache_bytes", ["verdict", "ratio_low"]].tolist() == ["equal", 1.0]
-    assert figure_png(show.plot_ratios(comparison.headline)).startswith(b"\x89PNG")
+    assert figure_png(plots_many.plot_ratios(comparison.headline)).startswith(b"\x89PNG")
 
 
 def with_prefills(*ms: float) -> PhaseRun:
@@ -281,7 +277,9 @@ def test_columns_carry_the_labels_of_the_runs() -> None:
     assert list(in_units(compared.table, "before"))[3:5] == ["before", "other"]  # no column twice
     compared = Comparison([base, scaled(base, 1.2)], ["before", "after"])
     assert list(in_units(compared.table, "before"))[:5] == ["metric", "verdict", "unit", "before", "after"]
-    assert "base" not in Elements(show.compare_html(compared.headline, "before")).said.replace("baseline", "")
+    assert "base" not in Elements(results_many.compare_html(compared.headline, "before")).said.replace(
+        "baseline", ""
+    )
 
 
 def test_a_thirtieth_is_told_as_a_speed() -> None:
@@ -332,12 +330,14 @@ def test_every_shape_is_compared_and_drawn(shape: str) -> None:
     assert said.endswith(".")
     assert "nan" not in said
     for figure in (
-        show.plot_ratios(compared.headline),
-        show.plot_prefill_stages(runs, labels),
-        show.plot_decode(runs, labels),
+        plots_many.plot_ratios(compared.headline),
+        plots_many.plot_prefill_stages(runs, labels),
+        plots_many.plot_decode(runs, labels),
     ):
         assert figure_png(figure).startswith(b"\x89PNG")
-    elements = Elements(show.compare_html(table) + show.environment_html(environment_table(runs, labels)))
+    elements = Elements(
+        results_many.compare_html(table) + results_many.environment_html(environment_table(runs, labels))
+    )
     assert not elements.open
     assert "nan" not in elements.said
 
@@ -359,8 +359,8 @@ def test_another_model_is_said(change: dict[str, str], sentence: str) -> None:
 
 def test_nothing_to_show_is_said() -> None:
     empty = pd.DataFrame(columns=list(COMPARE_COLUMNS))
-    assert "nothing in common" in show.compare_html(empty)
-    assert "are the same" in show.environment_html(environment_table([make_run(), make_run()]))
+    assert "nothing in common" in results_many.compare_html(empty)
+    assert "are the same" in results_many.environment_html(environment_table([make_run(), make_run()]))
 
 
 # -- the verb -----------------------------------------------------------------------------------------

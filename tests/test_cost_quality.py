@@ -39,9 +39,10 @@ from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import page_run, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
-from ocr_phases.show.cost_quality import cost_quality_html, plot_compression, plot_cost_quality
+from ocr_phases.show import results_many
 from ocr_phases.show.figures import Picture, figure_png
 from ocr_phases.show.index import index_html
+from ocr_phases.show.plots_many import plot_compression
 from ocr_phases.store import file_hash, write_status
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
@@ -102,7 +103,7 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
     assert sentence in found.verdict
     assert ("not accuracy" in sentence) == (truth is None)
     assert ("loses least (edit distance 0 %)" in sentence) == (truth is not None)
-    shown = Elements(cost_quality_html(found.cost_quality))
+    shown = Elements(results_many.cost_quality(found).html())
     assert {"h2", "svg", "table"} <= shown.tags()
     assert len(figure_png(found.plot.cost_quality())) > 10_000
 
@@ -110,8 +111,8 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
 def test_a_sweep_without_texts_to_compare_has_no_such_part() -> None:
     run = dataclasses.replace(make_run(), request={**make_run().request, "ignore_eos": True})
     found = SweepResult({"a": run, "b": run}, pd.DataFrame(columns=["cell", "reason"]))
-    assert cost_quality_html(found.cost_quality) == "" and "loses" not in found.verdict
-    assert "fewer than two" in plot_cost_quality(found.cost_quality).alt
+    assert results_many.cost_quality(found).html() == "" and "loses" not in found.verdict
+    assert "fewer than two" in found.plot.cost_quality().alt
 
 
 def test_a_sweep_against_a_record_names_it() -> None:

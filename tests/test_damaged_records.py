@@ -25,11 +25,7 @@ from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
-from ocr_phases.show import compare as compare_show
-from ocr_phases.show import kernels as kernel_plots
-from ocr_phases.show import plots, regions, results
-from ocr_phases.show import sweep as sweep_show
-from ocr_phases.show.roofline import plot_roofline
+from ocr_phases.show import plots, plots_many, regions, results, results_many
 from ocr_phases.store import file_hash, write_status
 from ocr_phases.versions import asset
 
@@ -99,7 +95,7 @@ def verified(run: PhaseRun, base: PhaseRun) -> None:
 
 def compared(run: PhaseRun, base: PhaseRun) -> None:
     compared = comparison.Comparison([base, run])
-    compare_show.compare_html(compared.headline)
+    results_many.compare_html(compared.headline)
     assert compared.verdict
 
 
@@ -107,8 +103,8 @@ def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
     compared = comparison.Comparison([run, base])
     assert compared.verdict
     comparison.few_repeats([run, base], ["a", "b"])
-    compare_show.compare_html(compared.table[compared.table["stage"] != ""])
-    compare_show.environment_html(comparison.environment_table([run, base]))
+    results_many.compare_html(compared.table[compared.table["stage"] != ""])
+    results_many.environment_html(comparison.environment_table([run, base]))
 
 
 def floor_tables(run: PhaseRun, base: PhaseRun) -> None:
@@ -122,7 +118,7 @@ def kernel_tables(run: PhaseRun, base: PhaseRun) -> None:
 def swept(run: PhaseRun, base: PhaseRun) -> None:
     cells = scaling.sweep_table({"base": base, "run": run})
     assert scaling.SweepResult({"base": base, "run": run}, pd.DataFrame()).verdict
-    sweep_show.sweep_html(cells)
+    results_many.cells_html(cells)
     scaling.decode_curves({"base": base, "run": run})
 
 
@@ -141,16 +137,13 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
     floor = floors.decode_floor(run)["floor_ms"]
     figures = [
         *(plot(run) for plot in (plots.plot_vision_stages, plots.plot_phase_timeline, plots.plot_memory)),
-        *(
-            plot([base, run], ["a", "b"])
-            for plot in (compare_show.plot_prefill_stages, compare_show.plot_decode)
-        ),
+        *(plot([base, run], ["a", "b"]) for plot in (plots_many.plot_prefill_stages, plots_many.plot_decode)),
         plots.plot_token_latency(run, floor),
-        plot_roofline(run),
-        compare_show.plot_ratios(ratios),
+        plots.plot_roofline(run),
+        plots_many.plot_ratios(ratios),
     ]
     if has_kernels(run):
-        figures += [kernel_plots.plot_busy(run), kernel_plots.plot_idle_gaps(run)]
+        figures += [plots.plot_busy(run), plots.plot_idle_gaps(run)]
     for figure in figures:
         figure.savefig(io.BytesIO(), dpi=20)
     try:

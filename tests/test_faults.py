@@ -36,6 +36,7 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
+from ocr_phases.collectors.live_checks import input_checks
 from ocr_phases.collectors.parity import bfloat16_step
 from ocr_phases.families import PROMPTS
 from ocr_phases.files import LOCK_NAME, only_writer
@@ -286,12 +287,11 @@ def test_autocast_and_mixed_norms_are_notes(session: OCRSession) -> None:
     norm.half()
     try:
         packed = session.prepare(RECEIPT)
-        from ocr_phases.collectors.live_checks import input_verdicts
-
-        verdict, measured = input_verdicts(session.checkpoint, packed, autocast=False)["norm_layers"]
+        *_, check = input_checks(session.checkpoint, packed, autocast=False)
     finally:
         norm.float()
-    assert (verdict, says(measured, "1 LayerNorm", "float16")) == ("note", True)
+    assert (check["name"], check["verdict"]) == ("norm_layers", "note")
+    assert says(check["measured"], "1 LayerNorm", "float16")
 
 
 def test_a_decode_that_repeats_itself_is_flagged(session: OCRSession) -> None:

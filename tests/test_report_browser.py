@@ -150,18 +150,6 @@ def test_a_report_is_legible_and_accessible(
     assert (seen["language"], seen["mains"]) == ("en", 1)
 
 
-@pytest.mark.parametrize("kind", ["sweep", "compare"])
-def test_a_phone_gets_a_figure_of_its_own_width(opened: Callable[..., Any], kind: str) -> None:
-    shown = (
-        "[...document.querySelectorAll('.figure:has(.op-narrow) svg')].map((svg) => svg.checkVisibility())"
-    )
-    frame = "document.querySelector('.figure:has(.op-narrow)')"
-    page = opened(kind, width=400)
-    assert page.evaluate(shown) == [False, True]
-    assert page.evaluate(f"{frame}.scrollWidth <= {frame}.clientWidth")
-    assert opened(kind, width=948).evaluate(shown) == [True, False]
-
-
 def test_no_column_of_verify_is_cut(opened: Callable[..., Any]) -> None:
     page = opened("verify", width=948)
     cut = "[...document.querySelectorAll('.op-scroll')].filter((one) => one.scrollWidth > one.clientWidth)"

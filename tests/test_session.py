@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.collectors.live_checks import host_syncs_check, syncs_counted
+from ocr_phases.collectors.live_checks import host_syncs_check
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.families import FAMILIES
 from ocr_phases.models import weights
@@ -29,6 +29,7 @@ from ocr_phases.models.load import TokenReader, load_tokenizer
 from ocr_phases.recorder import _describe_row
 from ocr_phases.session import repeat_run
 from ocr_phases.settings import SamplingSettings
+from ocr_phases.steps.execution import syncs_counted
 from ocr_phases.versions import asset
 
 RECEIPT = PAGES / "receipt.png"

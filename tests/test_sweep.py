@@ -32,7 +32,7 @@ from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
-from ocr_phases.show import sweep as show
+from ocr_phases.show import plots_many, results_many
 from ocr_phases.show.figures import figure_png
 from ocr_phases.sweep_models import AXES, Cell, CellOutcome, Sweep, sweep
 from ocr_phases.text import ms_text
@@ -243,7 +243,7 @@ def test_attention_and_dtype_are_axes(tiny_session: Any, tmp_path: Path) -> None
     assert model == dict(zip([f"{own}{end}" for end in ends], asked, strict=True))
     table = found.table.set_index("cell")
     assert {cell: tuple(row) for cell, row in table[["attention", "dtype"]].T.items()} == model
-    shown = show.sweep_html(found.table)
+    shown = results_many.cells_html(found.table)
     assert all(word in Elements(shown).said for word in ("attention", "sdpa", "bfloat16"))
     # Each is a line, a bar and a point of its own.
     assert len(decode_curves(found.runs).groupby(["attention", "dtype"])) == 4
@@ -414,7 +414,7 @@ def test_the_table_has_a_row_a_record() -> None:
     assert table["page_ms"].to_numpy() == pytest.approx(whole, rel=0.05)  # of medians, not a median of sums
     assert table["page_ms_p90"].isna().all()  # of three repeats there is no 90th percentile
     assert (table["pages_per_min"] * table["page_ms"] / table["batch"]).to_numpy() == pytest.approx(60_000)
-    assert "pages/min" in show.end_to_end_html(table)
+    assert "pages/min" in results_many.end_to_end_html(table)
 
 
 def test_the_prefills_sentence_is_of_two_cells_that_compare() -> None:
@@ -504,14 +504,14 @@ def test_curves_are_the_longest_outputs_in_few_points() -> None:
 def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
     table, curves = sweep_table(runs), decode_curves(runs)
     for figure in (
-        show.plot_prefill(table),
-        show.plot_vision_share(table, runs),
-        show.plot_decode(curves),
-        show.plot_throughput(table),
-        show.plot_floors(table),
+        plots_many.plot_prefill(table),
+        plots_many.plot_vision_share(table, runs),
+        plots_many.plot_cells_decode(curves),
+        plots_many.plot_throughput(table),
+        plots_many.plot_floors(table),
     ):
         assert figure_png(figure).startswith(b"\x89PNG")
-    elements = Elements(show.sweep_html(table) + show.failures_html(failed_cells("<b>why")))
+    elements = Elements(results_many.cells_html(table) + results_many.failures_html(failed_cells("<b>why")))
     assert not elements.open
     assert "b" not in elements.tags()
     assert "nan" not in elements.said + SweepResult(runs, failed_cells()).verdict
@@ -523,9 +523,9 @@ def test_prefills_whose_language_model_is_a_graph_are_told_apart() -> None:
     runs = {"plain": plain, "graph": dataclasses.replace(plain, model=model)}
     table = sweep_table(runs)
     assert table.set_index("strategy")["prefill_captured"].to_dict() == {"eager": False, "cuda_graph": True}
-    keys = [text.get_text() for text in show.plot_prefill(table).legends[0].get_texts()]
+    keys = [text.get_text() for text in plots_many.plot_prefill(table).legends[0].get_texts()]
     assert sorted(keys) == ["vision eager", "vision eager, LM captured"]
-    bars = [label.get_text() for label in show.plot_vision_share(table, runs).axes[0].get_yticklabels()]
+    bars = [label.get_text() for label in plots_many.plot_vision_share(table, runs).axes[0].get_yticklabels()]
     assert len(bars) == 2
     assert sum("LM captured" in bar for bar in bars) == 1
 

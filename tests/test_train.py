@@ -25,7 +25,7 @@ import train
 
 import synth
 from ocr_phases import OCRSession
-from ocr_phases.families import PRESETS, resolve_prompt
+from ocr_phases.families import PRESETS, facts_of
 from ocr_phases.inputs.packing import make_views, pack
 from ocr_phases.models.load import ROUND_TRIP, load_tokenizer
 from ocr_phases.settings import ModelSettings
@@ -187,7 +187,7 @@ def test_the_forward_pass_is_the_library_s(codec: tokens.Codec, preset: str, siz
             reader = SimpleNamespace(
                 encode=codec.encode, image_token_id=tokens.IMAGE, bos_id=tokens.BOS, pad_id=tokens.PAD
             )
-            packed = pack([views[row]], [resolve_prompt(prompt)], reader)
+            packed = pack([views[row]], [facts_of(None).text_of(prompt)], reader)
             start = packed.prefill_len
             ids = torch.tensor(texts[row])
             target = ids[lengths[row] :]

@@ -120,11 +120,11 @@ class SweepResult:
 
     @property
     def plot(self) -> Any:
-        """The plots of this sweep: `ocr_phases.show.sweep.SweepPlots`."""
-        return elsewhere("show.sweep.SweepPlots")(self)
+        """The plots of this sweep: `ocr_phases.show.results_many.SweepPlots`."""
+        return elsewhere("show.results_many.SweepPlots")(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("show.sweep.sweep_bundle")(self)
+        return elsewhere("show.results_many.sweep_bundle")(self)
 
     def recommended(self) -> tuple[str, str] | None:
         """The cell to take and why: the most pages per minute of those whose text is as good as any.

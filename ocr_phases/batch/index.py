@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from ocr_phases.analyse.quality import page_truth
 from ocr_phases.analyse.scaling import agreements
-from ocr_phases.analyse.truths import page_truth
 from ocr_phases.batch.figures import QUALITY_COLUMNS, TABLES, Figures, read_figures
 from ocr_phases.batch.store import (
     RECORD,

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     The same command resumes a stopped batch.
     """
-    from ocr_phases.analyse.truths import check_for_pages
+    from ocr_phases.analyse.quality import check_for_pages
     from ocr_phases.batch.index import FAILED, write_index
     from ocr_phases.batch.jobs import Walk
     from ocr_phases.files import only_writer, output_folder

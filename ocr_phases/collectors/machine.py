@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -55,22 +54,15 @@ def describe_device(device: str) -> dict[str, Any]:
     ``cores`` are multiprocessors on CUDA, else those that this process may use, as ``host_cores`` are;
     ``threads`` is how many of them torch computes with.
     """
-    name = _found(r"model name\s*:\s*(.+)", "/proc/cpuinfo") or platform.processor() or platform.machine()
-    cores = len(_cores())
-    host = {"host": name, "host_cores": cores, "threads": torch.get_num_threads(), "ceilings": None}
+    cores, host = len(_cores()), _found(r"model name\s*:\s*(.+)", "/proc/cpuinfo")
+    host = host or platform.processor() or platform.machine()
+    values = host, "cpu", psutil.virtual_memory().total, cores, _last_cache_bytes()
     if torch.device(device).type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        return {
-            "name": properties.name,
-            "kind": "cuda",
-            "memory_bytes": properties.total_memory,
-            "cores": properties.multi_processor_count,
-            "cache_bytes": getattr(properties, "L2_cache_size", None),
-            **host,
-        }
-    memory = psutil.virtual_memory().total
-    known = {"memory_bytes": memory, "cores": cores, "cache_bytes": _last_cache_bytes()}
-    return {"name": name, "kind": "cpu", **known, **host}
+        chip = torch.cuda.get_device_properties(device)
+        sizes = chip.total_memory, chip.multi_processor_count, getattr(chip, "L2_cache_size", None)
+        values = chip.name, "cuda", *sizes
+    own = dict(zip(("name", "kind", "memory_bytes", "cores", "cache_bytes"), values, strict=True))
+    return {**own, "host": host, "host_cores": cores, "threads": torch.get_num_threads(), "ceilings": None}
 
 
 def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
@@ -188,7 +180,13 @@ def _times(device: torch.device, action: Callable[[], Any], repeats: int) -> lis
 
 
 _LEAST_CORES_S = 0.2  # in less time than this, ticks of 10 ms say nothing
-_FIELDS = ("clocks.sm", "clocks.max.sm", "clocks_throttle_reasons.active", "utilization.gpu")
+#: What a GPU's state is called here and by ``nvidia-smi``.
+_FIELDS = {
+    "sm_mhz": "clocks.sm",
+    "max_sm_mhz": "clocks.max.sm",
+    "throttle_reasons": "clocks_throttle_reasons.active",
+    "utilization": "utilization.gpu",
+}
 
 
 class Conditions:
@@ -210,10 +208,8 @@ class Conditions:
 
     def described(self) -> dict[str, Any]:
         """``repeats``: a dict each; ``gpu``: its state before and after all runs, or None on a CPU."""
-        gpu = None
-        if self._device.type == "cuda":
-            gpu = {"before": self._before, "after": gpu_state(self._device)}
-        return {"repeats": self._repeats, "gpu": gpu}
+        states = {"before": self._before, "after": gpu_state(self._device)}
+        return {"repeats": self._repeats, "gpu": states if self._device.type == "cuda" else None}
 
 
 def _read() -> dict[str, Any]:
@@ -275,24 +271,17 @@ def gpu_state(device: torch.device) -> dict[str, Any] | None:
     ``sm_mhz`` and ``max_sm_mhz``, ``throttle_reasons`` (NVML's bit mask), ``utilization`` in per cent and
     ``other_processes``, the compute processes beside this one.
     """
-    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
+    if device.type != "cuda":
         return None
     # A visible device's number need not be the driver's.
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     chosen = f"GPU-{uuid}" if uuid else str(device.index or 0)
-    values = _smi(f"--query-gpu={','.join(_FIELDS)}", chosen)
-    if len(values) != 1:
+    lines = _smi(f"--query-gpu={','.join(_FIELDS.values())}", chosen)
+    if len(lines) != 1:
         return None
-    clock, most, reasons, used = (_number(value) for value in values[0].split(","))
+    state = dict(zip(_FIELDS, map(_number, lines[0].split(",")), strict=True))
     # One of them is this process, under whatever number a container gives it.
-    processes = len(_smi("--query-compute-apps=pid", chosen))
-    return {
-        "sm_mhz": clock,
-        "max_sm_mhz": most,
-        "throttle_reasons": reasons,
-        "utilization": used,
-        "other_processes": max(0, processes - 1),
-    }
+    return {**state, "other_processes": max(0, len(_smi("--query-compute-apps=pid", chosen)) - 1)}
 
 
 def _smi(query: str, device: str) -> list[str]:
@@ -322,37 +311,30 @@ class PeakMemory:
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        self.cuda = self._device.type == "cuda"
-        self.source: str | None = "cuda_peak_allocated" if self.cuda else "process_high_water_mark"
         self._peaks: dict[str, int | None] = {}
-        if not self.cuda:
-            try:
-                self._reset()
-            except OSError:
-                self.source = None
-            if self._read() is None:
-                self.source = None
+        source = "cuda_peak_allocated" if self._device.type == "cuda" else "process_high_water_mark"
+        self.source = None if self._peak() is None else source
 
     @contextlib.contextmanager
     def of(self, phase: str) -> Iterator[None]:
         """Keep the peak of a ``with`` block as that of ``phase``."""
-        self._reset()
+        self._peak()
         yield
-        self._peaks[phase] = self._read()
+        self._peaks[phase] = self._peak()
 
     def taken(self) -> dict[str, int | None]:
         """Peak bytes of each phase since the last call; None where it is not available."""
         peaks, self._peaks = self._peaks, {}
         return peaks
 
-    def _reset(self) -> None:
-        if self.cuda:
+    def _peak(self) -> int | None:
+        """Bytes, since the last call; None where it cannot be read or reset."""
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-        elif self.source:
-            Path("/proc/self/clear_refs").write_text("5")
-
-    def _read(self) -> int | None:
-        if self.cuda:
-            return torch.cuda.max_memory_allocated(self._device)
+            return peak
         kilobytes = _found(r"VmHWM:\s+(\d+) kB", "/proc/self/status")
-        return int(kilobytes) * 1024 if self.source and kilobytes else None
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+            return int(kilobytes) * 1024 if kilobytes else None
+        return None

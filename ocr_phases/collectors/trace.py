@@ -10,7 +10,6 @@ Event categories: https://github.com/pytorch/kineto/blob/main/libkineto/include/
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -40,20 +39,9 @@ _STAGE = ["phase", "stage", "view"]
 
 def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
     """Length of the union of ``(start, end)`` intervals: what overlaps counts once."""
-    found = list(intervals)
-    first, last = min((start for start, _ in found), default=0.0), max((end for _, end in found), default=0.0)
-    return last - first - sum(end - start for _, start, end in gaps_between(found))
-
-
-def gaps_between(intervals: Sequence[tuple[float, float]]) -> list[tuple[int, float, float]]:
-    """Where nothing runs, in order: place of the interval that ends the gap, the gap's start and its end.
-
-    The lengths of all gaps and `busy_ms` add up to the time from the first start to the last end.
-    """
-    order = sorted(range(len(intervals)), key=intervals.__getitem__)
-    ends = accumulate((intervals[place][1] for place in order), max)
-    spaces = ((place, end, intervals[place][0]) for end, place in zip(ends, order[1:], strict=False))
-    return [(place, end, start) for place, end, start in spaces if start > end]
+    start, end = np.array(sorted(intervals), dtype=float).reshape(-1, 2).T
+    reached = np.maximum.accumulate(np.append(-np.inf, end))[:-1]
+    return float((end - np.maximum(start, reached)).clip(0.0).sum())
 
 
 def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[str, Any]:
@@ -219,13 +207,10 @@ def _gaps(inside: pd.DataFrame, syncs: pd.DataFrame) -> pd.DataFrame:
     ``host sync``: the host was waiting for the device and only then went on. ``launch``: the host was late
     with the next launch. ``device``: the launch was there in time (the space between queued kernels).
     """
+    work = inside.sort_values(["start", "end"])
+    reached = work.groupby("phase")["end"].cummax().groupby(work["phase"]).shift()
+    table = work.assign(idle_from=reached)[work["start"] > reached]
     returns = syncs["end"].sort_values()
-    found = [inside.iloc[:0].assign(idle_from=0.0)]
-    for _, work in inside.groupby("phase", sort=False):
-        gaps = gaps_between(work["interval"].tolist())
-        ended = work.iloc[[place for place, _, _ in gaps]]
-        found.append(ended.assign(idle_from=[start for _, start, _ in gaps]))
-    table = pd.concat(found)
     waited = returns.searchsorted(table["idle_from"]) < returns.searchsorted(table["start"], "right")
     late = table["left"] > table["idle_from"]
     table = table.assign(

@@ -12,7 +12,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_pairs
 from ocr_phases.explorer.panes import Pane
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import compare
+from ocr_phases.show import results_many
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.overlay import draw_boxes, printable
 from ocr_phases.show.web import Html, element, fold, fragment, image_html, note, preformatted, table_html
@@ -91,16 +91,16 @@ def records_html(runs: Sequence[PhaseRun]) -> Iterator[str]:
     compared = Comparison(runs, labels)
     same = " All wrote the same tokens." if all(same_tokens(runs[0], run) for run in runs[1:]) else ""
     yield element("p", compared.verdict, same, class_="op")
-    yield Picture(compare.plot_decode(runs, labels), "Time of each decode step, a line a record").html()
-    yield Picture(compare.plot_prefill_stages(runs, labels), "Stages of the prefill, a bar a record").html()
+    yield Picture(compared.plot.decode(), "Time of each decode step, a line a record").html()
+    yield Picture(compared.plot.stages(), "Stages of the prefill, a bar a record").html()
     pages = [_page(run, label) for run, label in zip(runs, labels, strict=True)]
     yield element("div", *pages, class_="opx-sides")
     difference = compared.text_diff
     yield fragment(
         _regions(runs, labels),
         fold("How the text differs", preformatted(difference)) if difference else "",
-        compare.compare_html(compared.headline, labels[0]),
-        compare.environment_html(compared.differs),
+        results_many.compare_html(compared.headline, labels[0]),
+        results_many.environment_html(compared.differs),
     )
 
 

@@ -16,10 +16,9 @@ from ocr_phases.analyse.scaling import (
     preset_table,
 )
 from ocr_phases.files import RECORD
-from ocr_phases.show.cost_quality import plot_compression, plot_cost_quality
-from ocr_phases.show.distributions import plot_distributions
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.overlay import printable
+from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
 from ocr_phases.show.web import HEADINGS, Html, block, document_html, element, fragment, note, table_html
 from ocr_phases.text import ms_text, percent_text
 
