@@ -162,7 +162,7 @@ class OCRSession:
         prompt: str | Sequence[str] = "markdown",
         *,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> PhaseRun:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
