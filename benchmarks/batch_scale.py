@@ -36,9 +36,9 @@ def work(done: Path) -> None:
 
     def copy(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         ready()
-        with attempt_folder(Path(request["folder"])) as place:
-            for name in (RECORD, FIGURES):
-                shutil.copy(done / name, place)
+        place = attempt_folder(Path(request["folder"]))
+        for name in (RECORD, FIGURES):
+            shutil.copy(done / name, place)
         return Outcome(place=place.name)
 
     serve(copy)

@@ -179,48 +179,40 @@ def _is_folder(path: Path) -> bool:
 
 def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
     try:
-        for where, row in _rows(path, read_regular(path).decode("utf-8-sig")):
-            page = row.pop("page", None)
-            if not isinstance(page, str) or not page.strip():
-                raise OcrPhasesError(f"{where} names no page: give its path under 'page'.")
-            if unknown := sorted(set(map(str, row)) - set(known)):
-                raise OcrPhasesError(
-                    f"{where} has an unknown setting {', '.join(unknown)}: use page, {', '.join(known)}."
-                )
-            name, given = page.strip(), {name: row[name] for name in row if row[name] not in (None, "")}
-            settings = {name: _setting(where, name, value) for name, value in given.items()}
-            yield Page(name, str((path.parent / _expanded(name)).absolute()), settings)
+        lines = io.StringIO(read_regular(path).decode("utf-8-sig"), newline="")
+        if path.suffix.lower() == ".csv":
+            reader = csv.DictReader(lines, restkey="a column without a name")
+            rows: Iterable[tuple[int, Any]] = ((reader.line_num, row) for row in reader)
+        else:
+            rows = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        for number, row in rows:
+            try:
+                page = _of_row(row, path.parent, known)
+            except OcrPhasesError as error:
+                problem = str(error).rstrip(".")
+                raise OcrPhasesError(f"{path}, line {number}: {problem}.") from error
+            yield page
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
 
 
-def _rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each row of a list is, and its columns."""
-    lines = io.StringIO(text, newline="")
-    if path.suffix.lower() == ".csv":
-        reader = csv.DictReader(lines, restkey="a column without a name")
-        yield from ((f"{path}, line {reader.line_num}", row) for row in reader)
-        return
-    for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        try:
-            row = parse_json(line.encode()) if line.strip() else None
-        except OcrPhasesError as error:
-            raise OcrPhasesError(f"{where}: {error}.") from error
-        if isinstance(row, dict):
-            yield where, row
-        elif line.strip():
-            raise OcrPhasesError(f'{where} is no object: write {{"page": "path", ...}}.')
-
-
-def _setting(where: str, name: str, value: Any) -> Any:
-    """A value of a list in the setting's own type."""
-    try:
+def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Page:
+    """The page of a list's row: of JSON, or the columns of a table."""
+    columns = parse_json(row.encode()) if isinstance(row, str) else row
+    if not isinstance(columns, dict):
+        raise OcrPhasesError('it is no object: write {"page": "path", ...}')
+    name = columns.pop("page", None)
+    if not isinstance(name, str) or not name.strip():
+        raise OcrPhasesError("it names no page: give its path under 'page'")
+    if unknown := sorted(set(map(str, columns)) - set(known)):
+        raise OcrPhasesError(f"unknown setting {', '.join(unknown)}: use page, {', '.join(known)}")
+    settings = {}
+    for setting, value in columns.items():
         if isinstance(value, dict):  # infer, in JSON
-            return conform({"value": value}, Plain, name)["value"]
-        return setting_from_text(name, str(value).strip())
-    except OcrPhasesError as error:
-        raise OcrPhasesError(f"{where}: {error}") from error
+            settings[setting] = conform({"value": value}, Plain, setting)["value"]
+        elif value not in (None, ""):
+            settings[setting] = setting_from_text(setting, str(value).strip())
+    return Page(name.strip(), str((folder / _expanded(name.strip())).absolute()), settings)
 
 
 def _each_page(page: Page, counter: Child) -> Iterator[Page]:

@@ -102,7 +102,8 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     if job.sha256 not in (None, run.page["sha256"]):
         raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
     unrendered = ""
-    with _failing_as("output"), attempt_folder(folder) as place:
+    with _failing_as("output"):
+        place = attempt_folder(folder)
         write_into(place, {RECORD: run.to_json()})
         write_figures(place, run, job.id, job.name)
         if request["mode"] == "notebook":
@@ -146,7 +147,8 @@ def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     folder = Path(request["folder"])
     with _failing_as("report"):
         run = page_run(folder)
-    with _failing_as("output"), attempt_folder(folder) as place:
+    with _failing_as("output"):
+        place = attempt_folder(folder)
         failed = _report(run, place, {"record": str(folder / RECORD)})
         (place / RECORD).unlink(missing_ok=True)
     return Outcome("report" if failed else None, failed, place=place.name)
