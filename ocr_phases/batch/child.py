@@ -124,19 +124,24 @@ class Child:
         A worker that dies, takes too long or reports an unexpected error is replaced at the next page. It is
         killed when its page is ``unwanted()``.
         """
-        began = time.time()
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # it died since its last page, which is none of this one's attempts
         process = self.process or self._start()
+        began = self.started = time.time()
         try:
             outcome = self._answer(process, request, timeout)
-            stderr = self.stop(_END_SECONDS) if outcome.failure == "error" else ""
         except TimeoutError as error:
-            outcome, stderr = Outcome("timeout", str(error), time.time() - began, started=began), self.stop()
+            outcome = Outcome("timeout", str(error))
         except (OSError, EOFError):
-            stderr = self.stop(_END_SECONDS)
-            outcome = Outcome("died", _why_dead(process, stderr), time.time() - began, started=began)
-        return msgspec.structs.replace(outcome, slot=self.slot, stderr=stderr)
+            outcome = Outcome("died")
+        times = {"load_s": self.started - began, "seconds": time.time() - self.started}
+        known: dict[str, Any] = {"slot": self.slot, "started": self.started, **times}
+        if outcome.failure in ("timeout", "died", "error"):
+            known["stderr"] = self.stop(0.0 if outcome.failure == "timeout" else _END_SECONDS)
+        if outcome.failure == "died":
+            known["reason"] = _why_dead(process, known["stderr"])
+        worker = f"{platform.node()}:{process.pid}"
+        return msgspec.structs.replace(outcome, worker=worker, **known)
 
     def stop(self, patience: float = 0.0) -> str:
         """End the process, if there is one, which may do so itself within ``patience`` seconds.
@@ -182,6 +187,7 @@ class Child:
             message = self.pipe.recv_bytes()
             if message != READY:
                 break
+            self.started = time.time()
         return msgspec.json.decode(message, type=Outcome)
 
 

@@ -131,22 +131,22 @@ def _no_formula(cell: Any) -> Any:
 def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
     """What a page's status and figures say, by `PAGE_COLUMNS`, and the figures."""
     folder = out / entry["folder"]
-    row = {"page": entry["page"], "id": entry["id"], "folder": entry["folder"], "report": False}
+    row: dict[str, Any] = {**entry, "status": FAILED, "reason": "", "report": False}
     try:
         status = page_status(out, entry)
         if status is None:
-            return {**row, "status": UNFINISHED, "reason": ""}, None
+            return {**row, "status": UNFINISHED}, None
         row |= {name: status["settings"].get(name) for name in ("model", "preset")}
         row |= {"attempts": len(status["attempts"]), "seconds": status["attempts"][-1].seconds}
         if status["failure"]:
-            return {**row, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
+            return {**row, "reason": f"{status['failure']}: {status['reason']}"}, None
         figures = read_figures(folder, check_record(folder / RECORD, status), entry["id"], entry["page"])
     except OcrPhasesError as error:
-        return {**row, "status": FAILED, "reason": str(error)}, None
-    row |= {**figures["row"], "status": DONE, "reason": ""}
+        return {**row, "reason": str(error)}, None
+    row |= {**figures["row"], "status": DONE}
     if report := status["report"]:
         row |= {"reason": report["reason"], "report": report["state"] == "done"}
-        warned = [figures["row"]["warnings"], "" if row["report"] else "report not rendered"]
+        warned = [row["warnings"], "" if row["report"] else "report not rendered"]
         row["warnings"] = ", ".join(filter(None, warned))
     return row, figures
 

@@ -306,20 +306,18 @@ def code_versions() -> dict[str, Any]:
 
 
 def known_model(model: str) -> tuple[str | None, str | None]:
-    """What a model is known by: the commit of a hub id, or the hash of a folder or of a built-in model.
+    """What a model is known by: the commit of a hub id, or the hash of a checkpoint folder.
 
-    A folder's is of its config, safetensors headers, and size and time of the files, whose bytes are too many
-    to read; a built-in model's of the files in ``data/tiny``: dummy, too, has its tokenizer. None for what
-    cannot be read: loading it says what is wrong.
+    A hash is of the config, the safetensors headers, and size and time of the files, whose bytes are too many
+    to read. A built-in model's folder is ``data/tiny``: dummy, too, has its tokenizer. None for what cannot
+    be read: loading it says what is wrong.
     """
+    built_in = model.partition(":")[0] in ("tiny", "dummy")
     with contextlib.suppress(OSError, OcrPhasesError):
-        if model == "tiny" or model.partition(":")[0] == "dummy":
-            files = [*asset("data", "tiny").glob("*.json"), *weight_files(asset("data", "tiny"))]
-            known = [f"{path.name} {file_hash(path)}" for path in sorted(files)]
-        elif folder := local_folder(model):
-            states = [(path.name, path.stat()) for path in weight_files(folder)]
-            known = [folder_hash(folder), *(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in states)]
-        else:
+        folder = asset("data", "tiny") if built_in else local_folder(model)
+        if folder is None:
             return hub_commit(model), None
+        states = [(path.name, path.stat()) for path in (*folder.glob("*.json"), *weight_files(folder))]
+        known = [folder_hash(folder), *sorted(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in states)]
         return None, hashlib.sha256("\n".join(known).encode()).hexdigest()
     return None, None
