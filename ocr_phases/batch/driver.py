@@ -48,7 +48,11 @@ _WAIT_SECONDS = 1.0
 
 @dataclass
 class Counts:
-    """Progress of a batch. ``kept`` pages were finished by an earlier command, ``again`` named twice."""
+    """Progress of a batch. ``kept`` pages were finished by an earlier command, ``again`` named twice.
+
+    ``alike`` counts the reasons of failures before any page went well, ``by_slot`` has the pages that failed
+    one after another in a worker's place.
+    """
 
     kept: int = 0
     done: int = 0
