@@ -32,6 +32,8 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.versions import child_environment
 
 WorkerRequest = Mapping[str, Any]
+Environment = Mapping[str, str]
+Command = Sequence[str]
 
 #: Why an attempt failed, as the index names it.
 FAILURES = {
@@ -105,9 +107,7 @@ class Child:
     are messages on the pair of sockets that is the program's standard input.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER_COMMAND
-    ) -> None:
+    def __init__(self, environment: Environment | None = None, command: Command = WORKER_COMMAND) -> None:
         self.command = list(command)
         self.options: dict[str, Any] = {
             "env": {**child_environment(), **(environment or {})},
@@ -203,7 +203,7 @@ class LocalPool:
     """A worker process of this machine for each of ``environments``, which is put over this process's own."""
 
     def __init__(
-        self, environments: Sequence[Mapping[str, str]] = ({},), command: Sequence[str] = WORKER_COMMAND
+        self, environments: Sequence[Environment] = ({},), command: Command = WORKER_COMMAND
     ) -> None:
         self.children = [Child(environment, command) for environment in environments]
         self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.children)
@@ -289,9 +289,7 @@ _children: dict[tuple[str, ...], Child] = {}
 _one_page_at_a_time = threading.Lock()
 
 
-def run_on_worker(
-    request: WorkerRequest, timeout: float | None, command: Sequence[str] | None = None
-) -> Outcome:
+def run_on_worker(request: WorkerRequest, timeout: float | None, command: Command | None = None) -> Outcome:
     """One page in this dask worker's child, which stays for the next; one at a time, whatever its threads.
 
     Without a ``command`` it is this worker's own interpreter, which need not lie where the driver's does.
@@ -322,7 +320,7 @@ class DaskPool:
     Raises `OcrPhasesError` without dask.distributed, or where the scheduler does not answer.
     """
 
-    def __init__(self, address: str, command: Sequence[str] | None = None) -> None:
+    def __init__(self, address: str, command: Command | None = None) -> None:
         try:
             import distributed
 

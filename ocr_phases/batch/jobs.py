@@ -41,6 +41,7 @@ LIST_SUFFIXES = (".csv", ".jsonl")
 #: Folders in one another: what is beyond is a page that failed, as in a file of too many pages.
 DEEPEST = 100
 
+_NO_PAGE = "names no page: give files, folders, globs or a list of pages"
 _COUNT_SECONDS = 60.0  # for the pages of one file
 
 
@@ -84,6 +85,11 @@ def find_pages(
     pages cannot be counted, or are more than `MOST_FILE_PAGES`, and a folder more than `DEEPEST` folders down
     are pages with a ``problem``.
     """
+    # Before anything is read. A list, or a page of a file, says itself what is wrong.
+    for argument in arguments:
+        others = glob.has_magic(argument), split_page(argument)[1], argument.lower().endswith(LIST_SUFFIXES)
+        if not any(others) and not os.path.lexists(_expanded(argument)):
+            raise OcrPhasesError(f"{argument} does not exist: name files, folders, globs or a list of pages.")
     own = None if results is None else results.resolve()
     counter = Child()  # pdfium may hang or crash over a file
     try:
@@ -92,18 +98,11 @@ def find_pages(
             for page in _named(argument, known, own, Counter() if left_out is None else left_out):
                 yield from _each_page(page, counter)
             if page is None:
-                raise OcrPhasesError(f"{argument} {_lacks(argument)}.")
+                empty = os.path.isdir(_expanded(argument))  # noqa: PTH112
+                lacks = "contains no image or PDF: name another folder" if empty else _NO_PAGE
+                raise OcrPhasesError(f"{argument} {lacks}.")
     finally:
         counter.stop()
-
-
-def _lacks(argument: str) -> str:
-    """What is wrong with an argument that names no page."""
-    if os.path.isdir(_expanded(argument)):  # noqa: PTH112
-        return "contains no image or PDF: name another folder"
-    if glob.has_magic(argument) or argument.lower().endswith(LIST_SUFFIXES):
-        return "names no page: give files, folders, globs or a list of pages"
-    return "does not exist: name files, folders, globs or a list of pages"
 
 
 def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Counter[str]) -> Iterator[Page]:
