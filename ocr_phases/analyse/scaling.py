@@ -179,9 +179,8 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     rows = [{"cell": cell, **_cell_figures(run), **lost[cell]} for cell, run in records.items()]
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "float64"))
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
-    return table.sort_values(
-        order, key=lambda values: values != "eager" if values.name == "vision" else values
-    ).reset_index(drop=True)
+    eager_first = [name != "vision" for name in order]
+    return table.sort_values(order, ascending=eager_first).reset_index(drop=True)
 
 
 def _ways(run: PhaseRun) -> dict[str, Any]:
@@ -350,12 +349,15 @@ def category_table(pages: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
+def own_text(run: PhaseRun, row: int = 0) -> str | None:
+    """A row's text as plain text without marks; None where the record has none."""
+    text = run.results[row]["text"]
+    return text and plain_text(parse_grounding(text, run.model.get("family")).without_marks(text))
+
+
 def ended_text(run: PhaseRun) -> str:
     """A run's plain text, for others to agree with; empty where the end token was ignored."""
-    text = run.result["text"]
-    if run.request.get("ignore_eos") or not text:
-        return ""
-    return plain_text(parse_grounding(text, run.model.get("family")).without_marks(text))
+    return "" if run.request.get("ignore_eos") else own_text(run) or ""
 
 
 def richness(run: PhaseRun) -> tuple[int, bool, bool]:
@@ -491,12 +493,10 @@ def ways_sentence(table: pd.DataFrame, way: str) -> str:
     unit = texts["unit_of_rows" if way == "strategy" and batch > 1 else f"unit_of_{way}"]
     took[0] = f"{took[0]} {filled(unit, batch=batch)}"
     parts = ", ".join(f"{ms} {texts[name]}" for ms, name in zip(took, times.index, strict=False))
-    least = [
-        filled(texts[row["step_bound_by"] if way == "strategy" else "prefill"], least=took[-1])
-        + texts[row["floor_source"]]
-        for row in floor.to_dict("records")
-    ]
-    said, named = filled(texts[way], times="".join([parts, *least])), cell_name(rows.iloc[0], table, but=way)
+    for row in floor.to_dict("records"):
+        allows = texts[row["step_bound_by"] if way == "strategy" else "prefill"]
+        parts += filled(allows, least=took[-1], source=texts[row["floor_source"]])
+    said, named = filled(texts[way], times=parts), cell_name(rows.iloc[0], table, but=way)
     return f"At {named}, {said}" if named else said[0].upper() + said[1:]
 
 
