@@ -376,11 +376,14 @@ _FAR = 2.0  # a ratio from here on is told as such, not in percent
 
 def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """A note on intervals over few repeats; empty if all records have `LEAST_REPEATS`."""
-    few = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
-    few = {label: count for label, count in few.items() if count < LEAST_REPEATS}
-    counts = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
-    note = _NOTES["single" if 1 in few.values() else "few"]
-    return note.format(counts=counts, least=LEAST_REPEATS) if few else ""
+    counts = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
+    few = [
+        f"{label} has {count_text(count, 'repeat')}"
+        for label, count in counts.items()
+        if count < LEAST_REPEATS
+    ]
+    note = _NOTES["single" if 1 in counts.values() else "few"]
+    return note.format(counts=" and ".join(few), least=LEAST_REPEATS) if few else ""
 
 
 def _verdict_sentences(comparison: Comparison) -> Iterator[str]:
@@ -437,17 +440,13 @@ def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
     """What else differs, a sentence each."""
     yield ceilings_apart(baseline, other)
     same_name = baseline.model["name"] == other.model["name"]
+    known = [
+        {"run": run, "pages": _pages(run), "rows": len(run.results), "revision": run.model.get("revision")}
+        for run in (other, baseline)
+    ]
     for sentence, fact in _CAVEATS.items():
-        now, then = (
-            fact.format(
-                run=run,
-                pages=_pages(run),
-                rows=len(run.results),
-                revision=same_name and run.model.get("revision"),
-            )
-            for run in (other, baseline)
-        )
-        if now != then:
+        now, then = (fact.format(**facts) for facts in known)
+        if now != then and (same_name or fact != "{revision}"):
             yield sentence.format(label=label, other=now, baseline=then)
     if baseline.token_count == other.token_count and not same_tokens(baseline, other):
         yield _NOTES["same_count"].format(baseline=baseline)

@@ -50,8 +50,12 @@ POINT_COLUMNS = (
     *("name", "page_ms", "prompt_tokens", "peak_bytes", "lost", "measure", "reference", "noisy", "frontier"),
 )
 
-#: How a cell's model was loaded, in a name.
-LOADED = {"attention": "{} attention", "dtype": "{}"}
+_TEXTS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+#: What a cell is called by, its settings that vary, in this order; and how its model was loaded.
+_NAMED = _TEXTS["named"]
+LOADED = {name: _NAMED[name] for name in ("attention", "dtype")}
 _POINTS = 60  # of a curve: single steps are noise here
 _TAILS = {"page_ms_p90": (0.9, 10), "page_ms_p99": (0.99, 100)}  # a quantile, and how many values it takes
 _NEAR_BEST = 0.01  # a loss that is no reason against a cell
@@ -97,8 +101,7 @@ class SweepResult:
                 "These records ignored the end token, so their texts have no end to compare: sweep again "
                 "with --truth."
             )
-        runs = {cell: run.with_truth(truth) for cell, run in self.runs.items()}
-        return replace(self, runs=runs)
+        return replace(self, runs={cell: run.with_truth(truth) for cell, run in self.runs.items()})
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -362,27 +365,13 @@ def ended_text(run: PhaseRun) -> str:
 
 def richness(run: PhaseRun) -> tuple[int, bool, bool]:
     """By what a record becomes the reference of others: its prompt's length, then eager steps."""
-    eager = run.model["strategy"] == "eager", run.request["vision"] == "eager"
-    return run.request["prefill_len"], *eager
+    return run.request["prefill_len"], run.model["strategy"] == "eager", run.request["vision"] == "eager"
 
 
 # -- sentences, in the words of scaling.toml ----------------------------------------------------------
 
-_TEXTS: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
 _NOTES = _TEXTS["notes"]
 _TOLD = 3  # points beside the best
-#: What a cell is called by: its settings that vary, in this order.
-_NAMED = {
-    "model": "{}",
-    "preset": "{}",
-    "batch": "batch {}",
-    "strategy": "{} decode",
-    "vision": "vision {}",
-    "max_new_tokens": "{:,} tokens",
-    **LOADED,
-}
 _CELL = (*_NAMED, "device", "prefill_len")  # what identifies a cell
 #: By kind of strategy: its values in order, the columns of time and floor.
 _WAYS = {
