@@ -80,15 +80,11 @@ class _Page(Struct):
     kind: str | None = None
 
 
-class _Attribute(Struct):
-    data_source: str | None = None
-
-
 class _Info(Struct):
     image_path: str
     width: _Size
     height: _Size
-    page_attribute: _Attribute | None = None
+    page_attribute: dict[str, Any] | None = None
 
 
 class _Block(Struct):
@@ -127,8 +123,9 @@ def find_truth(page: str | Path, folder: str | Path) -> Path | None:
 def check_for_pages(path: str | Path, pages: int) -> None:
     """Raise `OcrPhasesError` where ``path`` is the truth of one page and there are several."""
     file = Path(path)
-    many = pages < 2 or file.is_dir() or (file.suffix.lower() == ".json" and isinstance(_read(file), list))
-    if not many:
+    if pages < 2 or file.is_dir():
+        return
+    if file.suffix.lower() != ".json" or not isinstance(_read(file), list):
         raise OcrPhasesError(f"The truth {path} is of one page: give a folder with one for each page.")
 
 
@@ -210,8 +207,8 @@ def _of_annotations(pages: Sequence[_Annotated], page: str, file: str) -> Truth 
         for block in sorted(blocks, key=lambda block: (block.order is None, block.order or 0))
         if not block.ignore and block.category_type not in _NO_TEXT
     ]
-    category = (info.page_attribute and info.page_attribute.data_source) or ""
-    return _of_regions(regions, file=file, category=category, ignored=_NO_TEXT)
+    category = (info.page_attribute or {}).get("data_source") or ""
+    return _of_regions(regions, file=file, category=str(category), ignored=_NO_TEXT)
 
 
 def _of_regions(regions: Sequence[TrueRegion], **others: Any) -> Truth:
