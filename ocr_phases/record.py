@@ -56,8 +56,42 @@ def elsewhere(name: str) -> Any:
     return getattr(importlib.import_module(f"ocr_phases.{module}"), found)
 
 
+class Table(pd.DataFrame):
+    """A DataFrame that a notebook shows as a report does: units in the headings, no text cut."""
+
+    @property
+    def _constructor(self) -> type[Table]:
+        return Table
+
+    def _repr_html_(self) -> str:
+        return elsewhere("show.results_many.frame_html")(self)
+
+
+class SavedPath(type(Path())):  # type: ignore[misc]
+    """The path of a file that was written, which a notebook shows as a link."""
+
+    def _repr_html_(self) -> str:
+        from IPython.display import FileLink
+
+        return FileLink(self)._repr_html_()
+
+
+class RecordedPage(dict[str, Any]):
+    """A page of a record, which a notebook shows as its picture and facts."""
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return elsewhere("show.results_many.recorded_page_bundle")(self)
+
+
+class Plots:
+    """The plots of a result, which name themselves; each is a matplotlib figure that shows itself."""
+
+    def __repr__(self) -> str:
+        return ", ".join(f"plot.{name}()" for name in dir(self) if not name.startswith("_"))
+
+
 def _table(name: str, text: str) -> property:
-    return property(lambda run: elsewhere(name)(run), doc=f"{text}: `ocr_phases.{name}`.")
+    return property(lambda run: Table(elsewhere(name)(run)), doc=f"{text}: `ocr_phases.{name}`.")
 
 
 def _plot(name: str) -> property:
@@ -65,7 +99,7 @@ def _plot(name: str) -> property:
 
 
 @hinted
-class RunPlots:
+class RunPlots(Plots):
     """The plots of a record: each is a matplotlib figure that shows itself in a notebook.
 
     A plot of a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
@@ -75,8 +109,8 @@ class RunPlots:
     vision = _plot("show.plots.plot_vision_stages")
     timeline = _plot("show.plots.plot_phase_timeline")
     memory = _plot("show.plots.plot_memory")
-    roofline = _plot("show.roofline.plot_roofline")
-    kernels = _plot("show.kernels.plot_kernels")
+    roofline = _plot("show.plots.plot_roofline")
+    kernels = _plot("show.plots.plot_kernels")
     page = _plot("show.regions.plot_page")
     regions = _plot("show.regions.plot_region_types")
 
@@ -153,10 +187,8 @@ class PhaseRun:
         prefill, decode = self.repeat_ms("prefill", "prefill"), self.repeat_ms("decode", "decode")
         rows = self.spans[self.spans["stage"] == "decode_step"]
         steps, decoded = rows["device_ms"].to_numpy(), self.decoded_tokens and decode.all()
-        vision, stages = (
-            sum(self.repeat_ms(stage, "prefill") for stage in names)
-            for names in (VISION_STAGES, PREFILL_STAGES)
-        )
+        vision = sum(self.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
+        stages = sum(self.repeat_ms(stage, "prefill") for stage in PREFILL_STAGES)
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
@@ -192,8 +224,8 @@ class PhaseRun:
 
     @property
     def page(self) -> dict[str, Any]:
-        """The first page."""
-        return self.pages[0]
+        """The first page, which shows itself in a notebook."""
+        return RecordedPage(self.pages[0])
 
     @property
     def result(self) -> dict[str, Any]:
@@ -219,20 +251,13 @@ class PhaseRun:
 
     def stage_ms(self, stage: str, phase: str | None = None, clock: str = "device_ms") -> np.ndarray:
         """Times of one stage in ms, float64, one a span, in recorded order (repeat, then step)."""
-        rows = self.spans[self.spans["stage"] == stage]
-        if phase is not None:
-            rows = rows[rows["phase"] == phase]
-        return rows[clock].to_numpy(dtype=np.float64)
+        here = (self.spans["stage"] == stage) & (self.spans["phase"].isin([phase]) | (phase is None))
+        return self.spans.loc[here, clock].to_numpy(dtype=np.float64)
 
     def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
         """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zero without spans."""
         column = (clock, phase, stage)
         return self._sums[column].to_numpy() if column in self._sums else np.zeros(len(self.repeats))
-
-    @property
-    def token_table(self) -> pd.DataFrame:
-        """`tokens_of` the first row."""
-        return self.tokens_of(0)
 
     def tokens_of(self, row: int) -> pd.DataFrame:
         """One row a generated token of batch row ``row``: columns `TOKEN_COLUMNS`.
@@ -245,9 +270,9 @@ class PhaseRun:
         `ocr_phases.analyse.stages.token_probabilities`.
         """
         _nth(self.results, row, "row")
-        return elsewhere("analyse.stages.tokens_of")(self, row)
+        return Table(elsewhere("analyse.stages.tokens_of")(self, row))
 
-    tokens = token_table
+    tokens = token_table = property(lambda run: run.tokens_of(0), doc="`tokens_of` the first row.")
     stages = _table("analyse.stages.stage_table", "Time of each phase and its stages")
     regions = _table("analyse.regions.regions_of", "What each region of the first row cost")
     floors = _table("analyse.floors.floor_table", "Each stage beside its floor")
@@ -287,10 +312,7 @@ class PhaseRun:
 
     # -- what it shows ----------------------------------------------------------------------------
 
-    @property
-    def plot(self) -> RunPlots:
-        """The plots of this record."""
-        return RunPlots(self)
+    plot = property(RunPlots, doc="The plots of this record.")
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return elsewhere("show.results.run_bundle")(self)
@@ -301,7 +323,7 @@ class PhaseRun:
         An earlier report there is replaced. Raises as `ocr_phases.report.render.page_report` does, so for
         other files in its way, unless ``overwrite``.
         """
-        return elsewhere("report.render.page_report")(self, folder, overwrite=overwrite)
+        return SavedPath(elsewhere("report.render.page_report")(self, folder, overwrite=overwrite))
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.explorer.Explorer`."""
@@ -312,7 +334,7 @@ class PhaseRun:
 
         Replaces as `save` does.
         """
-        return elsewhere("report.artifacts.write_chrome_trace")(self, path, overwrite=overwrite)
+        return SavedPath(elsewhere("report.artifacts.write_chrome_trace")(self, path, overwrite=overwrite))
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None if the record lacks it."""
@@ -371,7 +393,7 @@ class PhaseRun:
         data = self.to_json()
         if str(path).endswith(".gz"):
             data = gzip.compress(data, _GZIP_LEVEL, mtime=0)
-        return write_given(path, data, overwrite=overwrite)
+        return SavedPath(write_given(path, data, overwrite=overwrite))
 
     def to_json(self) -> bytes:
         """The record as a file's bytes, the inverse of `from_json`."""
@@ -385,13 +407,12 @@ class PhaseRun:
     def load(cls, path: str | Path) -> PhaseRun:
         """Read a record that `save` wrote; `OcrPhasesError` for anything else."""
         try:
-            data = read_regular(Path(path), MOST_BYTES)
+            return cls.from_json(unpacked(read_regular(Path(path), MOST_BYTES), MOST_BYTES))
         except OSError as error:
             raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
-        try:
-            return cls.from_json(unpacked(data, MOST_BYTES))
         except OcrPhasesError as error:
-            raise OcrPhasesError(f"{path}: {error}") from error
+            said = str(error)  # which names the file where that cannot be read
+            raise OcrPhasesError(said if said.startswith(f"{path} ") else f"{path}: {said}") from error
         except MemoryError as error:
             raise OcrPhasesError(f"{path} takes more memory than there is.") from error
 

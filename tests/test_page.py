@@ -14,6 +14,7 @@ import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from PIL import Image
 from wording import says
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, crop_grid, resolve_prompt
+from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, facts_of
 from ocr_phases.files import FORMATS
 from ocr_phases.inputs import images
 from ocr_phases.inputs.images import load_page
@@ -43,8 +44,9 @@ from ocr_phases.inputs.packing import (
 from ocr_phases.record import describe_page
 
 
-def batch(views: list[list[PageViews]], prompts: list[str]) -> PageInputs:
-    return pack(views, prompts, stand_in, image_token_id=IMAGE_ID, bos_token_id=BOS, pad_token_id=PAD)
+def batch(views: list[PageViews], prompts: list[str]) -> PageInputs:
+    tokens = SimpleNamespace(encode=stand_in, image_token_id=IMAGE_ID, bos_id=BOS, pad_id=PAD)
+    return pack(views, prompts, tokens)
 
 
 def blank(width: int, height: int, colour: str = "white") -> Image.Image:
@@ -81,7 +83,7 @@ def test_pages_are_cut_and_packed_as_recorded(name: str, page: str) -> None:
     crops = np.concatenate([view.crops for view in views])
     assert bool(len(crops)) == case["crops_used"]
 
-    inputs = batch([views], [prompt])
+    inputs = batch(views, [prompt])
     assert inputs.prefill_len == case["input_len"]
     assert inputs.image_tokens == (case["image_tokens"],)
     assert inputs.text_tokens == (case["input_len"] - case["image_tokens"],)
@@ -156,7 +158,7 @@ def test_presets() -> None:
     ],
 )
 def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
-    assert resolve_prompt(prompt, grounding=grounding) == text
+    assert facts_of(None).text_of(prompt, grounding=grounding) == text
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
 )
 def test_prompts_that_are_refused(prompt: str, grounding: bool | None, message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message):
-        resolve_prompt(prompt, grounding=grounding)
+        facts_of(None).text_of(prompt, grounding=grounding)
 
 
 def test_every_prompt_preset_begins_with_the_page() -> None:
@@ -447,8 +449,6 @@ def test_zero_pixels() -> None:
             load_page(blank(*size))
         with pytest.raises(OcrPhasesError, match="no pixels"):
             make_views(blank(*size), PRESETS["tiny"])
-        with pytest.raises(OcrPhasesError, match="cannot be cut"):
-            crop_grid(*size)
 
 
 def test_mode_that_cannot_be_converted() -> None:
@@ -572,19 +572,21 @@ def test_damaged_files_never_escape(data: st.DataObject) -> None:
 
 # Tiling
 
+GUNDAM = PRESETS["gundam"]
+
 
 def test_ties_in_aspect_ratio_go_by_area() -> None:
-    assert crop_grid(700, 700) == (2, 2)
-    assert crop_grid(800, 800) == (2, 2)
-    assert crop_grid(1300, 1300) == (2, 2)
-    assert crop_grid(1358, 1358) == (3, 3)  # from more than half of 9 tiles on
-    assert crop_grid(1357, 1357) == (2, 2)
-    assert crop_grid(700, 1400) == (1, 2)
-    assert crop_grid(1200, 2400) == (2, 4)
-    assert crop_grid(100_000, 1) == (9, 1)
-    assert crop_grid(1, 100_000) == (1, 9)
-    assert crop_grid(640, 640) == (1, 1)
-    assert crop_grid(400, 300, image_size=320) != (1, 1)
+    assert GUNDAM.grid(700, 700) == (2, 2)
+    assert GUNDAM.grid(800, 800) == (2, 2)
+    assert GUNDAM.grid(1300, 1300) == (2, 2)
+    assert GUNDAM.grid(1358, 1358) == (3, 3)  # from more than half of 9 tiles on
+    assert GUNDAM.grid(1357, 1357) == (2, 2)
+    assert GUNDAM.grid(700, 1400) == (1, 2)
+    assert GUNDAM.grid(1200, 2400) == (2, 4)
+    assert GUNDAM.grid(100_000, 1) == (9, 1)
+    assert GUNDAM.grid(1, 100_000) == (1, 9)
+    assert GUNDAM.grid(640, 640) == (1, 1)
+    assert PRESETS["tiny"].grid(1300, 1300) == (1, 1)
 
 
 SIDES = st.one_of(st.integers(1, 3000), st.sampled_from([1, 2, 639, 640, 641, 1024, 1280, 20_000, 1_000_000]))
@@ -593,7 +595,7 @@ SIDES = st.one_of(st.integers(1, 3000), st.sampled_from([1, 2, 639, 640, 641, 10
 @settings(max_examples=300, deadline=None)
 @given(SIDES, SIDES)
 def test_grid_has_2_to_9_tiles_when_cut(width: int, height: int) -> None:
-    columns, rows = crop_grid(width, height)
+    columns, rows = GUNDAM.grid(width, height)
     assert (columns * rows == 1) == (max(width, height) <= 640)
     assert columns * rows <= 9
     if columns * rows > 1:
@@ -657,7 +659,7 @@ WHOLE, CUT = make_views(blank(60, 60), SMALL), make_views(blank(200, 100), SMALL
 @example(1, 1, SMALL)
 def test_image_tokens_are_those_of_the_views(width: int, height: int, preset: Preset) -> None:
     views = make_views(blank(width, height), preset)
-    inputs = batch([[views]], [PROMPTS["free"]])
+    inputs = batch([views], [PROMPTS["free"]])
     count = image_token_count(preset, views.grid)
     assert int((inputs.input_ids == IMAGE_ID).sum()) == count == inputs.image_tokens[0]
 
@@ -676,7 +678,7 @@ def test_image_tokens_are_those_of_the_views(width: int, height: int, preset: Pr
 def test_batches_are_padded_on_the_left(rows: list[list[str]]) -> None:
     rows = [[piece.replace("<image>", "") for piece in row] for row in rows]
     pages = [[WHOLE, CUT][: len(row) - 1] for row in rows]
-    inputs = batch(pages, ["<image>".join(row) for row in rows])
+    inputs = batch(sum(pages, []), ["<image>".join(row) for row in rows])
     assert inputs.batch_size == len(rows)
     assert inputs.views_per_row == tuple(len(row) - 1 for row in rows)
     assert len(inputs.views) == sum(inputs.views_per_row)
@@ -709,7 +711,7 @@ def test_to_device() -> None:
         Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)) for size in ((60, 40, 3), (90, 200, 3))
     ]
     views = [make_views(page, SMALL) for page in pages]
-    inputs = batch([[views[0]], [views[1]]], [PROMPTS["free"], PROMPTS["markdown"]])
+    inputs = batch(views, [PROMPTS["free"], PROMPTS["markdown"]])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         moved = inputs.to("cpu", dtype)
         assert moved.pixel_values.dtype == dtype
@@ -728,15 +730,15 @@ def test_to_device() -> None:
 def test_pack_errors() -> None:
     views = make_views(blank(60, 60), SMALL)
     other = make_views(blank(60, 60), replace(SMALL, name="other", crops=False))
-    cases: list[tuple[list[list[PageViews]], list[str], str]] = [
-        ([], [], "list of pages"),
-        ([[views]], ["<image>", "<image>"], "list of pages.* 1 for 2"),
-        ([[]], ["text"], "'text' has no page"),
-        ([[views]], ["<image><image>"], "too many <image> .2 for 1 page"),
-        ([[views, views]], ["<image>"], "too few <image> .1 for 2 pages"),
-        ([[views]], ["text"], "too few <image> .0 for 1 page"),
-        ([[views], [other]], ["<image>", "<image>"], "same preset.*other, test"),
+    cases: list[tuple[list[PageViews], list[str], str]] = [
+        ([views], [], "The prompts have too few <image> .0 for 1 page"),
+        ([views], ["<image>", "<image>"], "The prompts have too many <image> .2 for 1 page"),
+        ([views], ["<image><image>"], "The prompt has too many <image> .2 for 1 page"),
+        ([views, views], ["<image>"], "too few <image> .1 for 2 pages"),
+        ([views], ["text"], "too few <image> .0 for 1 page"),
+        ([views], ["<image>", "text"], "too few <image>"),
+        ([views, other], ["<image>", "<image>"], "same preset.*other, test"),
     ]
-    for rows, prompts, message in cases:
+    for pages, prompts, message in cases:
         with pytest.raises(OcrPhasesError, match=message):
-            batch(rows, prompts)
+            batch(pages, prompts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import train
 
 import synth
 from ocr_phases import OCRSession
-from ocr_phases.families import PRESETS, resolve_prompt
+from ocr_phases.families import PRESETS, facts_of
 from ocr_phases.inputs.packing import make_views, pack
 from ocr_phases.models.load import ROUND_TRIP, load_tokenizer
 from ocr_phases.settings import ModelSettings
@@ -183,14 +184,10 @@ def test_the_forward_pass_is_the_library_s(codec: tokens.Codec, preset: str, siz
         counts = forward.Forward(network, kinds, torch.float32)(batch).counts
         expected = torch.zeros(3, 3)
         for row, prompt in enumerate(prompts):
-            packed = pack(
-                [[views[row]]],
-                [resolve_prompt(prompt)],
-                codec.encode,
-                image_token_id=tokens.IMAGE,
-                bos_token_id=tokens.BOS,
-                pad_token_id=tokens.PAD,
+            reader = SimpleNamespace(
+                encode=codec.encode, image_token_id=tokens.IMAGE, bos_id=tokens.BOS, pad_id=tokens.PAD
             )
+            packed = pack([views[row]], [facts_of(None).text_of(prompt)], reader)
             start = packed.prefill_len
             ids = torch.tensor(texts[row])
             target = ids[lengths[row] :]

@@ -16,6 +16,7 @@ from ocr_phases.analyse.sentences import UNCERTAIN_TEXT, typical_sentence
 from ocr_phases.analyse.stages import typical_repeat
 from ocr_phases.explorer.rendered import rendered
 from ocr_phases.record import PHASES, PhaseRun
+from ocr_phases.show.figures import MUTED, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.overlay import (
     Colour,
     hex_colour,
@@ -25,7 +26,6 @@ from ocr_phases.show.overlay import (
     time_colour,
     uncertain_in,
 )
-from ocr_phases.show.plots import MUTED, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.regions import pages_of_row
 from ocr_phases.show.web import jpeg_file
 from ocr_phases.text import count_text, ms_text, percent_text, plain, stage_name

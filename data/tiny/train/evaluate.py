@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from pages import Bucket, Sources, is_strip, load_families, load_sources, make_b
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
-from ocr_phases.families import PRESETS, resolve_prompt
+from ocr_phases.families import PRESETS, facts_of
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import PageViews, make_views, pack
 from ocr_phases.models.load import load_checkpoint
@@ -157,17 +158,13 @@ def read_cases(
     runs away.
     """
     results = []
-    prompt = resolve_prompt("markdown")
+    prompt = facts_of(None).text_of("markdown")
     for start in range(0, len(cases), batch):
         chosen = cases[start : start + batch]
-        packed = pack(
-            [[case.views] for case in chosen],
-            [prompt] * len(chosen),
-            codec.encode,
-            image_token_id=checkpoint.image_token_id,
-            bos_token_id=BOS,
-            pad_token_id=PAD,
+        tokens = SimpleNamespace(
+            encode=codec.encode, image_token_id=checkpoint.image_token_id, bos_id=BOS, pad_id=PAD
         )
+        packed = pack([case.views for case in chosen], [prompt] * len(chosen), tokens)
         longest = limit or int(1.2 * max(case.tokens for case in chosen)) + _SPARE
         options = {"eos_ids": (EOS,), "pad_id": PAD, "eos_check_every": 16}
         inputs = packed.to(device, checkpoint.model.dtype)
