@@ -23,7 +23,7 @@ from ocr_phases.analyse.sentences import noise_warning
 from ocr_phases.analyse.stages import STAGE_KEYS, stage_medians, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
-from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.record import PhaseRun, Table, elsewhere
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
 COMPARE_COLUMNS = (
@@ -236,7 +236,7 @@ class Comparison:
         (`text_changes`) come last, with the unit `SHARE` and neither ratio nor interval.
         """
         rows = [row for run, label in self._others for row in self._rows(run, label)]
-        table = pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
+        table = Table(rows, columns=list(COMPARE_COLUMNS))
         return table.fillna(dict.fromkeys(["verdict", "phase", "stage", "view"], ""))
 
     @property
