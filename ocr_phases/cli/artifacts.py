@@ -34,9 +34,8 @@ def run(arguments: argparse.Namespace) -> None:
     written: list[Path] = []
     with only_writer(folder):
         for row, target in enumerate(targets):
-            text, family = record.results[row]["text"], record.model.get("family")
-            images = row_images(record, row)
-            written += write_artifacts(target, images, text, family, overwrite=arguments.overwrite)
+            told = record.results[row]["text"], record.model.get("family")
+            written += write_artifacts(target, row_images(record, row), *told, overwrite=arguments.overwrite)
     for path in written:
         print(path.relative_to(folder))
     arguments.result = {"files": [str(path) for path in written]}
