@@ -9,8 +9,6 @@ from typing import Any
 from ocr_phases.cli.results import wrote
 from ocr_phases.errors import OcrPhasesError
 
-FOLDER = "ocr_phases_artifacts"
-
 
 def run(arguments: argparse.Namespace) -> None:
     """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its trace."""
@@ -21,7 +19,7 @@ def run(arguments: argparse.Namespace) -> None:
     record = PhaseRun.load(arguments.record)
     if record.text is None and not arguments.chrome_trace:
         raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
-    folder = folder_for(arguments.out, FOLDER)
+    folder = folder_for(arguments.out, "ocr_phases_artifacts")
     options: dict[str, Any] = {"overwrite": arguments.overwrite, "arguments": [arguments.record]}
     if arguments.chrome_trace:
         target = output_file(folder / "trace.json", **options)
