@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+import string
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -71,6 +72,17 @@ def digits_text(value: float) -> str:
     text = f"{value:,.{max(min(decimals, 3), decimals - 1)}f}"
     # 9.996 rounds up to 10.00: one digit too many.
     return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
+
+
+class _Filler(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        words = {"ms": ms_text, "bytes": bytes_text, "percent": percent_text}.get(format_spec)
+        return words(value) if words else super().format_field(value, format_spec)
+
+
+def filled(template: str, row: Any = (), **words: Any) -> str:
+    """``str.format`` by a mapping and keywords; knows ``{x:ms}``, ``{x:bytes}`` and ``{x:percent}``, too."""
+    return _Filler().vformat(template, (), {**dict(row), **words})
 
 
 def any_of(words: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ocr_phases.batch.child import Child
-from ocr_phases.batch.jobs import Page, Walk, find_pages, make_jobs
+from ocr_phases.batch.jobs import Page, find_pages, make_jobs
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.inputs.images import load_page
 
@@ -45,12 +45,10 @@ def test_a_folder_gives_all_pages_below_it_in_order(folder):
     assert sources[-1] == str(folder / "sub" / "doc.pdf#3")
 
 
-def test_what_is_left_out_is_counted_and_a_second_walk_opens_no_file(folder, monkeypatch):
-    walk = Walk()
-    first = list(find_pages([str(folder)], KNOWN, walk=walk))
-    assert walk.left_out == {".txt": 1, ".json": 1}
-    monkeypatch.delattr(Child, "run")
-    assert list(find_pages([str(folder)], KNOWN, walk=walk)) == first
+def test_what_is_left_out_is_counted(folder):
+    left_out = Counter()
+    assert len(list(find_pages([str(folder)], KNOWN, left_out=left_out))) == 5
+    assert left_out == {".txt": 1, ".json": 1}
 
 
 def test_files_globs_and_pages_of_a_pdf(folder):
@@ -178,14 +176,14 @@ def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "preset\ntiny\n", "line 2 names no page"),
+        ("a.csv", "preset\ntiny\n", "line 2: it names no page"),
         ("a.csv", "page,colour\nx.png,red\n", "unknown setting colour.*page, model"),
         ("a.csv", "page,seed\nx.png,many\n", "seed is 'many'"),
         ("a.csv", "page,embed_page\nx.png,perhaps\n", "give True or False"),
         ("a.csv", "page\nx.png,1\n", "a column without a name"),
         ("a.csv", "", "names no page"),
         ("a.jsonl", "{", "line 1: it is not valid JSON"),
-        ("a.jsonl", "[1]", "line 1 is no object"),
+        ("a.jsonl", "[1]", "line 1: it is no object"),
         ("a.jsonl", '{"page": 3}', "names no page"),
         ("none.jsonl", None, "cannot be read"),
     ],
@@ -228,3 +226,8 @@ def test_a_link_to_itself_is_a_page_that_cannot_be_read(tmp_path):
     (tmp_path / "good.png").write_bytes(b"1")
     found = find_pages([f"{tmp_path}/**/*.png"], [], tmp_path / "out" / "pages")
     assert [page.name for page in found] == ["good.png", "self.png"]
+
+
+def test_an_argument_that_is_not_there_is_refused_before_others_are_read(folder):
+    with pytest.raises(OcrPhasesError, match=r"none\.png does not exist"):
+        next(find_pages([str(folder), str(folder / "none.png")], KNOWN))

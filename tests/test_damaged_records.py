@@ -20,9 +20,9 @@ from ocr_phases.analyse import checks, comparison, floors, scaling
 from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.batch import figures
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
+from ocr_phases.batch.store import list_pages
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.show import plots, plots_many, regions, results, results_many
@@ -104,7 +104,7 @@ def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
     assert compared.verdict
     comparison.few_repeats([run, base], ["a", "b"])
     results_many.compare_html(compared.table[compared.table["stage"] != ""])
-    results_many.environment_html(comparison.environment_table([run, base]))
+    results_many.environment_html(compared.differs)
 
 
 def floor_tables(run: PhaseRun, base: PhaseRun) -> None:
