@@ -42,7 +42,7 @@ from ocr_phases.families import resolve_prompt
 from ocr_phases.inputs.images import load_page, page_count
 from ocr_phases.session import OCRSession, load_recorded
 from ocr_phases.settings import RunSettings
-from ocr_phases.show.overlay import region_boxes
+from ocr_phases.show.page import region_boxes
 from ocr_phases.sweep_models import make_cells
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes

@@ -18,7 +18,7 @@ from PIL import Image, ImageChops
 
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
 from ocr_phases.analyse.regions import region_table
-from ocr_phases.show.overlay import (
+from ocr_phases.show.page import (
     LABEL_COLOURS,
     draw_boxes,
     draw_decode_time,
@@ -161,7 +161,7 @@ def test_decode_time_of_nothing(text: str) -> None:
 def test_label_colours_are_the_same_in_every_process() -> None:
     labels = ["title", "stamp", "签名", "\ud800", ""]
     code = (
-        "import json, sys; from ocr_phases.show.overlay import label_colour; "
+        "import json, sys; from ocr_phases.show.page import label_colour; "
         "print(json.dumps([label_colour(x) for x in json.loads(sys.argv[1])])); "
         "assert 'torch' not in sys.modules"
     )

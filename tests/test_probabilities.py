@@ -33,7 +33,7 @@ from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import family_of
 from ocr_phases.schema import TrueRegion, Truth
 from ocr_phases.show import results
-from ocr_phases.show.overlay import draw_boxes, draw_decode_time, uncertain_in
+from ocr_phases.show.page import draw_boxes, draw_decode_time, uncertain_in
 from ocr_phases.steps.phases import generate
 
 TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals

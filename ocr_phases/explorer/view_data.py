@@ -17,16 +17,16 @@ from ocr_phases.analyse.stages import typical_repeat
 from ocr_phases.explorer.rendered import rendered
 from ocr_phases.record import PHASES, PhaseRun
 from ocr_phases.show.figures import MUTED, PHASE_COLOURS, STAGE_COLOURS
-from ocr_phases.show.overlay import (
+from ocr_phases.show.page import (
     Colour,
     hex_colour,
     label_colour,
+    pages_of_row,
     printable,
     region_boxes,
     time_colour,
     uncertain_in,
 )
-from ocr_phases.show.regions import pages_of_row
 from ocr_phases.show.web import jpeg_file
 from ocr_phases.text import count_text, ms_text, percent_text, plain, stage_name
 

@@ -60,7 +60,7 @@ from ocr_phases.show.figures import (
     time_axis,
     title_axes,
 )
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 _NAMED_OUTLIERS = 4
@@ -160,10 +160,10 @@ def _name_outliers(axes: Axes, outliers: pd.DataFrame) -> None:
     axes.plot(outliers["step"], shown, marker=6, linestyle="", color=INK, label="outlier")
     named = outliers.assign(shown=shown).nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("step")
     for place, row in enumerate(named.to_dict("records")):
-        text = "" if pd.isna(row["text"]) else f" “{printable(str(row['text']), 12)}”"
+        text = "" if pd.isna(row["text"]) else printable(str(row["text"]), 12)
         side, shift = ("left", 0.015) if row["step"] < 0.7 * last else ("right", -0.015)
         axes.annotate(
-            f"step {row['step']}{text}: {ms_text(row['device_ms'])}",
+            f"step {row['step']}{f' “{text}”' if text else ''}: {ms_text(row['device_ms'])}",
             (row["step"], row["shown"]),
             (row["step"] + shift * last, 0.93 - 0.08 * place),
             textcoords=("data", "axes fraction"),

@@ -42,7 +42,7 @@ from ocr_phases.show.figures import (
     time_axis,
     title_axes,
 )
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48

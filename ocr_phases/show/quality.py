@@ -17,8 +17,7 @@ from ocr_phases.analyse.text import (
 )
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
-from ocr_phases.show.overlay import Colour, draw_tagged, printable
-from ocr_phases.show.regions import pages_of_row
+from ocr_phases.show.page import Colour, draw_tagged, pages_of_row, printable
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
 from ocr_phases.text import count_text, percent_text
 

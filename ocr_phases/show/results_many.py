@@ -18,7 +18,7 @@ from ocr_phases.analyse.scaling import (
 from ocr_phases.errors import public
 from ocr_phases.show import plots_many as draw
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.show.results import Bundle, Section, bundle, head_html
 from ocr_phases.show.web import (
     MISSING,
