@@ -20,9 +20,9 @@ from ocr_phases.analyse import checks, comparison, floors, scaling
 from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.batch import figures
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
+from ocr_phases.batch.store import list_pages
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.show import page as page_view

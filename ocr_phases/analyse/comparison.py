@@ -25,7 +25,7 @@ from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.analyse.text import plain_text
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
 from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.text import count_text, first_difference, percent_text, stage_name
+from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     *("run", "metric", "verdict", "unit", "baseline", "other", "difference"),
@@ -413,15 +413,11 @@ def _subject(run: PhaseRun) -> tuple[Any, ...]:
 
 
 def _said(row: Mapping[Any, Any]) -> str:
-    near = row["verdict"] != EQUIVALENT and 1.0 / _FAR < row["ratio"] < _FAR
-    return _SAID.get(row["verdict"], _SAID["other"]).format(
-        name="a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"]),
-        verdict=row["verdict"],
-        by=f"{percent_text(abs(row['ratio'] - 1.0))} " if near else "",
-        ratio=_times(row["ratio"]),
-        span=_times(row["ratio"], row["ratio_low"], row["ratio_high"]),
-        least=percent_text(row["detectable"]),
-    )
+    ratio, verdict = row["ratio"], row["verdict"]
+    near = verdict != EQUIVALENT and 1.0 / _FAR < ratio < _FAR
+    name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
+    by, span = f"{percent_text(abs(ratio - 1.0))} " * near, _times(ratio, row["ratio_low"], row["ratio_high"])
+    return filled(_SAID.get(verdict, _SAID["other"]), row, name=name, by=by, span=span, takes=_times(ratio))
 
 
 def _times(ratio: float, *ends: float) -> str:
@@ -440,10 +436,8 @@ def _text_sentence(changes: pd.DataFrame) -> str:
     now, then = (dict(zip(changes["metric"], changes[side], strict=True)) for side in ("other", "baseline"))
     if now.get("agreement", 1.0) == 1.0:
         return ""
-    before, after, agreement = then.get("edit_distance"), now.get("edit_distance"), now["agreement"]
-    words = {"before": before, "after": after, "agreement": agreement}
-    note = _NOTES["agreement" if after is None else "distance"]
-    return note.format(**{name: percent_text(share) for name, share in words.items()})
+    note = _NOTES["distance" if "edit_distance" in now else "agreement"]
+    return filled(note, now, before=then.get("edit_distance"))
 
 
 def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
