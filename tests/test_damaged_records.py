@@ -144,7 +144,7 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
         plots_many.plot_ratios(ratios),
     ]
     if has_kernels(run):
-        figures += [plots.plot_busy(run), plots.plot_idle_gaps(run)]
+        figures += [plots.plot_kernels(run), plots.plot_idle_gaps(run)]
     for figure in figures:
         figure.savefig(io.BytesIO(), dpi=20)
     try:

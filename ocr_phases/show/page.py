@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, parse_grounding
 from ocr_phases.analyse.regions import regions_of, type_table
@@ -29,11 +29,12 @@ from ocr_phases.show.figures import (
     INK,
     REST,
     WIDTH,
+    Chart,
+    bar_charts,
     blank_figure,
     figure_of,
-    hbars,
+    figure_png,
     legend_below,
-    new_figure,
     sentence_figure,
     style_axes,
     takes_axes,
@@ -46,36 +47,27 @@ from ocr_phases.text import count_text, ms_text, percent_text
 if TYPE_CHECKING:
     from ocr_phases.inputs.packing import PageViews
 
-Colour = tuple[int, int, int]
-
-LABEL_COLOURS: dict[str, Colour] = {
-    "title": (188, 64, 120),
-    "sub_title": (170, 68, 153),
-    "text": (0, 114, 178),
-    "list": (74, 150, 210),
-    "table": (0, 125, 90),
-    "table_caption": (47, 148, 133),
-    "table_footnote": (47, 148, 133),
-    "image": (213, 94, 0),
-    "image_caption": (189, 131, 0),
-    "equation": (106, 90, 205),
-    "header": (120, 120, 120),
-    "footer": (120, 120, 120),
-    "page_number": (120, 120, 120),
-    "footnote": (143, 143, 47),
+LABEL_COLOURS: dict[str, str] = {
+    "title": "#bc4078",
+    "sub_title": "#aa4499",
+    "text": "#0072b2",
+    "list": "#4a96d2",
+    "table": "#007d5a",
+    "table_caption": "#2f9485",
+    "table_footnote": "#2f9485",
+    "image": "#d55e00",
+    "image_caption": "#bd8300",
+    "equation": "#6a5acd",
+    "header": "#787878",
+    "footer": "#787878",
+    "page_number": "#787878",
+    "footnote": "#8f8f2f",
 }
 """Colours after Okabe and Ito and Paul Tol, told apart with any colour vision; tags name the label too."""
 
-_SPARE_COLOURS: tuple[Colour, ...] = (
-    (204, 102, 119),
-    (25, 130, 60),
-    (152, 88, 60),
-    (0, 118, 150),
-    (143, 143, 47),
-)
-_DARK: Colour = (34, 34, 34)
-_PAPER: Colour = (255, 255, 255)
-_LABEL_ALPHA, _TIME_ALPHA = 40, 105
+_SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
+_DARK, _PAPER = "#111111", "#ffffff"
+_LABEL_ALPHA, _TIME_ALPHA = "28", "69"  # hexadecimal
 _SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
 _LONGEST_LABEL = 24
 _MOST_NEIGHBOURS = 500
@@ -97,21 +89,21 @@ _NO_IMAGE = "The page is not in this record, so there is no picture of it."
 # -- colours and words --------------------------------------------------------------------------------
 
 
-def label_colour(label: str) -> Colour:
-    """The RGB colour of a region type; a label nobody foresaw gets the same spare colour in every process."""
+def label_colour(label: str) -> str:
+    """The colour of a region type; a label nobody foresaw gets the same spare colour in every process."""
     spare = _SPARE_COLOURS[zlib.crc32(label.encode("utf-8", "replace")) % len(_SPARE_COLOURS)]
     return LABEL_COLOURS.get(label, spare)
 
 
-def time_colour(fraction: float) -> Colour:
-    """The RGB colour of a time from 0 to the longest, 1: the darker, the longer."""
-    red, green, blue, _ = _SCALE(min(max(fraction, 0.0), 1.0), bytes=True)
-    return int(red), int(green), int(blue)
+def time_colour(fraction: float) -> str:
+    """The colour of a time from 0 to the longest, 1: the darker, the longer."""
+    return to_hex(_SCALE(fraction))
 
 
-def hex_colour(colour: Colour) -> str:
-    """``#rrggbb``."""
-    return "#{:02x}{:02x}{:02x}".format(*colour)
+def type_colour(ground: str) -> str:
+    """The colour of type on a ground: dark on a light one."""
+    red, green, blue = ImageColor.getrgb(ground)[:3]
+    return _DARK if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else _PAPER
 
 
 def printable(text: str, longest: int = _LONGEST_LABEL) -> str:
@@ -140,7 +132,7 @@ class DrawnBox(NamedTuple):
 
     region: int
     box: Box
-    colour: Colour
+    colour: str
     tag: Tag | None
     uncertain: bool = False
 
@@ -179,49 +171,39 @@ def region_boxes(
     ]
 
 
-def uncertain_in(table: pd.DataFrame) -> list[int]:
-    """The uncertain regions of a table of regions; none where it does not say."""
-    return table.loc[table["uncertain"], "region"].tolist() if "uncertain" in table else []
-
-
 def draw_boxes(
     page: Image.Image,
     grounding: Grounding,
-    uncertain: Collection[int] = (),
+    table: pd.DataFrame | None = None,
     *,
+    by_time: bool = False,
     labels: bool = True,
     type_size: int | None = None,
 ) -> Image.Image:
     """An RGB copy of the page (upright, as the model saw it) with every box drawn, and tagged by label.
 
-    Boxes of ``uncertain`` regions are dashed, which a line below the page then explains.
+    ``table`` is `regions_of` or `region_table`. Boxes that it calls uncertain are dashed, which a line below
+    the page then explains. ``by_time`` colours and tags boxes by their region's ``decode_ms`` (0 without a
+    row) above a colour bar. Time spent on text that has no box (the preamble, dropped boxes) is named under
+    the bar, so nothing goes missing. ``type_size`` is in pixels.
     """
-    boxes = region_boxes(grounding.regions, page.size, None, uncertain, type_size)
+    table = pd.DataFrame({"region": [], "decode_ms": []}) if table is None else table
+    cost = dict(zip(table["region"], table["decode_ms"], strict=True))
+    uncertain = set(table.loc[table["uncertain"], "region"]) if "uncertain" in table else ()
+    boxes = region_boxes(grounding.regions, page.size, cost if by_time else None, uncertain, type_size)
     if not labels:
         boxes = [box._replace(tag=None) for box in boxes]
-    return _above_key(_drawn(page, boxes), boxes, type_size)
-
-
-def draw_decode_time(
-    page: Image.Image, grounding: Grounding, table: pd.DataFrame, *, type_size: int | None = None
-) -> Image.Image:
-    """The page with every box coloured by its region's `decode_ms`, above a colour bar.
-
-    `table` is `region_table`'s; a region without a row counts as 0 ms. Time spent on text that has no box
-    (the preamble, dropped boxes) is named under the bar, so nothing goes missing. Of `regions_of` it also
-    says which are uncertain, as in `draw_boxes`.
-    """
-    cost = dict(zip(table["region"], table["decode_ms"], strict=True))
-    boxes = region_boxes(grounding.regions, page.size, cost, uncertain_in(table), type_size)
+    if not by_time:
+        return _above_key(_drawn(page, boxes), boxes, type_size)
     boxed = {box.region for box in boxes}
-    slowest = max((cost.get(region, 0.0) for region in boxed), default=0.0)
+    slowest = max((cost.get(region, 0.0) for region in boxed), default=0.0) or 1.0
     unboxed = sum(ms for region, ms in cost.items() if region not in boxed)
     told = f"\n{ms_text(unboxed)} more went to text without a box" if unboxed > 0 else ""
-    return _above_key(_drawn(page, boxes, _TIME_ALPHA), boxes, type_size, slowest or 1.0, told)
+    return _above_key(_drawn(page, boxes, _TIME_ALPHA), boxes, type_size, slowest, told)
 
 
 def draw_tagged(
-    page: Image.Image, boxes: Sequence[Box], texts: Sequence[str], colours: Sequence[Colour]
+    page: Image.Image, boxes: Sequence[Box], texts: Sequence[str], colours: Sequence[str]
 ) -> Image.Image:
     """An RGB copy of the page with boxes in pixels, each with its tag and colour."""
     tags = _place_tags(list(zip(boxes, texts, strict=True)), page.size)
@@ -240,25 +222,24 @@ def _type_size(page_size: tuple[int, int]) -> int:
     return max(10, round(math.sqrt(page_size[0] * page_size[1]) / 46))
 
 
-def _drawn(page: Image.Image, boxes: Sequence[DrawnBox], alpha: int = _LABEL_ALPHA) -> Image.Image:
+def _drawn(page: Image.Image, boxes: Sequence[DrawnBox], alpha: str = _LABEL_ALPHA) -> Image.Image:
     """An RGB copy of the page with boxes, below all their tags."""
     canvas = page.convert("RGB")
     draw = ImageDraw.Draw(canvas, "RGBA")
     width = max(1, round(_type_size(page.size) / 8))
     for _, box, colour, _, uncertain in boxes:
-        draw.rectangle(box, (*colour, alpha), None if uncertain else (*colour, 255), width)
+        draw.rectangle(box, colour + alpha, None if uncertain else colour, width)
         if uncertain:
             _draw_dashes(draw, box, colour, 2 * width)
     for _, _, colour, tag, _ in boxes:
         if tag is not None:
             left, top, right, bottom = tag.ground
             draw.rectangle((left, top, right - 1, bottom - 1), colour)
-            light = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 125
-            draw.text(tag.start, tag.text, _DARK if light else _PAPER, _font(tag.size), "ls")
+            draw.text(tag.start, tag.text, type_colour(colour), _font(tag.size), "ls")
     return canvas
 
 
-def _draw_dashes(draw: ImageDraw.ImageDraw, box: Box, colour: Colour, width: int) -> None:
+def _draw_dashes(draw: ImageDraw.ImageDraw, box: Box, colour: str, width: int) -> None:
     """The outline of a box in dashes on white, which any ground leaves legible, with closed corners."""
     x1, y1, x2, y2 = box
     width = max(1, min(width, (x2 - x1) // 2, (y2 - y1) // 2))
@@ -338,9 +319,7 @@ def _above_key(
         time_axis(axes.xaxis, "decode time per region", told)
     if dashed:
         legend_below(figure, [Patch(fill=False, edgecolor=INK, linestyle="--", label=UNCERTAIN_TEXT)], 1)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=dpi)
-    key = Image.open(buffer).convert("RGB")
+    key = Image.open(io.BytesIO(figure_png(figure, dpi))).convert("RGB")
     canvas = Image.new("RGB", (key.width, picture.height + key.height), _PAPER)
     canvas.paste(picture, (0, 0))
     canvas.paste(key, (0, picture.height))
@@ -359,7 +338,7 @@ def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
         left, top = number % columns * side, number // columns * side
         tag = _tag(str(number + 1), left, top, side // 14)
         boxes.append(DrawnBox(number, (left, top, left + side, top + side), LABEL_COLOURS["image"], tag))
-    return _drawn(Image.fromarray(joined.reshape(rows * side, columns * side, 3)), boxes, alpha=0)
+    return _drawn(Image.fromarray(joined.reshape(rows * side, columns * side, 3)), boxes, alpha="00")
 
 
 def view_pictures(views: PageViews) -> list[tuple[Image.Image, str]]:
@@ -393,9 +372,11 @@ def page_html(run: PhaseRun) -> Html:
         parts.append(_row_heading(run, row))
         pages = pages_of_row(run, row)
         for page in range(len(pages)):
+            image = run.page_image(pages[page])
+            if page and image is None and not grounding.on_page(page).regions:
+                continue
             if len(pages) > 1:
                 parts.append(element("h4", f"Page {page + 1} of {len(pages)}"))
-            image = run.page_image(pages[page])
             parts.append(
                 note(_NO_IMAGE) if image is None else pictures_html(_pictures(image, run, row, page))
             )
@@ -471,20 +452,17 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
     types = type_table(table)
     total_ms = float(types["decode_ms"].sum())
     types = types.head(_MOST_TYPES)
-    figure, axes = new_figure(1.3 + 0.36 * len(types), ax)
-    bars = []
+    rows = []
     for kind in types.to_dict("records"):
         label, ms = str(kind["label"]), float(kind["decode_ms"])
-        colour = REST if label == "preamble" else hex_colour(label_colour(label))
+        colour = REST if label == "preamble" else label_colour(label)
         each = f"; {ms_text(kind['ms_per_char'])} a character" if kind["characters"] else ""
         count = f" × {kind['regions']}" if kind["regions"] > 1 else ""
         told = f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})"
-        bars.append((printable(label).replace("_", " ") + count, [(0.0, ms, colour)], told))
-    hbars(axes, bars)
-    time_axis(axes.xaxis, "decode time")
+        rows.append((printable(label).replace("_", " ") + count, [(0.0, ms, colour)], told))
     of_row = f" of row {row}" if len(run.results) > 1 else ""
-    title_axes(axes, f"Decode time by type of region{of_row}, {ms_text(total_ms)} in all")
-    return figure
+    title = f"Decode time by type of region{of_row}, {ms_text(total_ms)} in all"
+    return bar_charts([Chart(title, rows, "decode time")], ax)[0]
 
 
 @takes_axes
@@ -509,10 +487,8 @@ def plot_page(
         scale = max(image.width / shown.width, image.height / shown.height)
         size = max(size, math.ceil(_LEGIBLE * scale * figure_of(ax).dpi))
     pictures = _pictures(image, run, row, page, size)
-    picture, title = pictures[0]
-    if color == "time" and len(pictures) > 1:
-        picture, title = pictures[1][0], "Decode time of each region"
-    elif color == "time" and title == _MARKED:
+    picture, title = pictures[-1] if color == "time" else pictures[0]
+    if color == "time" and title == _MARKED:
         title = "The page; this run has no decode steps, so its regions have no time"
     if ax is None:
         scale = min(WIDTH / picture.width, _TALLEST / picture.height)
@@ -541,11 +517,11 @@ def _pictures(
         return [(image, "The page; the output marks no region on it")]
     known = {region.index for region in grounding.regions} | ({PREAMBLE} if page == 0 else set())
     table = table[table["region"].isin(known)]
-    drawn = draw_boxes(image, grounding, uncertain_in(table), type_size=type_size)
+    drawn = draw_boxes(image, grounding, table, type_size=type_size)
     pictures = [(drawn, _MARKED)]
     if table["decode_ms"].any():
-        timed = draw_decode_time(image, grounding, table, type_size=type_size)
-        pictures.append((timed, "The same, coloured by decode time"))
+        timed = draw_boxes(image, grounding, table, by_time=True, type_size=type_size)
+        pictures.append((timed, "Decode time of each region"))
     return pictures
 
 

@@ -319,7 +319,7 @@ def kernels(run: PhaseRun) -> Section:
         headings=_KERNELS,
         strong=whole,
     )
-    busy = Picture(plots.plot_busy(run), "GPU busy time of each stage")
+    busy = Picture(plots.plot_kernels(run), "GPU busy time of each stage")
     gaps = Picture(plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause")
     return Section(*head, told, busy, gaps, *_kernel_details(run))
 
