@@ -272,7 +272,8 @@ def style_axes(axes: Axes) -> None:
 
 def title_axes(axes: Axes, text: str) -> None:
     """Set a plot's title, which states the finding; a long one takes several lines."""
-    axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9, wrap=True)
+    # Its place given, matplotlib need not look for it above what is drawn: nothing is.
+    axes.set_title(text, loc="left", y=1.0, fontsize=11.5, fontweight="bold", color=INK, pad=9, wrap=True)
 
 
 def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
