@@ -219,6 +219,7 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
         look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
         axes.errorbar(middle, range(len(middle)), xerr=(middle - low, high - middle), **look)
         axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * high.max(initial=0.0)))
+        time_axis(axes.xaxis, "time", note)
     return figure
 
 
