@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from conftest import PAGES
 from example_run import SHAPES, make_run
@@ -96,3 +98,10 @@ def test_the_chart_names_types_as_text() -> None:
     assert len(names) == 12
     assert all("$" in name or name == "preamble" for name in names)
     figure_png(figure)
+
+
+def test_no_page_of_an_unmarked_prompt_vanishes() -> None:
+    run = make_run()
+    document = page_view.page_html(dataclasses.replace(run, pages=run.pages * 2))
+    assert "Page 2 of 2" in document
+    assert "marks no pages: all boxes are on the first" in document

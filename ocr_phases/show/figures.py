@@ -302,16 +302,10 @@ def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes 
     look |= {"ncols": max([1, *fitting]), "columnspacing": 1.2}
     if ax is None:
         figure.legend(handles=keys, loc="outside lower center", **look)
-    else:
-        below = ax.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
-        ax.legend(
-            handles=keys,
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0),
-            bbox_transform=below,
-            borderaxespad=0,
-            **look,
-        )
+        return
+    below = ax.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
+    look |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+    ax.legend(handles=keys, borderaxespad=0, **look)
 
 
 def time_axis(axis: Axis, label: str = "", note: str = "") -> None:

@@ -193,13 +193,13 @@ def draw_boxes(
     boxes = region_boxes(grounding.regions, page.size, cost if by_time else None, uncertain, type_size)
     if not labels:
         boxes = [box._replace(tag=None) for box in boxes]
-    if not by_time:
-        return _above_key(_drawn(page, boxes), boxes, type_size)
-    boxed = {box.region for box in boxes}
-    slowest = max((cost.get(region, 0.0) for region in boxed), default=0.0) or 1.0
-    unboxed = sum(ms for region, ms in cost.items() if region not in boxed)
-    told = f"\n{ms_text(unboxed)} more went to text without a box" if unboxed > 0 else ""
-    return _above_key(_drawn(page, boxes, _TIME_ALPHA), boxes, type_size, slowest, told)
+    slowest, told = None, ""
+    if by_time:
+        times = {region: cost.pop(region, 0.0) for region in {box.region for box in boxes}}
+        slowest, unboxed = max(times.values(), default=0.0) or 1.0, sum(cost.values())
+        told = f"\n{ms_text(unboxed)} more went to text without a box" if unboxed > 0 else ""
+    drawn = _drawn(page, boxes, _TIME_ALPHA if by_time else _LABEL_ALPHA)
+    return _above_key(drawn, any(box.uncertain for box in boxes), slowest, told, type_size)
 
 
 def draw_tagged(
@@ -298,14 +298,10 @@ def _overlap(spots: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _above_key(
-    picture: Image.Image,
-    boxes: Sequence[DrawnBox],
-    type_size: int | None,
-    slowest_ms: float | None = None,
-    told: str = "",
+    picture: Image.Image, dashed: bool, slowest_ms: float | None, told: str, type_size: int | None
 ) -> Image.Image:
     """The picture above its key: a bar of its colours from 0 to ``slowest_ms``, and what dashes mean."""
-    dashed, size = any(box.uncertain for box in boxes), type_size or _type_size(picture.size)
+    size = type_size or _type_size(picture.size)
     lines = (0 if slowest_ms is None else 4) + bool(told) + 2 * dashed
     if not lines:
         return picture
