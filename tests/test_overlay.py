@@ -59,9 +59,7 @@ def test_golden_boxes_are_outlined_at_their_pixels() -> None:
     page = Image.open(GOLDEN / "pages" / CASE["page"])
     grounding = parse_grounding(CASE["model_text"])
     drawn = draw_boxes(page, grounding, labels=False)
-    colours = [
-        ImageColor.getrgb(label_colour(region.label)) for region in grounding.regions for _ in region.boxes
-    ]
+    colours = [label_colour(region.label) for region in grounding.regions for _ in region.boxes]
     right, bottom = page.width - 1, page.height - 1
     for (x1, y1, x2, y2), colour in zip(CASE["boxes_px"], colours, strict=True):
         for corner in [(x1, y1), (min(x2, right), min(y2, bottom))]:

@@ -122,8 +122,8 @@ def test_timeline_takes_the_typical_repeat_or_the_one_asked_for() -> None:
     times = ["device_start_ms", "device_ms", "host_start_ms", "host_ms"]
     slow.loc[slow["repeat"] == 0, times] *= 3
     run = dataclasses.replace(run, spans=slow)
-    assert any("(repeat 0)" in text for text in words(plot_phase_timeline(run, repeat=0)))
-    assert not any("(repeat 0)" in text for text in words(plot_phase_timeline(run)))
+    assert any("(repeat 1)" in text for text in words(plot_phase_timeline(run, repeat=0)))
+    assert not any("(repeat 1)" in text for text in words(plot_phase_timeline(run)))
 
 
 def test_memory_says_when_there_is_nothing() -> None:
