@@ -208,7 +208,7 @@ def test_the_papermill_command_runs_every_notebook(name: str, engine: str, tmp_p
         found for cell in read_valid(tmp_path / "out.ipynb").cells for found in cell.get("outputs", [])
     ]
     assert not [output for output in outputs if output.output_type == "error"]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any("<svg" in output.get("data", {}).get("text/html", "") for output in outputs)
 
 
 def read_valid(path: Path) -> nbformat.NotebookNode:
