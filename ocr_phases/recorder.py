@@ -39,7 +39,7 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, max_cache_len_for
-from ocr_phases.steps.compiled import CompiledVision
+from ocr_phases.steps.compiled import compiled_vision
 from ocr_phases.steps.execution import (
     check_strategy,
     current_device,
@@ -149,7 +149,7 @@ class Prepared:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.steps: dict[tuple[int, int, str], StaticStep] = {}
-        self.vision = CompiledVision(checkpoint.model)
+        self.vision = compiled_vision(checkpoint.model)
         self.ceilings = functools.cache(partial(measure_ceilings, checkpoint.device))
 
     def set_up(self, request: Request, packed: PageInputs) -> SetUp:
@@ -170,17 +170,14 @@ class Prepared:
                 key = rows, room, request.strategy
                 reused = key in self.steps
                 step = last_used(self.steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
-            # Rows that are padded run as they are.
-            captured = step.prefill.made if step and inputs.input_ids.is_cuda and not packed.padded else None
-            if compiled or (captured is not None and length not in captured):
+            if compiled or inputs.input_ids.is_cuda:
                 with vision():
                     phases.prefill(model, inputs, step=step)
         if step is not None:
-            prefill_ms = captured[length][1] if captured else None
+            prefill_ms = step.prefill.took_ms()
             made["strategy_setup"] = {**step.setup, "prefill_capture_ms": prefill_ms, "reused": reused}
         if compiled:
-            times = self.vision.compile_ms
-            made["vision_setup"] = {"compile_ms": sum(times[shape] for shape in self.vision.used)}
+            made["vision_setup"] = {"compile_ms": self.vision.took_ms()}
         return step, vision, made
 
     def _numbered(self, request: Request, inputs: DeviceInputs) -> Callable[[str], None]:
@@ -189,7 +186,7 @@ class Prepared:
         views = 1 if inputs.pixel_values_local is None else 2
         captured = request.strategy != "eager" and inputs.input_ids.is_cuda
         total = encoders * views + (request.strategy == "compiled") + captured
-        of = "" if self.steps or self.vision.compile_ms else f" of {total}"  # some may be made already
+        of = "" if self.steps or self.vision.made else f" of {total}"  # some may be made already
         return lambda what: tell(f"{what} ({next(numbers)}{of})")
 
 
