@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 
 from ocr_phases.batch.child import LocalPool, Outcome, WorkerRequest
-from ocr_phases.batch.driver import list_pages, measure_pages
+from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.figures import FIGURES, write_figures
 from ocr_phases.batch.jobs import find_pages, make_jobs
-from ocr_phases.batch.store import attempt_folder
+from ocr_phases.batch.store import attempt_folder, list_pages
 from ocr_phases.batch.worker import serve
 from ocr_phases.cli.batch import write_index
 from ocr_phases.files import RECORD

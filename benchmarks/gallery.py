@@ -24,10 +24,9 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import decode_curves
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
-from ocr_phases.show import kernels, plots, regions
+from ocr_phases.show import plots, regions
 from ocr_phases.show.overlay import draw_decode_time
 from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages, plot_ratios
-from ocr_phases.show.roofline import plot_roofline
 from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -193,12 +192,12 @@ def main(records: str | None = None) -> None:
         "roofline": (
             "Roofline",
             f"{there}: each stage under the measured ceilings.",
-            drawn(plot_roofline(gpu)),
+            drawn(plots.plot_roofline(gpu)),
         ),
         "kernels": (
             "Kernels",
             f"{there}: how long the GPU is busy in each stage, and what limits it.",
-            drawn(kernels.plot_busy(gpu)),
+            drawn(plots.plot_busy(gpu)),
         ),
         "compare": (
             "Two runs compared",

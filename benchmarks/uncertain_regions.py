@@ -19,8 +19,9 @@ from tqdm import tqdm
 
 from benchmarks.quality_pages import draw
 from ocr_phases import OCRSession, PhaseRun
+from ocr_phases.analyse.quality import region_differences
 from ocr_phases.analyse.stages import UNCERTAIN_BELOW, text_tokens, token_probabilities
-from ocr_phases.analyse.text import EXTRA, region_differences
+from ocr_phases.analyse.text import EXTRA
 from ocr_phases.schema import TrueRegion, Truth
 from ocr_phases.text import percent_text
 

@@ -7,24 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.versions import __version__ as __version__
 
-# Imported on first use, so that reading a record never loads torch.
-_WHERE = {
-    "OCRSession": "ocr_phases.session",
-    "DeepSeekOCRSession": "ocr_phases.session",
-    "PageInputs": "ocr_phases.inputs.packing",
-    "DecodeState": "ocr_phases.steps.phases",
-    "prefill": "ocr_phases.steps.phases",
-    "decode_step": "ocr_phases.steps.phases",
-    "decode": "ocr_phases.steps.phases",
-    "generate": "ocr_phases.steps.phases",
-    "Timeline": "ocr_phases.steps.timeline",
-    "PhaseRun": "ocr_phases.record",
-    "compare": "ocr_phases.analyse.comparison",
-    "sweep": "ocr_phases.sweep_models",
-    "SweepResult": "ocr_phases.analyse.scaling",
-    "Settings": "ocr_phases.settings",
-    "OcrPhasesError": "ocr_phases.errors",
+# Each module's names, imported on first use, so that reading a record never loads torch.
+_NAMES = {
+    "session": "OCRSession DeepSeekOCRSession",
+    "inputs.packing": "PageInputs",
+    "steps.phases": "DecodeState prefill decode_step decode generate",
+    "steps.timeline": "Timeline",
+    "record": "PhaseRun",
+    "analyse.comparison": "compare",
+    "sweep_models": "sweep",
+    "analyse.scaling": "SweepResult",
+    "settings": "Settings",
+    "errors": "OcrPhasesError",
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:  # for type checkers, which cannot read the table
@@ -51,7 +47,7 @@ def __getattr__(name: str) -> Any:
         from ocr_phases.text import nearest
 
         raise UnknownAttribute(f"ocr_phases has no {name}.{nearest(name, __all__)}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(importlib.import_module(f"ocr_phases.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:

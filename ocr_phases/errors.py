@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast, get_type_hints
@@ -80,8 +80,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, run: Any, number: int) -> None:
         super().__init__(number)
-        self.run = run
-        self.number = number
+        self.run, self.number = run, number
 
     def __str__(self) -> str:
         if self.run is None:
@@ -108,15 +107,13 @@ def stop_signals(
     spared = (None, signal.default_int_handler if notebook else signal.SIG_IGN)
     waiting: list[int] = []
     handler = handler or (lambda number, _: waiting.append(number))
-    before: dict[signal.Signals, Any] = {}
-    main = threading.current_thread() is threading.main_thread()
-    for number in signal.Signals if main else ():
-        if number.name in names and signal.getsignal(number) not in spared:
-            before[number] = signal.signal(number, handler)
+    own = signal.Signals if threading.current_thread() is threading.main_thread() else ()
+    caught = [each for each in own if each.name in names and signal.getsignal(each) not in spared]
+    before = [(number, signal.signal(number, handler)) for number in caught]
     try:
         yield
     finally:
-        for number, handled in before.items():
+        for number, handled in before:
             if signal.getsignal(number) == handler:  # a cell that began meanwhile has its own
                 signal.signal(number, handled)
         for first in waiting[:1]:  # an impatient second one says nothing new
@@ -145,8 +142,7 @@ def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
 
     def decorated(called: _Called) -> _Called:
         signature = inspect.signature(called)
-        own = signature.parameters.values()
-        takes = {item.name: item for item in own if item.kind is not item.VAR_KEYWORD}
+        takes = {name: own for name, own in signature.parameters.items() if own.kind is not own.VAR_KEYWORD}
         for source in sources:
             for name, item in inspect.signature(source).parameters.items():
                 if item.kind is item.KEYWORD_ONLY and name not in takes:
@@ -236,6 +232,13 @@ def check_known(what: str, name: Any, known: Collection[str], of: str = "", more
     if name not in known:
         said = f"Unknown {what} {name!r}{of and f' of {of}'}: use {any_of(known)}{more}."
         raise OcrPhasesError(f"{said}{nearest(str(name), known)}")
+
+
+def require(facts: Iterable[tuple[str, object]]) -> None:
+    """Raise `OcrPhasesError` with the sentence of the first of ``facts`` that does not hold."""
+    for told, holds in facts:
+        if not holds:
+            raise OcrPhasesError(told)
 
 
 def short(value: Any) -> str:

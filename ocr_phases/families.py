@@ -17,18 +17,13 @@ from ocr_phases.text import nearest
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
 
-#: What stands before a prompt of the user's own: the page's place, and the tag that asks for boxes.
-LEADS = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
-
-_WORDS = "{words}"
-
 
 @dataclass(frozen=True)
 class Preset:
     """How a page is cut: side of the global view and, with crops, side of one crop, both in pixels.
 
-    ``most_tiles`` is the most crops of a page; up to ``direct_size`` pixels a page without crops is squeezed.
-    ``row_ends``: an image token follows each row of a view's vision tokens.
+    ``most_tiles`` is the most crops of a page. ``squeezes``: the page is squeezed into the square, else it is
+    padded to fit. ``row_ends``: an image token follows each row of a view's vision tokens.
     """
 
     name: str
@@ -36,44 +31,25 @@ class Preset:
     image_size: int
     crops: bool
     most_tiles: int = 9
-    direct_size: int = 640
+    squeezes: bool = False
     row_ends: bool = True
 
-    @property
-    def squeezes(self) -> bool:
-        """Whether the page is squeezed into the square (no crops, a small view); else it is padded to fit."""
-        return not self.crops and self.base_size <= self.direct_size
-
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """The (columns, rows) of crops of a page of that size in pixels; (1, 1) for none (`crop_grid`)."""
-        return crop_grid(width, height, self.image_size, self.most_tiles) if self.crops else (1, 1)
+        """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
 
-
-def crop_grid(width: int, height: int, image_size: int = 640, most_tiles: int = 9) -> tuple[int, int]:
-    """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
-
-    (1, 1) where no side exceeds `image_size`. Else, of all grids of 2 to `most_tiles` tiles, the one nearest
-    to the page in aspect ratio (columns / rows against width / height), as measured against the recorded
-    vendor preprocessing. Of grids equally near, the larger wins where the page has more than half as many
-    pixels as that grid: the published rule.
-
-    Raises OcrPhasesError for a side below 1.
-    """
-    if min(width, height) < 1:
-        raise OcrPhasesError(
-            f"A page of {width} x {height} pixels cannot be cut: give one of at least 1 x 1."
-        )
-    if max(width, height) <= image_size:
-        return 1, 1
-    sides = range(1, most_tiles + 1)
-    grids = [(columns, rows) for columns in sides for rows in sides if 2 <= columns * rows <= most_tiles]
-    best, best_distance = (1, 1), math.inf
-    for columns, rows in sorted(grids, key=math.prod):
-        distance = abs(width / height - columns / rows)
-        large_enough = width * height > 0.5 * image_size**2 * columns * rows
-        if distance < best_distance or (distance == best_distance and large_enough):
-            best, best_distance = (columns, rows), distance
-    return best
+        (1, 1) without crops, and where no side exceeds ``image_size``. Else, of all grids of 2 to
+        ``most_tiles`` tiles, the one nearest to the page in aspect ratio (columns / rows against width /
+        height), as measured against the recorded vendor preprocessing. Of grids equally near, the larger wins
+        where the page has more than half as many pixels as that grid: the published rule.
+        """
+        if not self.crops or max(width, height) <= self.image_size:
+            return 1, 1
+        areas = range(2, self.most_tiles + 1)
+        grids = [(side, area // side) for area in areas for side in range(1, area + 1) if area % side == 0]
+        away = {grid: abs(width / height - grid[0] / grid[1]) for grid in grids}
+        nearest = [grid for grid in away if away[grid] == min(away.values())]
+        filled = [grid for grid in nearest if width * height > 0.5 * self.image_size**2 * math.prod(grid)]
+        return filled[-1] if filled else nearest[0]
 
 
 FULL, WINDOWED = "full_attention", "reference_sliding_attention"
@@ -138,7 +114,7 @@ class FamilyFacts:
     attention: str | None = None
     unsaid: Mapping[str, Any] = field(default_factory=dict)
     stands_for: Mapping[str, str] = field(default_factory=dict)
-    leads: tuple[str, str] = LEADS
+    leads: tuple[str, str] = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
     published_limit: int = 8192
     limit_has_prompt: bool = False
     page_mark: str | None = None
@@ -159,19 +135,46 @@ class FamilyFacts:
         return self.presets[name]
 
     def text_of(self, prompt: str, *, grounding: bool | None = None, pages: int = 1) -> str:
-        """The text handed to the model (`ocr_phases.families.resolve_prompt`), for one row of ``pages``.
+        """The text passed to the model for a row of ``pages``, stripped: a preset, or the user's own text.
 
-        Raises OcrPhasesError as that does, for a prompt that only other families have, and for a
-        ``grounding`` where the model marks boxes whatever it is asked.
+        ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind the family's
+        ``leads``, ``<image>`` and a line break, then ``<|grounding|>`` unless ``grounding`` is False, if it
+        carries no ``<image>`` itself; a text that does, and a preset, stay as they are.
+
+        Raises OcrPhasesError for an empty prompt, for a preset that only other families have, for ``locate``
+        without words, for a preset that asks for boxes where ``grounding`` is False, for a ``grounding``
+        where the model marks boxes whatever it is asked, and for one word that is nearly a preset's name:
+        write ``<image>`` and that word where it is meant.
         """
-        name = prompt.strip().partition(":")[0].rstrip()
-        elsewhere = name == "locate" or any(prompt.strip() in facts.prompts for facts in FAMILIES.values())
-        if elsewhere:
-            check_known("prompt", name, self.prompts, self.title, ", or write your own")
+        prompt, prompts = prompt.strip(), self.prompts
+        name, words = map(str.strip, prompt.partition(":")[::2])
+        if name == "locate" or prompt in PROMPT_NAMES:
+            check_known("prompt", name, prompts, self.title, ", or write your own")
         if grounding is not None and not self.leads[1]:
             raise OcrPhasesError(f"{self.title} marks boxes by itself: leave grounding out.")
-        text = resolve_prompt(prompt, grounding=grounding, facts=self)
-        return text.replace(IMAGE_TAG, IMAGE_TAG * pages) if name == self.multipage else text
+        if name == "locate":
+            if not words:
+                raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
+            return prompts["locate"].format(words=words)
+        if prompt in prompts:
+            if grounding is False and GROUNDING_TAG in prompts[prompt]:
+                raise OcrPhasesError(
+                    f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the "
+                    "preset 'free', which asks for none, or write the prompt yourself."
+                )
+            return prompts[prompt].replace(IMAGE_TAG, IMAGE_TAG * (pages if prompt == self.multipage else 1))
+        if not prompt:
+            raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
+        if IMAGE_TAG in prompt:
+            return prompt
+        # One word, or what may be a misspelled "locate:some words".
+        hint = "" if " " in name else nearest(name.lower(), prompts if name == prompt else ["locate"])
+        if hint:
+            raise OcrPhasesError(
+                f"There is no prompt preset {name!r}: choose one of {', '.join(prompts)}, or write more than "
+                f'one word, or "{IMAGE_TAG} {name}" for this one.{hint}'
+            )
+        return f"{self.leads[0]}{'' if grounding is False else self.leads[1]}{prompt}"
 
 
 _SHARED = ("native", "prompts", "published")  # with the family that a row is like
@@ -183,9 +186,8 @@ def _families() -> dict[str, FamilyFacts]:
         like = table.get(row.get("like"), row)
         config, own = like["config"], row.get("config", {})
         row = table[name] = {entry: like[entry] for entry in _SHARED} | row | {"name": name}
-        row["config"] = {**config, "model_type": row["published_type"], **own}
-        for section in ("language_config", "vision_config"):
-            row["config"][section] = config[section] | own.get(section, {})
+        parts = {part: config[part] | own.get(part, {}) for part in ("language_config", "vision_config")}
+        row["config"] = {**config, "model_type": row["published_type"], **own, **parts}
         for preset, sizes in row["presets"].items():
             sizes["name"] = preset
     return msgspec.convert(table, dict[str, FamilyFacts])
@@ -209,6 +211,9 @@ VISION_STAGES = (*ENCODERS, "projector")
 PRESET_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.presets))
 """The presets of all families."""
 
+PROMPT_NAMES = {name for facts in FAMILIES.values() for name in facts.prompts}
+"""The prompt presets of all families."""
+
 
 def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
     """Cache entries that a step sees of ``length`` tokens, its own and the prompt's among them."""
@@ -217,46 +222,5 @@ def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
 
 def facts_of(family: str | None) -> FamilyFacts:
     """A family's row; DeepSeek-OCR's for None, as of old records. OcrPhasesError for an unknown name."""
-    name = DEEPSEEK_OCR if family is None else family
-    check_known("family", name, FAMILIES)
-    return FAMILIES[name]
-
-
-def resolve_prompt(
-    prompt: str, *, grounding: bool | None = None, facts: FamilyFacts = FAMILIES[DEEPSEEK_OCR]
-) -> str:
-    """The text passed to the model, stripped: a preset of the family, or the user's own text.
-
-    ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind the family's
-    ``leads``, ``<image>`` and a line break, then ``<|grounding|>`` unless `grounding` is False, if it carries
-    no ``<image>`` itself; a text that does, and a preset, stay as they are.
-
-    Raises OcrPhasesError for an empty prompt, for ``locate`` without words, for a preset that asks for boxes
-    where `grounding` is False, and for one word that is nearly a preset's name: write ``<image>`` and that
-    word where it is meant.
-    """
-    prompt, prompts = prompt.strip(), facts.prompts
-    name, words = map(str.strip, prompt.partition(":")[::2])
-    if name == "locate":
-        if not words:
-            raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
-        return prompts["locate"].replace(_WORDS, words)
-    if prompt in prompts:
-        if grounding is False and GROUNDING_TAG in prompts[prompt]:
-            raise OcrPhasesError(
-                f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the preset "
-                "'free', which asks for none, or write the prompt yourself."
-            )
-        return prompts[prompt]
-    if not prompt:
-        raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
-    if IMAGE_TAG in prompt:
-        return prompt
-    # One word, or what may be a misspelled "locate:some words".
-    hint = "" if " " in name else nearest(name.lower(), prompts if name == prompt else ["locate"])
-    if hint:
-        raise OcrPhasesError(
-            f"There is no prompt preset {name!r}: choose one of {', '.join(prompts)}, or write more than one "
-            f'word, or "{IMAGE_TAG} {name}" for this one.{hint}'
-        )
-    return f"{facts.leads[0]}{'' if grounding is False else facts.leads[1]}{prompt}"
+    check_known("family", family or DEEPSEEK_OCR, FAMILIES)
+    return FAMILIES[family or DEEPSEEK_OCR]

@@ -45,12 +45,12 @@ FORMATS = ("PNG", "JPEG", "JPEG2000", "TIFF", "WEBP", "BMP", "GIF", "PPM", "AVIF
 """Pillow's names of the formats that a page may have. No other one is tried: some start programs (PostScript
 starts Ghostscript). Through JPEG it reads MPO, the pictures of some phones."""
 
+PAGED_SUFFIXES = (".pdf", ".tif", ".tiff")
+"""The suffixes of files that may have several pages, in small letters."""
+
 _SUFFIXES = "pdf png jpg jpeg jp2 tif tiff webp bmp gif ppm pgm pbm pnm avif"
 PAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
 """The suffixes of a page's file, in small letters."""
-
-PAGED_SUFFIXES = (".pdf", ".tif", ".tiff")
-"""The suffixes of files that may have several pages, in small letters."""
 
 MOST_FILE_PAGES = 10_000
 """Most pages that are taken of one file."""
@@ -58,11 +58,6 @@ MOST_FILE_PAGES = 10_000
 LARGEST_FILE = 2**30
 """Largest file that is read whole, in bytes."""
 
-_PAGE_OF_FILE = re.compile(
-    rf"(?P<file>.+({'|'.join(map(re.escape, PAGED_SUFFIXES))}))(?P<page>#[^/\\]*)", re.IGNORECASE | re.DOTALL
-)
-_RANGE = re.compile(r"#(?P<first>[0-9]{1,9})-(?P<last>[0-9]{1,9})")
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
 _OWN_HEAD = re.compile(
     rb'\{"schema":\s*\d+,\s*"created":\s*"[^"]*",\s*"versions":\s*\{'
     rb'|\{"otherData": \{"producer": "ocr_phases"\}'
@@ -72,8 +67,9 @@ _MOST_NAMED = 5
 
 def split_page(page: str) -> tuple[str, str]:
     """``file.pdf#3`` to ``file.pdf`` and ``#3``, and so for `PAGED_SUFFIXES`; any other name stays whole."""
-    match = _PAGE_OF_FILE.fullmatch(page)
-    return (match["file"], match["page"]) if match else (page, "")
+    file, mark, number = page.rpartition("#")
+    paged = file.lower().endswith(PAGED_SUFFIXES) and not re.search(r"[/\\]", number)
+    return (file, mark + number) if paged else (page, "")
 
 
 def each_page(page: str) -> list[str]:
@@ -82,10 +78,10 @@ def each_page(page: str) -> list[str]:
     Raises `OcrPhasesError` for pages in falling order and for more than `MOST_FILE_PAGES`.
     """
     file, numbers = split_page(page)
-    found = _RANGE.fullmatch(numbers)
+    found = re.fullmatch(r"#([0-9]{1,9})-([0-9]{1,9})", numbers)
     if found is None or Path(page).exists():
         return [page]
-    first, last = int(found["first"]), int(found["last"])
+    first, last = map(int, found.groups())
     if not first <= last < first + MOST_FILE_PAGES:
         raise OcrPhasesError(
             f"{page} names no pages: write the lower number first, as in file.pdf#2-4, and at most "
@@ -107,7 +103,7 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
         if found.st_size > limit:
             size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
             raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
-        data = file.read(found.st_size + 1)
+        data = file.read(found.st_size + 1) or b""  # None where it has nothing yet, as in /proc
     if len(data) > found.st_size:
         raise OcrPhasesError(f"{path} grows while it is read: wait until it is complete, or copy it first.")
     return data
@@ -159,7 +155,6 @@ def reserved(path: Path) -> Iterator[Path]:
 
     Raises `CannotWrite`.
     """
-    output_folder(path.parent)
     free = _reserve(path, lambda free: free.touch(exist_ok=False))
     try:
         yield free
@@ -170,6 +165,7 @@ def reserved(path: Path) -> Iterator[Path]:
 
 
 def _reserve(path: Path, make: Callable[[Path], None]) -> Path:
+    output_folder(path.parent)
     for number in itertools.count(1):
         addition = rf"-{number}\1" if number > 1 else r"\1"
         free = path.with_name(re.sub(r"(\.json(?:\.gz)?)?\Z", addition, path.name, count=1))
@@ -216,11 +212,10 @@ def _target(path: str | Path) -> Path:
 
 def _is_own(path: Path) -> bool:
     """Whether a file begins as this package's records and traces do."""
-    with contextlib.suppress(OSError, zlib.error), path.open("rb") as file:
-        head = file.read(4096)
-        if head.startswith(b"\x1f\x8b"):
-            head = zlib.decompressobj(wbits=31).decompress(head, 4096)
-        return _OWN_HEAD.match(head) is not None
+    for opened in (open, gzip.open):
+        with contextlib.suppress(OSError, EOFError, zlib.error), opened(path, "rb") as file:
+            if _OWN_HEAD.match(file.read(4096)):
+                return True
     return False
 
 
@@ -232,7 +227,7 @@ def folder_for(given: str | Path | None, default: str | Path, names: str = "", *
     written, and as `check_names` does, which has the ``options``.
     """
     if given is None:
-        return _reserve(Path(default), lambda path: path.mkdir(parents=True))
+        return _reserve(Path(default), Path.mkdir)
     folder = output_folder(given)
     own = check_names(folder, names, **options)
     if own:
@@ -347,7 +342,7 @@ def only_writer(folder: Path) -> Iterator[None]:
                 f"Another report is being written into {folder}: wait for it, or choose another folder."
             ) from error
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
                 raise
             warnings.warn(
                 f"{folder} is on a file system without locks: write there once at a time.", stacklevel=2
@@ -364,8 +359,7 @@ def unpacked(data: bytes, limit: int) -> bytes:
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:
-        with gzip.open(io.BytesIO(data)) as file:
-            content = file.read(limit + 1)
+        content = gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise OcrPhasesError(f"The gzip data is damaged ({error}): get the file again.") from error
     if len(content) > limit:
@@ -388,9 +382,8 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
                 file.flush()
                 os.fsync(file.fileno())
             scratch.replace(target)
-        except BaseException:
+        finally:
             scratch.unlink(missing_ok=True)
-            raise
     return Path(path)
 
 
@@ -434,12 +427,10 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         running = {str(number) for number in psutil.pids()}
         numbers = Path("/proc/self/ns/pid")  # containers may share host name and temporary folder
         host = f"{platform.node()} {numbers.stat().st_ino if numbers.exists() else 0}"
-        # A short name: a UNIX socket's path, of at most 107 characters, goes on from here.
         place = hashlib.sha256(host.encode()).hexdigest()[:8]
         try:
-            for left in Path(tempfile.gettempdir()).iterdir():
-                named = re.fullmatch(rf"ocr-(\d+)-{place}-\w+", left.name)
-                if named and named[1] not in running:
+            for left in Path(tempfile.gettempdir()).glob(f"ocr-*-{place}-*"):
+                if left.name.split("-")[1] not in running:
                     shutil.rmtree(left, ignore_errors=True)
             super().__init__(prefix=f"ocr-{os.getpid()}-{place}-", ignore_cleanup_errors=True)
         except OSError as error:

@@ -75,8 +75,8 @@ class RunPlots:
     vision = _plot("show.plots.plot_vision_stages")
     timeline = _plot("show.plots.plot_phase_timeline")
     memory = _plot("show.plots.plot_memory")
-    roofline = _plot("show.roofline.plot_roofline")
-    kernels = _plot("show.kernels.plot_kernels")
+    roofline = _plot("show.plots.plot_roofline")
+    kernels = _plot("show.plots.plot_kernels")
     page = _plot("show.regions.plot_page")
     regions = _plot("show.regions.plot_region_types")
 
@@ -153,10 +153,8 @@ class PhaseRun:
         prefill, decode = self.repeat_ms("prefill", "prefill"), self.repeat_ms("decode", "decode")
         rows = self.spans[self.spans["stage"] == "decode_step"]
         steps, decoded = rows["device_ms"].to_numpy(), self.decoded_tokens and decode.all()
-        vision, stages = (
-            sum(self.repeat_ms(stage, "prefill") for stage in names)
-            for names in (VISION_STAGES, PREFILL_STAGES)
-        )
+        vision = sum(self.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
+        stages = sum(self.repeat_ms(stage, "prefill") for stage in PREFILL_STAGES)
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
@@ -219,20 +217,13 @@ class PhaseRun:
 
     def stage_ms(self, stage: str, phase: str | None = None, clock: str = "device_ms") -> np.ndarray:
         """Times of one stage in ms, float64, one a span, in recorded order (repeat, then step)."""
-        rows = self.spans[self.spans["stage"] == stage]
-        if phase is not None:
-            rows = rows[rows["phase"] == phase]
-        return rows[clock].to_numpy(dtype=np.float64)
+        here = (self.spans["stage"] == stage) & (self.spans["phase"].isin([phase]) | (phase is None))
+        return self.spans.loc[here, clock].to_numpy(dtype=np.float64)
 
     def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
         """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zero without spans."""
         column = (clock, phase, stage)
         return self._sums[column].to_numpy() if column in self._sums else np.zeros(len(self.repeats))
-
-    @property
-    def token_table(self) -> pd.DataFrame:
-        """`tokens_of` the first row."""
-        return self.tokens_of(0)
 
     def tokens_of(self, row: int) -> pd.DataFrame:
         """One row a generated token of batch row ``row``: columns `TOKEN_COLUMNS`.
@@ -247,7 +238,7 @@ class PhaseRun:
         _nth(self.results, row, "row")
         return elsewhere("analyse.stages.tokens_of")(self, row)
 
-    tokens = token_table
+    tokens = token_table = property(lambda run: run.tokens_of(0), doc="`tokens_of` the first row.")
     stages = _table("analyse.stages.stage_table", "Time of each phase and its stages")
     regions = _table("analyse.regions.regions_of", "What each region of the first row cost")
     floors = _table("analyse.floors.floor_table", "Each stage beside its floor")
@@ -275,11 +266,11 @@ class PhaseRun:
     def with_truth(self, truth: Truth | str | Path, row: int = 0) -> PhaseRun:
         """The same record with what the page of a row says.
 
-        ``truth`` is that, or a path for `ocr_phases.analyse.truths.load_truth`; raises as that does.
+        ``truth`` is that, or a path for `ocr_phases.analyse.quality.load_truth`; raises as that does.
         """
         if _nth(self.results, row, "row")["text"] is None:
             raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
-        load = elsewhere("analyse.truths.load_truth")
+        load = elsewhere("analyse.quality.load_truth")
         said = truth if isinstance(truth, Truth) else load(truth, self.page_name(row))
         truths = list(self.truths or [None] * len(self.results))
         truths[row] = json.loads(json.dumps(msgspec.to_builtins(said)))  # lists, as in a file
@@ -287,10 +278,7 @@ class PhaseRun:
 
     # -- what it shows ----------------------------------------------------------------------------
 
-    @property
-    def plot(self) -> RunPlots:
-        """The plots of this record."""
-        return RunPlots(self)
+    plot = property(RunPlots, doc="The plots of this record.")
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return elsewhere("show.results.run_bundle")(self)
@@ -385,13 +373,12 @@ class PhaseRun:
     def load(cls, path: str | Path) -> PhaseRun:
         """Read a record that `save` wrote; `OcrPhasesError` for anything else."""
         try:
-            data = read_regular(Path(path), MOST_BYTES)
+            return cls.from_json(unpacked(read_regular(Path(path), MOST_BYTES), MOST_BYTES))
         except OSError as error:
             raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
-        try:
-            return cls.from_json(unpacked(data, MOST_BYTES))
         except OcrPhasesError as error:
-            raise OcrPhasesError(f"{path}: {error}") from error
+            said = str(error)  # which names the file where that cannot be read
+            raise OcrPhasesError(said if said.startswith(f"{path} ") else f"{path}: {said}") from error
         except MemoryError as error:
             raise OcrPhasesError(f"{path} takes more memory than there is.") from error
 

@@ -7,16 +7,14 @@ kept as they are, as long as they are plain JSON: a later version may have writt
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
-import numpy as np
 import pandas as pd
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, require
 
 #: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte of its kind.
 _MOST_MEMORY = 2_000_000_000
@@ -66,11 +64,7 @@ def conform(value: Any, shape: Any, name: str = "") -> Any:
 
 
 _ENTRY = re.compile(r"(\w+)(\??):(\w+)([?*+]*)")
-_MARKS: dict[str, Callable[[Any], Any]] = {
-    "?": Optional.__getitem__,
-    "*": list.__class_getitem__,
-    "+": lambda hint: Annotated[list.__class_getitem__(hint), Meta(min_length=1)],
-}
+_LIST: Any = list
 
 
 def shape(kinds: Mapping[str, Any], entries: str, **others: Any) -> Any:
@@ -83,7 +77,8 @@ def shape(kinds: Mapping[str, Any], entries: str, **others: Any) -> Any:
     for name, missing, kind, marks in _ENTRY.findall(entries):
         hint = kinds[kind]
         for mark in marks:
-            hint = _MARKS[mark](hint)
+            listed = Annotated[_LIST[hint], Meta(min_length=1 if mark == "+" else 0)]
+            hint = hint | None if mark == "?" else listed
         hints[name] = NotRequired[hint] if missing else hint
     return TypedDict("_Shape", hints | others)  # type: ignore[operator]
 
@@ -234,25 +229,24 @@ def check_record(record: dict[str, Any]) -> None:
             conform({"value": part}, Plain, name)
     view = record.get("kernels", {"error": ""})
     conform(view, _KINDS["no_kernels" if "error" in view else "kernels"], "kernels")
-    for name in () if "error" in view else _KERNEL_TABLES:
-        conform(view[name], _Columns, f"kernels.{name}")
-    for what, agrees in _agreements(record):
-        if not agrees:
-            raise OcrPhasesError(what)
+    named: tuple[str, ...] = () if "error" in view else _KERNEL_TABLES
+    tables = {f"kernels.{name}": view[name] for name in named}
+    for name, table in tables.items():
+        conform(table, _Columns, name)
+    tables["spans"] = {name: record["spans"][name] for name in SPAN_COLUMNS}
+    require(_agreements(record, tables))
 
 
-def _agreements(record: dict[str, Any]) -> Any:
+def _agreements(record: dict[str, Any], tables: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     """What has to agree between entries, each with whether it does."""
-    results, view = record["results"], record.get("kernels", {"error": ""})
+    results, repeats = record["results"], len(set(record["spans"]["repeat"]))
     named = {page["row"] for page in record["pages"]}
     yield "pages: they name other rows than results has", named == set(range(len(results)))
-    sure = record.get("probabilities", [])
-    listed = {"request.prompts": record["request"]["prompts"]} | {
-        name: record[name] for name in ("truths", "probabilities") if name in record
-    }
+    listed: dict[str, Any] = {"request.prompts": record["request"]["prompts"]}
+    listed |= {name: record[name] for name in ("truths", "probabilities") if name in record}
     for name, rows in listed.items():
         yield f"{name}: results has another number of rows", len(rows) == len(results)
-    for number, (row, result) in enumerate(zip(sure, results, strict=False)):
+    for number, (row, result) in enumerate(zip(listed.get("probabilities", ()), results, strict=False)):
         same = {len(row["logprobs"]), len(row["margins"])} == {len(result["ids"])}
         yield f"probabilities[{number}]: the row has another number of ids", same
     for number, result in enumerate(results):
@@ -262,19 +256,13 @@ def _agreements(record: dict[str, Any]) -> Any:
         yield f"results[{number}].text: its tokens make another one", made
     held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])
     yield "cache.entries: lengths has another number of steps", len(held) in (0, len(lengths))
-    tables = {"spans": {name: record["spans"][name] for name in SPAN_COLUMNS}}
-    if "error" not in view:
-        tables |= {f"kernels.{name}": view[name] for name in _KERNEL_TABLES}
     for table, columns in tables.items():
-        equal = len({len(column) for column in columns.values()}) == 1
-        yield f"{table}: its columns have different lengths", equal
-    repeats = len(set(record["spans"]["repeat"]))
+        yield f"{table}: its columns have different lengths", len(set(map(len, columns.values()))) == 1
     for phase, peaks in record["memory"].get("peak_bytes", {}).items():
         yield f"memory.peak_bytes.{phase}: there are {repeats} repeats", len(peaks) == repeats
-    if "error" not in view:
-        stages = zip(*(view["stages"][name] for name in ("phase", "stage", "view")), strict=True)
-        most = max(Counter(stages).values(), default=0)
-        yield "kernels.stages: a stage stands there twice", most <= 1
+    if stages := tables.get("kernels.stages"):
+        rows = list(zip(stages["phase"], stages["stage"], stages["view"], strict=True))
+        yield "kernels.stages: a stage stands there twice", len(set(rows)) == len(rows)
 
 
 def check_spans(spans: pd.DataFrame) -> None:
@@ -282,14 +270,12 @@ def check_spans(spans: pd.DataFrame) -> None:
 
     Each repeat has a prefill or a ``generate`` that took time, and decode steps from 0 on, once each.
     """
-    repeats = spans["repeat"].nunique()
     phases = spans[(spans["stage"] == spans["phase"]) & (spans["device_ms"] > 0)]
     timed = phases.groupby("phase")["repeat"].nunique()
     prefills = ((spans["stage"] == "prefill") & (spans["phase"] == "prefill")).any()
-    if timed.get("prefill" if prefills else "generate", 0) != repeats:
+    if timed.get("prefill" if prefills else "generate", 0) != spans["repeat"].nunique():
         raise OcrPhasesError("spans: not every repeat has the time of its prefill or of its generate()")
-    steps = spans[spans["stage"] == "decode_step"]
-    numbers = steps.groupby("repeat")["step"].agg(["size", "nunique", "max"])
-    counted = (numbers["size"] == numbers["nunique"]) & (numbers["max"] == numbers["size"] - 1)
-    if not counted.all() or not (np.asarray(steps["device_ms"]) > 0).all():
+    steps = spans[spans["stage"] == "decode_step"].sort_values(["repeat", "step"])
+    counted = (steps["step"] == steps.groupby("repeat").cumcount()) & (steps["device_ms"] > 0)
+    if not counted.fillna(value=False).all():
         raise OcrPhasesError("spans: the decode steps of a repeat are not 0, 1, 2, ..., each with its time")

@@ -6,20 +6,19 @@ request and docs/settings.md; tests compare them.
 """
 
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 import msgspec
 import tomllib
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError, check_known, public, short
-from ocr_phases.families import PRESET_NAMES, PROMPTS, facts_of, resolve_prompt
+from ocr_phases.errors import OcrPhasesError, check_known, public, require, short
+from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES, PROMPTS, facts_of
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
@@ -64,14 +63,16 @@ def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> An
         value = float(value)  # numpy's are no floats to msgspec
     try:
         value = msgspec.convert(value, wanted, strict=strict)
+        if isinstance(value, str):
+            value.encode()
+    except UnicodeEncodeError as error:
+        raise OcrPhasesError(f"{name} is {value!a}, which is not valid Unicode: type it again.") from error
     except ValueError as error:
         if get_origin(wanted) is Literal:
             check_known(name, value, get_args(wanted))
         problem = str(error).partition(",")[0].removeprefix("Expected ").replace("`", "")
         told = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), problem)
         raise OcrPhasesError(f"{name} is {short(value)}: give {told}.") from error
-    if isinstance(value, str):
-        check_text(name, value)
     return value
 
 
@@ -79,15 +80,13 @@ def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> An
 class _Checked:
     """Fields held against their declared types; `OcrPhasesError` for the first wrong one."""
 
-    _owner: ClassVar[str] = ""
+    _owner = ""  # in a sentence, before a field's name
 
     def __post_init__(self) -> None:
-        declared = _declared(type(self))  # type: ignore[arg-type]
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name in declared and (value is not None or item.default is not None):
-                told = f"{self._owner}{item.name}"
-                object.__setattr__(self, item.name, _converted(told, value, declared[item.name]))
+        for name, wanted in _declared(type(self)).items():  # type: ignore[arg-type]
+            value = getattr(self, name)
+            if value is not None or getattr(type(self), name) is not None:  # None is what is left open
+                object.__setattr__(self, name, _converted(f"{self._owner}{name}", value, wanted))
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class SamplingSettings(_Checked):
     Raises `OcrPhasesError` for a value of a wrong type or out of range.
     """
 
-    _owner: ClassVar[str] = "infer's "
+    _owner = "infer's "
 
     do_sample: bool = False
     # Logits divided by less or by more overflow or underflow float32.
@@ -118,16 +117,14 @@ class SamplingSettings(_Checked):
         """Read an ``infer`` mapping (temperature 0 means greedy); `OcrPhasesError` for a wrong one."""
         if not isinstance(infer, Mapping | None):
             raise OcrPhasesError(f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.')
-        infer = dict(infer or {})
-        for name in infer:
+        for name in infer or ():
             check_known("entry", name, setting_names(cls), "infer")
-        if infer.get("temperature") == 0:
-            if infer.get("do_sample"):
+        values = {"do_sample": "temperature" in (infer or {}), **(infer or {})}
+        if values.get("temperature") == 0:
+            if infer and infer.get("do_sample"):
                 raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
-            infer.update(do_sample=False, temperature=1.0)
-        elif "temperature" in infer and "do_sample" not in infer:
-            infer["do_sample"] = True
-        return cls(**infer)
+            values.update(do_sample=False, temperature=1.0)
+        return cls(**values)
 
     def described(self) -> dict[str, Any]:
         """As a record keeps them; a window only where there is one."""
@@ -176,10 +173,9 @@ def is_published(infer: object) -> TypeGuard[str]:
 
 
 def _infer_mapping(text: str) -> dict[str, Any]:
-    """``temperature=0.7,top_k=5`` as a mapping; values as JSON writes them."""
-    pairs = [part.partition("=") for part in text.split(",")]
+    """``temperature=0.7,top_k=5`` as a mapping; values as TOML writes them."""
     try:
-        return {name.strip(): json.loads(value.lower()) for name, _, value in pairs}
+        return tomllib.loads(text.lower().replace(",", "\n"))
     except ValueError as error:
         raise OcrPhasesError(
             f"infer is {text!r}: write name=number, such as temperature=0.7,top_p=0.9."
@@ -245,26 +241,25 @@ class RunSettings(_Checked):
         listed = isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str | bytes)
         prompts: Sequence[Any] = self.prompt if listed else [self.prompt]
         for prompt in prompts:
-            check_text("prompt", prompt)
-            resolve_prompt(prompt)
+            if _converted("prompt", prompt, str).strip() not in PROMPT_NAMES:  # of some family
+                facts_of(None).text_of(prompt)
         if self.preset is not None:
             check_known("preset", self.preset, PRESET_NAMES)
         resolve_infer(self.infer, self.autocast)
-        other_loop = self.strategy != "eager"
-        against = {
-            "generate() has no first_token='redecode': drop one of the two.": self.first_token == "redecode",
-            "generate=True has no other tokens to compare: drop it, or verify=True.": self.verify,
-            f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}.": other_loop,
+        own_loop = self.strategy == "eager"
+        agreeing = {
+            "generate() has no first_token='redecode': drop one of the two.": self.first_token == "prefill",
+            "generate=True has no other tokens to compare: drop it, or verify=True.": not self.verify,
+            f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}.": own_loop,
         }
-        for said in [said for said, wrong in against.items() if wrong and self.generate]:
-            raise OcrPhasesError(said)
+        if self.generate:
+            require(agreeing.items())
 
     @property
     def expected_tokens(self) -> int:
         """The most new tokens, as far as that is known without the model and the page."""
-        if self.max_new_tokens is not None:
-            return self.max_new_tokens
-        return facts_of(None).published_limit if is_published(self.infer) else NEW_TOKENS
+        default = facts_of(None).published_limit if is_published(self.infer) else NEW_TOKENS
+        return self.max_new_tokens or default
 
 
 @public
@@ -329,16 +324,6 @@ def help_text(setting: Field[Any]) -> str:
     return f"{text}: {', '.join(known)}" if known and known[0] not in text else text
 
 
-def check_text(name: str, value: Any) -> None:
-    """Raise `OcrPhasesError` unless the setting ``name`` is a text that UTF-8 can hold."""
-    if not isinstance(value, str):
-        raise OcrPhasesError(f"{name} is {short(value)}: give a text.")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise OcrPhasesError(f"{name} is {value!a}, which is not valid Unicode: type it again.") from error
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request(RunSettings):
     """What `OCRSession.run_inference` was asked to do, with every default filled in.
@@ -347,13 +332,11 @@ class Request(RunSettings):
     """
 
     pages: list[list[Any]]
-    prompt: str
     prompts: list[str]
     preset: str
     preset_choice: str
     max_new_tokens: int
     infer: SamplingSettings
-    ignore_eos: bool
     eos_check_every: int
     autocast: bool
 

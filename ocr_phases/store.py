@@ -20,7 +20,7 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 import msgspec
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import write_atomic, writing
+from ocr_phases.files import read_regular, write_atomic, writing
 
 SCHEMA = 1
 CELL_STATUS = ".status.json"
@@ -50,10 +50,6 @@ class CellStatus(Status):
 _Kind = TypeVar("_Kind", bound=Status)
 
 
-class _Version(msgspec.Struct):
-    schema: Any
-
-
 def asked_id(asked: Mapping[str, Any]) -> str:
     """The id of a result: a hash, in 16 hexadecimal digits, of everything that it depends on."""
     text = json.dumps(asked, sort_keys=True, ensure_ascii=True)
@@ -63,14 +59,12 @@ def asked_id(asked: Mapping[str, Any]) -> str:
 def read_status(path: Path, kind: type[_Kind]) -> _Kind | None:
     """The status in a file; None if missing or of another version, `OcrPhasesError` if damaged."""
     try:
-        data = path.read_bytes()
-        if msgspec.json.decode(data, type=_Version).schema == SCHEMA:
-            return msgspec.json.decode(data, type=kind)
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.convert(found, kind) if found["schema"] == SCHEMA else None
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise OcrPhasesError(f"{path.name} is damaged ({error}): {AGAIN}") from error
-    return None
 
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:
@@ -117,13 +111,7 @@ def file_hash(path: Path) -> str:
 
 @lru_cache(maxsize=200_000)  # 0.3 kB each: a command looks at every result several times
 def _file_hash(path: str, changed: int, size: int) -> str:
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        # No more than its size: a file of /proc, or one that grows, may never end.
-        while size > 0 and (block := file.read(min(size, 1 << 20))):
-            digest.update(block)
-            size -= len(block)
-    return digest.hexdigest()
+    return hashlib.sha256(read_regular(path)).hexdigest()
 
 
 def take(folder: Path, name: str) -> None:

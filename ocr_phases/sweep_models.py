@@ -139,7 +139,7 @@ def run_sweep(
 
     Each cell has the end token ignored, unless ``ignore_eos`` is false or ``truth`` says what the page says:
     then the length is a limit, the texts are compared, and each record keeps the truth (a path for
-    `ocr_phases.analyse.truths.load_truth`). A record is written as soon as its cell is done, ``progress`` is
+    `ocr_phases.analyse.quality.load_truth`). A record is written as soon as its cell is done, ``progress`` is
     told of every cell, and ``on_run(cell, runs done, runs in all)`` of every run within one. What the folder
     has is not measured again, and a cell that failed before is left alone unless ``retry_failed`` or
     something it depends on has changed.
@@ -149,7 +149,7 @@ def run_sweep(
     cannot be written, or is being written by another process; where an error ended the device's context.
     """
     cells, (image, data, name) = make_cells(**axes), load_page(page)
-    said = None if truth is None else elsewhere("analyse.truths.load_truth")(truth, name)
+    said = None if truth is None else elsewhere("analyse.quality.load_truth")(truth, name)
     request: dict[str, Any] = {"prompt": prompt, "repeats": repeats, "warmup": warmup, "seed": seed}
     request["ignore_eos"] = truth is None if ignore_eos is None else ignore_eos
     asked = {**request, "page": describe_page(image, data, name, embed=False)["sha256"]}

@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+import string
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -74,6 +75,17 @@ def digits_text(value: float) -> str:
     return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
 
 
+class _Filler(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        words = {"ms": ms_text, "bytes": bytes_text, "percent": percent_text}.get(format_spec)
+        return words(value) if words else super().format_field(value, format_spec)
+
+
+def filled(template: str, row: Any = (), **words: Any) -> str:
+    """``str.format`` by a mapping and keywords; knows ``{x:ms}``, ``{x:bytes}`` and ``{x:percent}``, too."""
+    return _Filler().vformat(template, (), {**dict(row), **words})
+
+
 def any_of(words: Iterable[str]) -> str:
     """``"a, b or c"``."""
     *first, last = words
@@ -104,11 +116,10 @@ def plain_streams() -> Iterator[_PlainStream]:
     What a stream cannot hold is escaped; one that is closed or full is given up, so that no work ends for it.
     Yields the stream of stdout.
     """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # closed: the next file would take its place, and what libraries print there
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    # In the place of a standard stream that is closed the next file would be, and what libraries print there.
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest free number
+        pass
+    os.close(number)
     with Path(os.devnull).open("w") as nowhere:
         out = _PlainStream(sys.stdout or nowhere)
         err = _PlainStream(sys.stderr or nowhere, progress=True)

@@ -20,7 +20,6 @@ __version__ = "0.1.0"
 
 _PACKAGE = Path(__file__).resolve().parent
 _ROOT = _PACKAGE.parent
-_DIGITS = 16
 
 
 @lru_cache(maxsize=1)
@@ -34,7 +33,7 @@ def code_hash(package: Path = _PACKAGE) -> str:
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")]):
         content = hashlib.sha256(path.read_bytes()).digest()
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + content)
-    return digest.hexdigest()[:_DIGITS]
+    return digest.hexdigest()[:16]
 
 
 _MOST_HEADER = 100_000_000  # the safetensors format's own limit
@@ -100,11 +99,9 @@ def asset(*parts: str) -> Path:
 
 def child_environment() -> dict[str, str]:
     """This process's environment for one it starts; in a source tree the package is found from anywhere."""
-    environment = dict(os.environ)
-    if str(_ROOT) not in sysconfig.get_paths().values():
-        paths = (str(_ROOT), environment.get("PYTHONPATH"))
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    return environment
+    installed = str(_ROOT) in sysconfig.get_paths().values()
+    paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
+    return {**os.environ, **({} if installed else {"PYTHONPATH": os.pathsep.join(paths)})}
 
 
 _NEW_OBJECTS = 50_000  # some 10 MB of them; Python's own is 700

@@ -17,10 +17,10 @@ import pytest
 from example_run import make_run
 
 from ocr_phases.batch.child import LocalPool, Outcome
-from ocr_phases.batch.driver import Counts, list_pages, measure_pages
+from ocr_phases.batch.driver import Counts, measure_pages
 from ocr_phases.batch.index import BatchIndex
 from ocr_phases.batch.jobs import Job, find_pages, make_jobs
-from ocr_phases.batch.store import read_listing, read_status
+from ocr_phases.batch.store import list_pages, page_status, read_listing
 from ocr_phases.show.index import index_html
 from ocr_phases.store import file_hash, write_status
 
@@ -55,14 +55,15 @@ def run_jobs(given: Iterable[Job], out: Path, pool: Any, **options: Any) -> Coun
 
 def statuses(out: Path) -> dict[str, dict[str, Any]]:
     """Status by page; a page without one is missing."""
-    found = {entry["page"]: read_status(out / entry["folder"]) for entry in read_listing(out)}
+    found = {entry["page"]: page_status(out, entry) for entry in read_listing(out)}
     return {page: status for page, status in found.items() if status is not None}
 
 
 def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen[bytes]:
     program = (
         "import json, sys; from pathlib import Path\n"
-        "from ocr_phases.batch.driver import list_pages, measure_pages\n"
+        "from ocr_phases.batch.driver import measure_pages\n"
+        "from ocr_phases.batch.store import list_pages\n"
         "from ocr_phases.batch.jobs import make_jobs\n"
         "from ocr_phases.batch.jobs import find_pages\n"
         "from ocr_phases.batch.child import DaskPool\n"

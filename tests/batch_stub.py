@@ -2,7 +2,8 @@
 
 ``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error. ``memory``: the
 host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``kill 2``: the first two times.
-``full``: the disk is full. ``wait``: the first attempt is not over before a file ``.go`` is beside the page.
+``full``: the disk is full. ``slow``: a fifth of a second. ``wait``: the first attempt is not over before a
+file ``.go`` is beside the page.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from ocr_phases.batch.child import Outcome, WorkerRequest
 from ocr_phases.batch.store import attempt_folder
 from ocr_phases.batch.worker import Refused, serve
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import read_regular
 
 RECORD = Path(__file__).with_name("golden") / "run.json"
 
@@ -33,7 +36,10 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
                 (place / name).touch()
         return Outcome(place=place.name)
     source = Path(request["job"]["source"])
-    word, _, times = source.read_text().strip().partition(" ")
+    try:
+        word, _, times = read_regular(source).decode().strip().partition(" ")
+    except OcrPhasesError as error:
+        raise Refused("page", str(error)) from error
     if word == "kill":
         tries = source.with_suffix(".tries")
         count = len(tries.read_text()) if tries.exists() else 0
@@ -48,6 +54,8 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         raise MemoryError("asked for too much")
     if word == "sleep":
         time.sleep(600)
+    if word == "slow":
+        time.sleep(0.2)
     if word == "full":
         raise Refused("output", f"{folder} cannot be written (No space left on device).")
     with attempt_folder(folder) as place:

@@ -16,8 +16,8 @@ from approving import APPROVED, check_approved, seen
 from conftest import GOLDEN, PAGES, RUNS
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.jobs import Job
+from ocr_phases.batch.store import list_pages
 from ocr_phases.cli import main
 from ocr_phases.store import fail, file_hash, write_status
 

@@ -18,7 +18,7 @@ from ocr_phases.batch import worker
 from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.driver import auto_device
 from ocr_phases.batch.jobs import Job, Page, make_jobs
-from ocr_phases.batch.store import read_listing, read_status
+from ocr_phases.batch.store import page_status, read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.versions import code_hash
@@ -66,9 +66,7 @@ def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_mode
     assert changed.id != before.id
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(batch_jobs, "asset", lambda *parts: tmp_path)
-    batch_jobs._model_hash.cache_clear()
     retrained = one_job()
-    batch_jobs._model_hash.cache_clear()
     assert retrained.id not in (before.id, changed.id)
 
 
@@ -102,7 +100,6 @@ def put_in_cache(cache: Path, commit: str) -> Path:
 
 
 def one_job(**settings: Any) -> Job:
-    batch_jobs._hub_commit.cache_clear()
     (job,) = make_jobs([Page("a.png", "/none/a.png")], {"model": "tiny", **settings})
     return job
 
@@ -154,7 +151,7 @@ def test_the_automatic_device_is_known_by_what_it_is(tmp_path, capsys):
     command = ["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]
     assert main(command) == 0
     (entry,) = read_listing(tmp_path)
-    status = read_status(tmp_path / entry["folder"])
+    status = page_status(tmp_path, entry)
     assert status is not None
     assert status["settings"]["device"] == resolve_device("auto")
     assert main([*command, "--device", resolve_device("auto")]) == 0

@@ -25,11 +25,10 @@ from wording import says
 from ocr_phases import PhaseRun
 from ocr_phases.batch import figures
 from ocr_phases.batch import index as batch_index
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.figures import FIGURES, page_figures
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import read_listing
+from ocr_phases.batch.store import list_pages, read_listing
 from ocr_phases.cli import batch as command
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS

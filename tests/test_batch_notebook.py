@@ -14,7 +14,7 @@ from conftest import GOLDEN, PAGES
 from ocr_phases import PhaseRun
 from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import Page, make_jobs
-from ocr_phases.batch.store import read_listing, read_status
+from ocr_phases.batch.store import page_status, read_listing
 from ocr_phases.batch.worker import measure_page
 from ocr_phases.errors import CannotWrite, NotebookFailed
 
@@ -59,7 +59,7 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
     pool: Any = Pool()
     assert run_jobs([job], out, pool, mode="notebook").done == 1
     (entry,) = read_listing(out)
-    status = read_status(out / entry["folder"])
+    status = page_status(out, entry)
     assert status is not None
     assert (status["state"], status["report"]["state"]) == ("done", "failed")
     assert status["report"]["reason"] and str(tmp_path) not in status["report"]["reason"]

@@ -28,10 +28,9 @@ from wording import says
 
 from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch.child import Child
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
-from ocr_phases.batch.store import LISTING, read_listing
+from ocr_phases.batch.store import LISTING, list_pages, read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.store import write_status
@@ -55,13 +54,13 @@ def test_pipes_devices_sockets_and_huge_files_are_failed_pages_and_nothing_waits
     assert (counts.done, counts.failed) == (1, 6)
     found = statuses(out)
     assert found.pop("page-0.png")["state"] == "done"
-    assert says(found.pop("huge.png")["reason"], "1.0 GiB", "more than 1")
+    assert says(found.pop("huge.png")["reason"], "1,024.0 MiB")
     for status in found.values():
         assert "a regular file" in status["reason"]
         assert status["failure"] == "the page cannot be read"
     assert len(list(find_pages([str(pages / "pipe.png")], []))) == 1
     os.mkfifo(pages / "list.csv")
-    with pytest.raises(OcrPhasesError, match="a pipe, a socket or a device"):
+    with pytest.raises(OcrPhasesError, match="a pipe, a device or a socket"):
         list(find_pages([str(pages / "list.csv")], []))
 
 
@@ -69,7 +68,7 @@ def test_a_file_that_claims_no_size_is_not_read_on_and_on(tmp_path):
     (job,) = make_jobs(
         [Page("kmsg.png", "/proc/self/status")], {"model": "tiny"}
     )  # as /proc/kmsg, which waits
-    assert job.sha256 == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert job.sha256 is None and not job.problem  # measuring it says why
 
 
 def bomb(claimed: int) -> bytes:

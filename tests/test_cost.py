@@ -23,11 +23,9 @@ from ocr_phases.analyse.cost import (
     decode_cost,
     expected_experts,
     generation_flops,
-    parameters,
     prefill_cost,
     run_cost,
     stage_cost,
-    training_cost,
     vision_calls,
 )
 from ocr_phases.config import read_model_config
@@ -133,7 +131,7 @@ def language_forward(model: Any, batch: int, length: int, cached: int = 0, **opt
 
 def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) -> None:
     config, model = built
-    table = parameters(config)
+    table = prefill_cost(config, prompt_len=1, views=[VisionCall("global", 1024)])
     assert int(table["parameters"].sum()) == sum(p.numel() for p in model.parameters())
     by_stage = table.groupby("stage")["parameters"].sum()
     for stage, held in family_of(model).parameters(model).items():
@@ -289,16 +287,6 @@ def test_any_shape_gives_whole_counts_that_scale(
     assert (table["weight_bytes"].max() <= 2.77e9 * dtype_bytes).all()
 
 
-def test_training_adds_logits_of_all_positions_and_the_loss() -> None:
-    views = [VisionCall("global", 1024)]
-    table = training_cost(PUBLISHED, prompt_len=8192, views=views).set_index("stage")
-    vocab = PUBLISHED["language_config"]["vocab_size"]
-    assert set(table["phase"]) == {"training"}
-    assert table.loc["lm_head", "flops"] == 2 * 8192 * 1280 * vocab
-    assert table.loc["loss", "flops"] == 4 * 8191 * vocab
-    assert table["kv_bytes"].sum() == 0
-
-
 @pytest.mark.parametrize("path", ["data/runs/h200-dummy-gundam.json", "tests/golden/run.json"])
 def test_a_record_says_what_it_cost(path: str) -> None:
     run = PhaseRun.load(ROOT / path)
@@ -337,7 +325,7 @@ def test_the_vendors_head_runs_over_every_position() -> None:
 
 def test_what_is_unknown_is_said() -> None:
     with refused():
-        parameters({"model_type": "llama"})
+        prefill_cost({"model_type": "llama"}, prompt_len=1)
     cut = copy.deepcopy(PUBLISHED)
     del cut["language_config"]["hidden_size"]
     with refused():

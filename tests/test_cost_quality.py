@@ -33,10 +33,9 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import add_truths, build_index
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import page_run, page_status, read_listing, waiting_reports
+from ocr_phases.batch.store import list_pages, page_run, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
 from ocr_phases.show import results_many
@@ -225,12 +224,12 @@ def test_truths_are_added_to_what_was_measured(made: Path, tmp_path: Path) -> No
     (truths / "b.md").write_text("# What b says")
     (truths / "c-2.json").write_text("{")
     found = add_truths(out, truths)
-    assert (found.found, found.lacking) == (2, 1) and list(found.problems) == ["c.pdf#2"]  # b is named twice
+    assert found[:2] == (2, 1) and list(found[2]) == ["c.pdf#2"]  # b is named twice
     entry = next(entry for entry in read_listing(out) if entry["page"] == "b.png")
     assert page_run(out / entry["folder"]).truth_of() == Truth("# What b says", file="b.md")
-    assert out / entry["folder"] in dict(waiting_reports(out))  # its report lacks the truth
+    assert out / entry["folder"] in list(waiting_reports(out))  # its report lacks the truth
     before = page_status(out, entry)
-    assert add_truths(out, truths).found == 2 and page_status(out, entry) == before
+    assert add_truths(out, truths)[0] == 2 and page_status(out, entry) == before
     pages = build_index(out).pages.set_index("page")
     assert pages.loc["b.png", "cer"].iloc[0] > 0 and pages["cer"].notna().sum() == 2
     assert pages["compression"].notna().sum() == 4

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from ocr_phases.batch import child as pool
@@ -70,10 +69,10 @@ def finished_pages(out: Path) -> dict[str, Any]:
     """The record's hash and the status, but for its report, of each page that is finished."""
     found: dict[str, Any] = {}
     for path in out.glob("pages/*/*/status.json"):
-        status = finished(path.parent, json.loads(path.read_bytes())["id"])
-        if status is not None:
+        status = json.loads(path.read_bytes())
+        if finished(path.parent, status["id"]) is not None:
             digest = hashlib.sha256(path.with_name("run.json").read_bytes()).hexdigest()
-            found[status["name"]] = [digest, msgspec.to_builtins({**status, "report": None})]
+            found[status["name"]] = [digest, {**status, "report": None}]
     return found
 
 

@@ -13,7 +13,7 @@ from mutants import mutants
 
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.architecture import read_architecture
-from ocr_phases.batch.jobs import _model_hash
+from ocr_phases.batch.jobs import known_model
 from ocr_phases.models.wiring import native_config
 from ocr_phases.versions import asset, folder_hash
 
@@ -177,5 +177,5 @@ def test_a_header_that_claims_too_much_is_refused(folder, claimed):
     weights.write_bytes(claimed.to_bytes(8, "little") + b"{}")
     with pytest.raises(OcrPhasesError, match=rf"no header of the {claimed:,} bytes"):
         folder_hash(folder)
-    assert _model_hash(str(folder)) is None  # the batch goes on: loading it says what is wrong
+    assert known_model(str(folder)) == (None, None)  # the batch goes on: loading it says what is wrong
     refuse(folder, "do not fit DeepSeek-OCR")

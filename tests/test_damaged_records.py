@@ -20,14 +20,12 @@ from ocr_phases.analyse import checks, comparison, floors, scaling
 from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.kernels import has_kernels
 from ocr_phases.batch import figures
-from ocr_phases.batch.driver import list_pages
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
+from ocr_phases.batch.store import list_pages
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
-from ocr_phases.show import kernels as kernel_plots
 from ocr_phases.show import plots, plots_many, regions, results, results_many
-from ocr_phases.show.roofline import plot_roofline
 from ocr_phases.store import file_hash, write_status
 from ocr_phases.versions import asset
 
@@ -141,11 +139,11 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
         *(plot(run) for plot in (plots.plot_vision_stages, plots.plot_phase_timeline, plots.plot_memory)),
         *(plot([base, run], ["a", "b"]) for plot in (plots_many.plot_prefill_stages, plots_many.plot_decode)),
         plots.plot_token_latency(run, floor),
-        plot_roofline(run),
+        plots.plot_roofline(run),
         plots_many.plot_ratios(ratios),
     ]
     if has_kernels(run):
-        figures += [kernel_plots.plot_busy(run), kernel_plots.plot_idle_gaps(run)]
+        figures += [plots.plot_busy(run), plots.plot_idle_gaps(run)]
     for figure in figures:
         figure.savefig(io.BytesIO(), dpi=20)
     try:

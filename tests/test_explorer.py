@@ -39,7 +39,7 @@ from wording import says
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_pairs, region_table
-from ocr_phases.analyse.stages import one_repeat, step_table, typical_repeat
+from ocr_phases.analyse.stages import step_table, typical_repeat
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import stop_signals
 from ocr_phases.explorer import Explorer
@@ -303,7 +303,7 @@ def test_all_pages_of_a_prompt_are_there():
 
 
 def test_the_timeline_has_every_span_of_the_typical_repeat(run: PhaseRun):
-    data, spans = timeline_data(run, 0), one_repeat(run, typical_repeat(run)).spans
+    data, spans = timeline_data(run, 0), run.spans[run.spans["repeat"] == typical_repeat(run)]
     lanes = {lane["name"]: lane for lane in data["lanes"]}
     assert [name for name in lanes if name in PHASES] == ["prepare", "prefill", "decode"]
     assert {"SAM global", "SAM local", "decode step"} < set(lanes)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import plots, regions
-from ocr_phases.show.figures import STILL, LiteralFigure, Picture, figure_svg
+from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, Picture, figure_svg
 
 PLOTS = (
     plots.plot_token_latency,
@@ -23,9 +23,6 @@ PLOTS = (
     plots.plot_memory,
     regions.plot_region_types,
 )
-
-
-draw = LiteralFigure.draw
 
 
 @pytest.mark.parametrize("plot", PLOTS)
@@ -70,28 +67,38 @@ def test_a_legend_below_and_the_axes_labels_do_not_meet() -> None:
     assert inside.x0 <= box.x0 and box.x1 <= inside.x1 and box.y1 <= inside.y1
 
 
-def test_two_figures_of_one_page_share_no_id_and_one_is_always_the_same() -> None:
+def test_an_id_of_two_figures_is_of_the_same_thing_and_a_figure_always_the_same() -> None:
     run = make_run()
     first, second = (figure_svg(plot(run), "x") for plot in PLOTS[:2])
-    assert not set(re.findall(r'id="([^"]+)"', first)) & set(re.findall(r'id="([^"]+)"', second))
+    named = [dict(re.findall(r' id="([^"]+)"(.*?<[^>]*>)', text)) for text in (first, second)]
+    assert all(named) and all(named[1].get(key, value) == value for key, value in named[0].items())
     assert figure_svg(PLOTS[0](run), "x") == first
 
 
-def test_white_type_stays_white_and_white_grounds_follow_the_page() -> None:
+def test_white_grounds_follow_the_page() -> None:
     figure = Figure(figsize=(3, 2))
-    figure.text(0.5, 0.5, "on a bar", color="white", bbox={"facecolor": "white", "alpha": 0.7})
-    text = figure_svg(figure, "x")
-    assert "fill: #ffffff" in text
-    assert "fill: var(--op-plot-surface, #ffffff)" in text
+    figure.text(0.5, 0.5, "words", bbox={"facecolor": "white", "alpha": 0.7})
+    assert "fill: var(--op-plot-surface, #ffffff)" in figure_svg(figure, "x")
 
 
-def test_a_figure_is_drawn_once_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(LiteralFigure, "draw", lambda figure, renderer: drawn.append(draw(figure, renderer)))
+def luminance(colour: str) -> float:
+    """WCAG 2.1's relative luminance of ``#rrggbb``."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+@pytest.mark.parametrize("colour", sorted({*PHASE_COLOURS.values(), *STAGE_COLOURS.values()}))
+@pytest.mark.parametrize("page", ["#ffffff", "#1b2127"])
+def test_every_colour_is_seen_on_a_light_and_on_a_dark_page(colour: str, page: str) -> None:
+    dark, light = sorted(luminance(each) for each in (colour, page))
+    assert (light + 0.05) / (dark + 0.05) >= 3
+
+
+def test_a_figure_is_left_as_it_was() -> None:
     figure = plots.plot_memory(make_run())
     before = (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
     figure_svg(figure, "x")
-    assert len(drawn) == 1
     assert before == (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
 
 
@@ -121,9 +128,9 @@ def test_the_slowest_and_the_fastest_step_of_a_long_record_are_drawn() -> None:
     run = long_run(5_000)
     (axes,) = plots.plot_token_latency(run).axes
     times = plots.step_table(run)["device_ms"]
-    drawn = axes.lines[0].get_ydata()
-    assert len(drawn) <= 2_000 < len(times)
-    assert (drawn.max(), drawn.min()) == (times.max(), times.min())
+    assert len(axes.lines[0].get_ydata()) <= 2_000 < len(times)
+    band = axes.collections[0].get_paths()[0].get_extents()
+    assert (band.y1, band.y0) == (times.max(), times.min())
 
 
 def test_a_picture_of_very_many_marks_comes_as_pixels_only() -> None:

@@ -37,8 +37,7 @@ from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.figures import figure_png
-from ocr_phases.show.plots import plot_token_latency
-from ocr_phases.show.roofline import plot_roofline
+from ocr_phases.show.plots import plot_roofline, plot_token_latency
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "data/pages/receipt.png"

@@ -28,7 +28,7 @@ from PIL import Image
 from wording import says
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, crop_grid, resolve_prompt
+from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, facts_of
 from ocr_phases.files import FORMATS
 from ocr_phases.inputs import images
 from ocr_phases.inputs.images import load_page
@@ -156,7 +156,7 @@ def test_presets() -> None:
     ],
 )
 def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
-    assert resolve_prompt(prompt, grounding=grounding) == text
+    assert facts_of(None).text_of(prompt, grounding=grounding) == text
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
 )
 def test_prompts_that_are_refused(prompt: str, grounding: bool | None, message: str) -> None:
     with pytest.raises(OcrPhasesError, match=message):
-        resolve_prompt(prompt, grounding=grounding)
+        facts_of(None).text_of(prompt, grounding=grounding)
 
 
 def test_every_prompt_preset_begins_with_the_page() -> None:
@@ -447,8 +447,6 @@ def test_zero_pixels() -> None:
             load_page(blank(*size))
         with pytest.raises(OcrPhasesError, match="no pixels"):
             make_views(blank(*size), PRESETS["tiny"])
-        with pytest.raises(OcrPhasesError, match="cannot be cut"):
-            crop_grid(*size)
 
 
 def test_mode_that_cannot_be_converted() -> None:
@@ -572,19 +570,21 @@ def test_damaged_files_never_escape(data: st.DataObject) -> None:
 
 # Tiling
 
+GUNDAM = PRESETS["gundam"]
+
 
 def test_ties_in_aspect_ratio_go_by_area() -> None:
-    assert crop_grid(700, 700) == (2, 2)
-    assert crop_grid(800, 800) == (2, 2)
-    assert crop_grid(1300, 1300) == (2, 2)
-    assert crop_grid(1358, 1358) == (3, 3)  # from more than half of 9 tiles on
-    assert crop_grid(1357, 1357) == (2, 2)
-    assert crop_grid(700, 1400) == (1, 2)
-    assert crop_grid(1200, 2400) == (2, 4)
-    assert crop_grid(100_000, 1) == (9, 1)
-    assert crop_grid(1, 100_000) == (1, 9)
-    assert crop_grid(640, 640) == (1, 1)
-    assert crop_grid(400, 300, image_size=320) != (1, 1)
+    assert GUNDAM.grid(700, 700) == (2, 2)
+    assert GUNDAM.grid(800, 800) == (2, 2)
+    assert GUNDAM.grid(1300, 1300) == (2, 2)
+    assert GUNDAM.grid(1358, 1358) == (3, 3)  # from more than half of 9 tiles on
+    assert GUNDAM.grid(1357, 1357) == (2, 2)
+    assert GUNDAM.grid(700, 1400) == (1, 2)
+    assert GUNDAM.grid(1200, 2400) == (2, 4)
+    assert GUNDAM.grid(100_000, 1) == (9, 1)
+    assert GUNDAM.grid(1, 100_000) == (1, 9)
+    assert GUNDAM.grid(640, 640) == (1, 1)
+    assert PRESETS["tiny"].grid(1300, 1300) == (1, 1)
 
 
 SIDES = st.one_of(st.integers(1, 3000), st.sampled_from([1, 2, 639, 640, 641, 1024, 1280, 20_000, 1_000_000]))
@@ -593,7 +593,7 @@ SIDES = st.one_of(st.integers(1, 3000), st.sampled_from([1, 2, 639, 640, 641, 10
 @settings(max_examples=300, deadline=None)
 @given(SIDES, SIDES)
 def test_grid_has_2_to_9_tiles_when_cut(width: int, height: int) -> None:
-    columns, rows = crop_grid(width, height)
+    columns, rows = GUNDAM.grid(width, height)
     assert (columns * rows == 1) == (max(width, height) <= 640)
     assert columns * rows <= 9
     if columns * rows > 1:

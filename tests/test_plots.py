@@ -10,21 +10,16 @@ from collections.abc import Callable
 import matplotlib
 import pytest
 from example_run import SHAPES, make_run
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from wording import says
 
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.bars import draw_bars
-from ocr_phases.show.figures import figure_png
+from ocr_phases.show.figures import figure_png, new_figure, time_axis
 from ocr_phases.show.plots import (
-    new_figure,
     plot_memory,
     plot_phase_timeline,
     plot_token_latency,
     plot_vision_stages,
-    time_axis,
 )
 from ocr_phases.text import percent_text
 
@@ -54,17 +49,6 @@ def test_an_axis_of_time_has_the_unit_of_its_size(top: float, label: str, ticks:
     assert [tell(value) for value in (0, top / 2, top)] == ticks
     time_axis(axes.xaxis)
     assert axes.xaxis.get_major_formatter()(top).split() == [ticks[-1], label.split("(")[1].split(")")[0]]
-
-
-@given(st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 2, *[st.floats(0, 1e6)] * 2), min_size=1, max_size=9))
-def test_bars_are_one_artist_as_large_as_asked(bars: list[tuple[float, float, float, float]]) -> None:
-    _, axes = new_figure(2.0)
-    draw_bars(axes, bars, "#0072B2")
-    [drawn] = axes.collections
-    for (left, low, width, height), path in zip(bars, drawn.get_paths(), strict=True):
-        extents = path.get_extents()
-        assert extents.bounds == pytest.approx((left, low, width, height), abs=1e-6)
-    assert axes.dataLim.y1 == pytest.approx(max(low + height for _, low, _, height in bars))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

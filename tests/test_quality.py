@@ -20,11 +20,13 @@ from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import intersection_over_union, match_boxes, parse_grounding
 from ocr_phases.analyse.quality import (
     QUALITY_COLUMNS,
+    check_for_pages,
+    find_truth,
+    load_truth,
     quality_table,
     text_measures,
 )
 from ocr_phases.analyse.text import plain_text
-from ocr_phases.analyse.truths import check_for_pages, find_truth, load_truth
 from ocr_phases.schema import TrueRegion, Truth
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(" ".join)
@@ -273,3 +275,23 @@ def test_the_built_in_model_reads_its_sample(tiny_session: Any) -> None:
     assert found["table_similarity", ""] > 0.95
     assert found["box_recall", ""] == 1.0
     assert found["box_iou", ""] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("written", "similarity"),
+    [
+        ("abc", 1.0),
+        ("bc", 2 / 3),  # the first is missing
+        ("ac", 2 / 3),
+        ("xabc", 1.0),  # one too many
+        ("xbc", 1 - 3.8 / 7 / 3),  # one in place of another: its rows and columns are right
+        ("", 0.0),
+    ],
+)
+def test_a_missing_table_spoils_no_other(written: str, similarity: float) -> None:
+    tables = {
+        name: table(f"{name}1", f"{name}2").replace("<td>", f"<td>{name * 9}")
+        for name in ("a", "b", "c", "x")
+    }
+    found = quality_of("\n\n".join(map(tables.get, written)), Truth("\n\n".join(map(tables.get, "abc"))))
+    assert found["table_similarity", ""] == pytest.approx(similarity)

@@ -20,10 +20,17 @@ from refusals import refused
 from benchmarks import quality_figures
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import pixel_box
-from ocr_phases.analyse.quality import quality_of, quality_table
+from ocr_phases.analyse.quality import (
+    DIFFERENCE_COLUMNS,
+    load_truth,
+    page_truth,
+    quality_of,
+    quality_table,
+    reference_of,
+    region_differences,
+)
 from ocr_phases.analyse.sentences import key_metrics
-from ocr_phases.analyse.text import DIFFERENCE_COLUMNS, plain_text, region_differences, word_edits
-from ocr_phases.analyse.truths import load_truth, page_truth, reference_of
+from ocr_phases.analyse.text import plain_text, word_edits
 from ocr_phases.cli import main
 from ocr_phases.schema import TrueRegion, Truth, check_record
 from ocr_phases.show import results

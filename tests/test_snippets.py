@@ -18,8 +18,7 @@ from ocr_phases.versions import asset
 ROOT = Path(__file__).parents[1]
 #: Snippets that need what is not here, by page and place in it.
 SKIPPED = {
-    ("batch.md", 0): "the spans of an archive, which `batch --tables` writes",
-    ("batch.md", 1): "a SLURM cluster",
+    ("batch.md", 0): "a SLURM cluster",
     ("families.md", 0): "a model of the family",
     ("vendor.md", 0): "the published weights",
     ("vendor.md", 1): "the published weights",

@@ -24,7 +24,7 @@ import train
 
 import synth
 from ocr_phases import OCRSession
-from ocr_phases.families import PRESETS, resolve_prompt
+from ocr_phases.families import PRESETS, facts_of
 from ocr_phases.inputs.packing import make_views, pack
 from ocr_phases.models.load import ROUND_TRIP, load_tokenizer
 from ocr_phases.settings import ModelSettings
@@ -185,7 +185,7 @@ def test_the_forward_pass_is_the_library_s(codec: tokens.Codec, preset: str, siz
         for row, prompt in enumerate(prompts):
             packed = pack(
                 [[views[row]]],
-                [resolve_prompt(prompt)],
+                [facts_of(None).text_of(prompt)],
                 codec.encode,
                 image_token_id=tokens.IMAGE,
                 bos_token_id=tokens.BOS,

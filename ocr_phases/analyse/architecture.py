@@ -34,14 +34,9 @@ class TextSizes(Struct):
     num_key_value_heads: int | None = None
 
     @property
-    def kv_heads(self) -> int:
-        """Heads of the keys, and of the values."""
-        return self.num_key_value_heads or self.heads
-
-    @property
-    def head_width(self) -> int:
-        """Channels of one head."""
-        return self.hidden // self.heads
+    def kv_width(self) -> int:
+        """Channels of the keys, and of the values, of all heads."""
+        return self.hidden // self.heads * (self.num_key_value_heads or self.heads)
 
     @property
     def dense_layers(self) -> int:

@@ -237,7 +237,7 @@ def _decode_trend(run: PhaseRun) -> Verdict:
     text += f"; its bytes alone cost {due * 1e3:.3f} µs"
     # The growth beyond what slow reads of the cache explain, as a part of the median step. One repeat alone
     # cannot be told from a neighbour's start; repeats that differ are noisy.
-    excess = (trend.slope - _SLOW_READS * due) * trend.span / trend.step_ms
+    excess = (trend.slope - _SLOW_READS * due) * trend.growth
     runaway = excess > _RUNAWAY and len(run.repeats) > 1
     return Verdict("fail" if runaway else "pass" if excess <= _DRIFT else "note", text)
 

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import tomllib
 
-from ocr_phases.analyse.noise import ceilings_apart, is_noisy
-from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table
+from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, ceilings_apart, figure_repeats, is_noisy
+from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table, reference_of
 from ocr_phases.analyse.scaling import sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_warning
-from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, stage_repeats, stage_table, step_ms
-from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, LogMean, holm, log_ratio
+from ocr_phases.analyse.stages import STAGE_KEYS, stage_repeats, stage_table
+from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.analyse.text import plain_text
-from ocr_phases.analyse.truths import reference_of
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
-from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.text import count_text, first_difference, percent_text, stage_name
+from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
 COMPARE_COLUMNS = (
     *("run", "metric", "verdict", "unit", "baseline", "other", "difference"),
@@ -36,12 +33,13 @@ COMPARE_COLUMNS = (
 )
 MARGIN = 2.0
 """Per cent: two records are equivalent where the whole interval of their ratio lies within this of 1."""
-JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
-"""What a comparison is judged by where nothing else is named, as far as both records have it."""
 EQUIVALENT, EQUAL, INCONCLUSIVE, NOISY = "equivalent", "equal", "inconclusive", "noisy"
 SHARE = "share"
 """The unit of measures of the text: a share of one."""
 
+_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SAID, _CAVEATS, _NOTES = (_TEXTS[part] for part in ("said", "caveats", "notes"))
+_EXACT = "kv_cache_bytes"  # follows from the tokens, not from a clock
 _HIGHER_IS_BETTER = ("tokens_per_s", *QUALITY_HIGHER)
 #: The figures of a whole run that follow a clock, with their phases.
 _FIGURES = {
@@ -51,72 +49,40 @@ _FIGURES = {
     "vision_ms": "prefill",
     "decode_ms": "decode",
     "generate_ms": "generate",
-    "inter_token_ms": "decode",
-    "inter_token_ms_p90": "decode",
-    "inter_token_ms_p99": "decode",
-    "tokens_per_s": "decode",
+    **dict.fromkeys((*STEP_QUANTILES, "tokens_per_s"), "decode"),
 }
-_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
 #: What is measured, is told in another part, or follows from the model's name and revision.
 _NO_SETTING = (
-    *(("device", "ceilings"), ("device", "conditions"), ("model", "config")),
-    *(("model", "strategy_setup"), ("model", "vision_setup"), ("request", "preset")),
-    *(("request", "preset_choice"), ("request", "strategy"), ("request", "vision")),
+    *("device.ceilings", "device.conditions", "model.config", "model.strategy_setup", "model.vision_setup"),
+    *("request.preset", "request.strategy", "request.vision"),
 )
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A figure of a record and what it was in each repeat, float64 [repeats].
-
-    A stage's whole phase has an empty ``view``; a figure that is no stage has no ``stage`` either. ``exact``
-    is a figure that follows from the tokens, not from a clock.
-    """
-
-    name: str
-    unit: str
-    value: float
-    repeats: np.ndarray = field(repr=False)
-    phase: str = ""
-    stage: str = ""
-    view: str = ""
-    exact: bool = False
-
-
-def metrics_of(run: PhaseRun) -> dict[str, Metric]:
+def metrics_of(run: PhaseRun) -> pd.DataFrame:
     """Every metric of a record by name: figures (``prefill_ms``) first, then stages (``prefill/sam/global``).
 
+    Columns ``unit``, ``phase``, ``stage``, ``view``, ``value`` and ``repeats``, what it was in each repeat.
     Figures are `PhaseRun.summary`'s. Times are ms on the device clock: a stage's is the median over repeats
-    of its sum, of decode's stages of its median over the steps.
+    of its sum, of decode's stages of its median over the steps. A figure that is no stage has no ``stage``.
     """
-    return {metric.name: metric for metric in [*_figures(run), *_stages(run)]}
-
-
-def _figures(run: PhaseRun) -> Iterator[Metric]:
-    summary, each = run.summary(), repeat_table(run).set_index("repeat")
-    each["vision_ms"] = sum(run.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
-    for name, quantile in _QUANTILES.items():
-        each[name] = step_ms(run, quantile)
-    for name, phase in _FIGURES.items():
-        if summary[name] is not None and each[name].notna().all():
-            unit = "ms" if "_ms" in name else "tokens/s"
-            yield Metric(name, unit, summary[name], each[name].to_numpy(dtype=np.float64), phase)
+    summary, each = run.summary(), figure_repeats(run)
+    rows: list[tuple[Any, ...]] = [
+        (name, "ms" if "_ms" in name else "tokens/s", phase, "", "", summary[name], each[name].tolist())
+        for name, phase in _FIGURES.items()
+        if summary[name] is not None and each[name].notna().all()
+    ]
     for phase, peaks in run.memory.get("peak_bytes", {}).items():
-        yield Metric(f"{phase}_peak_bytes", "bytes", max(peaks), np.asarray(peaks, dtype=np.float64), phase)
-    if size := summary["kv_cache_bytes"]:
-        yield Metric("kv_cache_bytes", "bytes", size, np.full(len(run.repeats), float(size)), exact=True)
-
-
-def _stages(run: PhaseRun) -> Iterator[Metric]:
-    decode = run.spans[run.spans["phase"] == "decode"]
-    steps = decode.groupby([*STAGE_KEYS, "repeat"])["device_ms"].median().unstack("repeat")
-    each = pd.concat([stage_repeats(run).drop(index=steps.index), steps.reindex(columns=run.repeats)])
+        rows.append((f"{phase}_peak_bytes", "bytes", phase, "", "", max(peaks), peaks))
+    if size := summary[_EXACT]:
+        rows.append((_EXACT, "bytes", "", "", "", size, [size]))
+    sums, decode = stage_repeats(run), run.spans[run.spans["phase"] == "decode"]
+    sums.update(decode.groupby([*STAGE_KEYS, "repeat"])["device_ms"].median().unstack("repeat"))
     for key in stage_table(run)[list(STAGE_KEYS)].itertuples(index=False, name=None):
-        phase, stage, view = key
-        if stage not in (phase, "decode_step"):
-            times = each.loc[key].fillna(0.0).to_numpy(dtype=np.float64)
-            name = "/".join(filter(None, key))
-            yield Metric(name, "ms", float(np.median(times)), times, phase, stage, view)
+        if key[1] not in (key[0], "decode_step"):
+            name, times = "/".join(filter(None, key)), sums.loc[key].tolist()
+            rows.append((name, "ms", *key, float(np.median(times)), times))
+    columns = ["metric", "unit", *STAGE_KEYS, "value", "repeats"]
+    return pd.DataFrame(rows, columns=columns).set_index("metric")
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
@@ -124,13 +90,10 @@ def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = No
     if paths is not None:
         names = [Path(path).name.removesuffix(".gz").removesuffix(".json") for path in paths]
     else:
-        settings = [
-            (run.page_name(), run.model["name"], run.page.get("preset"), run.model.get("strategy"))
-            for run in runs
-        ]
-        differs = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
-        told = differs if any(differs) else [True] * len(differs)
-        names = [", ".join(str(value) for value in compress(values, told)) for values in settings]
+        facts = [(run.page_name(), run.page.get("preset"), run.model) for run in runs]
+        settings = [(page, model["name"], preset, model.get("strategy")) for page, preset, model in facts]
+        differ = [place for place, values in enumerate(zip(*settings, strict=True)) if len(set(values)) > 1]
+        names = [", ".join(str(row[place]) for place in differ or range(len(row))) for row in settings]
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 
@@ -141,31 +104,20 @@ def environment_table(
 
     Parts are device, versions, model, page and request. Only what differs, unless ``everything``.
     """
-    settings = [dict(_settings(run)) for run in runs]
-    keys = dict.fromkeys(key for entries in settings for key in entries)
-    rows = [(*key, *(_text(entries.get(key)) for entries in settings)) for key in keys]
-    if not everything:
-        rows = [row for row in rows if len(set(row[2:])) > 1]
-    return pd.DataFrame(rows, columns=["part", "name", *(run_labels(runs) if labels is None else labels)])
+    named = zip(run_labels(runs) if labels is None else labels, runs, strict=True)
+    table = pd.DataFrame({label: _settings(run) for label, run in named}).fillna("–")
+    table = table if everything else table[table.nunique(axis="columns") > 1]
+    return table.rename_axis(["part", "name"]).reset_index(allow_duplicates=True)
 
 
-def _settings(run: PhaseRun) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Everything a time depends on, as ((part, name), value)."""
+def _settings(run: PhaseRun) -> dict[tuple[str, ...], str]:
+    """Everything a time depends on, as text by (part, name)."""
     names = ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
     page = {name: run.page.get(name) for name in names} | {"pages": len(run.pages)}
     parts = {"device": run.device, "versions": run.versions, "model": run.model, "page": page}
-    for part, values in {**parts, "request": run.request}.items():
-        for name, value in _flat(values):
-            if (part, name.partition(".")[0]) not in _NO_SETTING:
-                yield (part, name), value
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
+    flat = pd.json_normalize({**parts, "request": run.request}).astype(object).iloc[0].items()
+    named = [(str(name), _text(value)) for name, value in flat]
+    return {tuple(name.split(".", 1)): text for name, text in named if not name.startswith(_NO_SETTING)}
 
 
 def _text(value: Any) -> str:
@@ -183,13 +135,12 @@ def text_changes(baseline: PhaseRun, other: PhaseRun) -> pd.DataFrame:
     """
     count = min(len(baseline.results), len(other.results))
     pairs = [pair for row in range(count) for pair in _text_pairs(baseline, other, row)]
-    means = pd.DataFrame(pairs, columns=["metric", "baseline", "other"]).groupby("metric", sort=False).mean()
-    rows = []
-    for name, before, after in means.itertuples(name=None):
-        better = (after > before) == (name in QUALITY_HIGHER)
-        verdict = "different" if name == "agreement" else "better" if better else "worse"
-        rows.append((name, before, after, EQUAL if before == after else verdict))
-    return pd.DataFrame(rows, columns=["metric", "baseline", "other", "verdict"])
+    table = pd.DataFrame(pairs, columns=["metric", "baseline", "other"])
+    table = table.groupby("metric", sort=False, as_index=False).mean()
+    rises, metric = table["other"] > table["baseline"], table["metric"]
+    verdicts = {EQUAL: table["other"] == table["baseline"], "different": metric == "agreement"}
+    verdicts["better"] = rises == metric.isin(QUALITY_HIGHER)
+    return table.assign(verdict=_first(verdicts, "worse"))
 
 
 def _text_pairs(baseline: PhaseRun, other: PhaseRun, row: int) -> Iterator[tuple[str, float, float]]:
@@ -203,8 +154,9 @@ def _text_pairs(baseline: PhaseRun, other: PhaseRun, row: int) -> Iterator[tuple
     truths = [truth and truth.says() for truth in (baseline.truth_of(row), other.truth_of(row))]
     if truths[0] == truths[1]:
         before, after = quality_of(baseline, row), quality_of(other, row)
-        for name in before.keys() & after.keys() - {"agreement", "repetition"}:
-            yield name, before[name], after[name]
+        for name in before:
+            if name in after and name not in ("agreement", "repetition"):
+                yield name, before[name], after[name]
 
 
 def _pages(run: PhaseRun, row: int | None = None) -> list[str]:
@@ -261,7 +213,7 @@ class Comparison:
         labels: Sequence[str] | None = None,
         *,
         margin: float = MARGIN,
-        judged: Sequence[str] = JUDGED,
+        judged: Iterable[str] = JUDGED,
     ) -> None:
         self.runs, self.margin, self.judged = tuple(runs), margin, tuple(judged)
         self.labels = run_labels(runs) if labels is None else list(labels)
@@ -292,8 +244,7 @@ class Comparison:
         """
         rows = [row for run, label in self._others for row in self._rows(run, label)]
         table = pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
-        texts = ["metric", "verdict", "unit", "phase", "stage", "view"]
-        return table.fillna(dict.fromkeys(texts, ""))
+        return table.fillna(dict.fromkeys(["verdict", "phase", "stage", "view"], ""))
 
     @property
     def headline(self) -> pd.DataFrame:
@@ -354,10 +305,9 @@ class Comparison:
         leaves nothing to judge by.
         """
         table = Comparison(self.runs, self.labels, judged=metrics).table if metrics else self.table
-        for name in metrics:
-            check_known("metric", name, [*table["metric"], *MEASURES])
         rows = table[table["metric"].isin(metrics or JUDGED) & table["difference"].notna()]
         for name in metrics:
+            check_known("metric", name, [*table["metric"], *MEASURES])
             if lacks := set(self.labels[1:]) - set(rows.loc[rows["metric"] == name, "run"]):
                 raise OcrPhasesError(
                     f"{name} is not in both records ({', '.join(sorted(lacks))}): give both the same truth, "
@@ -370,106 +320,87 @@ class Comparison:
                 "A record of a single repeat says nothing about the spread: measure with "
                 f"{LEAST_REPEATS} repeats or more."
             )
-        # Both ends of the change for the worse, a share of one.
-        ends = rows[["ratio_low", "ratio_high"]].to_numpy() - 1.0
-        falls = rows["metric"].isin(_HIGHER_IS_BETTER).to_numpy()[:, None]
-        ends = np.where(falls, 1.0 / (1.0 + ends[:, ::-1]) - 1.0, ends)
-        points = (rows["unit"] == SHARE).to_numpy()[:, None]
-        lost = rows[["difference"]].to_numpy() * np.where(falls, -1.0, 1.0)
-        low, high = (np.where(points, lost, ends) * 100.0).T
+        # Both ends of the change for the worse, a share of one: of the ratio, of a text's measure in points.
+        falls, low, high = rows["metric"].isin(_HIGHER_IS_BETTER), rows["ratio_low"], rows["ratio_high"]
+        points = rows["difference"].where(~falls, -rows["difference"])
+        low, high = low.where(~falls, 1.0 / high) - 1.0, high.where(~falls, 1.0 / low) - 1.0
+        low, high = (100.0 * end.mask(rows["unit"] == SHARE, points) for end in (low, high))
         told = {"undecided": rows["verdict"] == NOISY, "worse": low > percent, "within": high <= percent}
-        outcome = np.select(list(told.values()), list(told), "undecided")
-        return rows.assign(outcome=outcome).reset_index(drop=True)
+        return rows.assign(outcome=_first(told, "undecided")).reset_index(drop=True)
 
     @property
     def _others(self) -> Iterator[tuple[PhaseRun, str]]:
         return zip(self.runs[1:], self.labels[1:], strict=True)
 
-    def _rows(self, run: PhaseRun, label: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, run: PhaseRun, label: str) -> list[dict[Any, Any]]:
         ours, theirs = metrics_of(self.runs[0]), metrics_of(run)
-        tests = {name: log_ratio(ours[name].repeats, theirs[name].repeats) for name in ours if name in theirs}
-        alphas = holm({name: test for name, test in tests.items() if name in self.judged})
-        noisy = is_noisy(self.runs[0]) or is_noisy(run)
-        for name, metric in {**ours, **theirs}.items():
-            row: dict[str, Any] = {"run": label, "metric": name, "unit": metric.unit}
-            row |= {"phase": metric.phase, "stage": metric.stage, "view": metric.view}
-            sides = {"baseline": ours.get(name), "other": theirs.get(name)}
-            row |= {side: known.value for side, known in sides.items() if known is not None}
-            judged = name in self.judged
-            if name in tests:
-                row |= _ratio(ours[name], theirs[name], tests[name], alphas.get(name, ALPHA))
-                if judged or metric.exact:
-                    row["verdict"] = self._judge(metric, row, noisy)
-            elif judged:
-                row["verdict"] = "n/a"
-            yield row
-        changes = text_changes(self.runs[0], run)
-        difference = changes["other"] - changes["baseline"]
-        for change in changes.assign(run=label, unit=SHARE, difference=difference).to_dict("records"):
-            yield {str(name): value for name, value in change.items()}
+        both = ours.index.intersection(theirs.index)
+        tests = {name: log_ratio(ours["repeats"][name], theirs["repeats"][name]) for name in both}
+        alphas = holm({name: tests[name] for name in both if name in self.judged})
+        ends = {name: test.interval(alphas.get(name, ALPHA)) for name, test in tests.items()}
+        ends |= {name: (np.inf, -np.inf) for name in both if name == _EXACT}
+        table = pd.concat([ours, theirs.drop(index=both)])
+        table = table.assign(run=label, baseline=ours["value"], other=theirs["value"])
+        table = table.join(pd.DataFrame(ends, index=["low", "high"], dtype="float64").T)
+        table["difference"] = table["other"] - table["baseline"]
+        ratio = table["ratio"] = (table["other"] / table["baseline"]).where(table["baseline"] != 0)
+        # The figures are medians, the interval is of means: it holds what both say.
+        low = table["ratio_low"] = np.minimum(table["low"], ratio)
+        high = table["ratio_high"] = np.maximum(table["high"], ratio)
+        table["detectable"] = np.maximum(ratio / low, high / ratio) - 1.0
+        table["verdict"] = self._verdicts(table, is_noisy(self.runs[0]) or is_noisy(run))
+        texts = text_changes(self.runs[0], run)
+        texts = texts.assign(run=label, unit=SHARE, difference=texts["other"] - texts["baseline"])
+        return [*table.reset_index().to_dict("records"), *texts.to_dict("records")]
 
-    def _judge(self, metric: Metric, row: Mapping[str, Any], noisy: bool) -> str:
-        low, high, margin = row["ratio_low"], row["ratio_high"], 1.0 + self.margin / 100.0
-        if metric.exact and low == high == 1.0:
-            return EQUAL
-        if noisy and metric.unit != "bytes":
-            return NOISY
-        if np.isnan(low):
-            return "n/a"
-        if 1.0 / margin <= low and high <= margin and not metric.exact:
-            return EQUIVALENT
-        if low <= 1.0 <= high:
-            return INCONCLUSIVE
-        if metric.unit == "bytes":
-            return "more" if low > 1.0 else "less"
-        return "slower" if (low > 1.0) != (metric.name in _HIGHER_IS_BETTER) else "faster"
-
-
-def _ratio(ours: Metric, theirs: Metric, test: LogMean, alpha: float) -> dict[str, float]:
-    """The cells of a row that compare its two figures."""
-    cells = {"difference": theirs.value - ours.value}
-    if not ours.value:
-        return cells
-    ratio = theirs.value / ours.value
-    # The figures are medians, the interval is of means: it holds what both say.
-    low, high = (ratio, ratio) if ours.exact else test.interval(alpha)
-    low, high = (end if np.isnan(end) else pick(end, ratio) for end, pick in ((low, min), (high, max)))
-    reach = max(ratio / low, high / ratio) - 1.0 if ratio else np.nan
-    return cells | {"ratio": ratio, "ratio_low": low, "ratio_high": high, "detectable": reach}
+    def _verdicts(self, table: pd.DataFrame, noisy: bool) -> np.ndarray:
+        low, high, margin = table["ratio_low"], table["ratio_high"], 1.0 + self.margin / 100.0
+        judged, exact = table.index.isin(self.judged), table.index == _EXACT
+        lacking, size = table["difference"].isna(), table["unit"] == "bytes"
+        verdicts = {
+            "": ~judged & (lacking | ~exact),
+            EQUAL: exact & (table["ratio"] == 1.0),
+            NOISY: noisy & ~size & ~lacking,
+            "n/a": low.isna(),
+            EQUIVALENT: (low >= 1.0 / margin) & (high <= margin) & ~exact,
+            INCONCLUSIVE: (low <= 1.0) & (high >= 1.0),
+            "more": size & (low > 1.0),
+            "less": size,
+            "slower": (low > 1.0) != table.index.isin(_HIGHER_IS_BETTER),
+        }
+        return _first(verdicts, "faster")
 
 
-# -- sentences ----------------------------------------------------------------------------------------
+def _first(cases: Mapping[str, Any], default: str) -> np.ndarray:
+    """In each place the name of the first case that holds there."""
+    return np.select(list(cases.values()), list(cases), default)
+
+
+# -- sentences, in the words of comparison.toml -------------------------------------------------------
 
 _FAR = 2.0  # a ratio from here on is told as such, not in percent
-_SINGLE = "so its spread is unknown and nothing is called faster, slower or equivalent"
-_UNPROVEN = {"n/a": "by a single repeat", NOISY: "which noise leaves unproven"}
-_FEW = "so the intervals are wide and small changes stay inconclusive"
 
 
 def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """A note on intervals over few repeats; empty if all records have `LEAST_REPEATS`."""
     few = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
     few = {label: count for label, count in few.items() if count < LEAST_REPEATS}
-    if not few:
-        return ""
     counts = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
-    rests = _SINGLE if min(few.values()) == 1 else _FEW
-    return f"{counts}, {rests}. Set Repeats (--repeats) to {LEAST_REPEATS} or more."
+    note = _NOTES["single" if 1 in few.values() else "few"]
+    return note.format(counts=counts, least=LEAST_REPEATS) if few else ""
 
 
 def _verdict_sentences(comparison: Comparison) -> Iterator[str]:
     runs, labels, table = comparison.runs, comparison.labels, comparison.table
-    for run, label in zip(runs, labels, strict=True):
-        if warning := noise_warning(run):
-            yield f"{label}: {warning}"
-    for run, label in zip(runs[1:], labels[1:], strict=True):
-        rows = table[(table["run"] == label) & table["metric"].isin(JUDGED) & table["ratio"].notna()]
-        told = ", ".join(_said(row) for row in rows.to_dict("records"))
-        nothing = f"{label} and {labels[0]} have no phase in common."
-        yield f"{label} against {labels[0]}: {told}." if told else nothing
-        yield from _caveats(runs[0], run, label)
-        yield _text_sentence(text_changes(runs[0], run))
     named = dict(zip(labels, runs, strict=True))
+    yield from (f"{label}: {warning}" for label, run in named.items() if (warning := noise_warning(run)))
+    judged = table[table["metric"].isin(JUDGED) & table["ratio"].notna()]
+    for label in labels[1:]:
+        told = ", ".join(_said(row) for row in judged[judged["run"] == label].to_dict("records"))
+        alone = _NOTES["alone"].format(label=label, baseline=labels[0])
+        yield f"{label} against {labels[0]}: {told}." if told else alone
+        yield from _caveats(runs[0], named[label], label)
+        yield _text_sentence(table[(table["run"] == label) & (table["unit"] == SHARE)])
     alike = {label: run for label, run in named.items() if _subject(run) == _subject(runs[0])}
     yield ways_sentence(sweep_table(alike), "strategy")
     yield few_repeats(runs, labels)
@@ -482,16 +413,11 @@ def _subject(run: PhaseRun) -> tuple[Any, ...]:
 
 
 def _said(row: Mapping[Any, Any]) -> str:
+    ratio, verdict = row["ratio"], row["verdict"]
+    near = verdict != EQUIVALENT and 1.0 / _FAR < ratio < _FAR
     name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
-    if row["verdict"] in _UNPROVEN:
-        return f"{name} takes {_times(row['ratio'])}, {_UNPROVEN[row['verdict']]}"
-    span = _times(row["ratio"], row["ratio_low"], row["ratio_high"])
-    if row["verdict"] == INCONCLUSIVE:
-        least = percent_text(row["detectable"])
-        return f"{name} is inconclusive ({span}; changes below {least} cannot be resolved)"
-    if row["verdict"] == EQUIVALENT or not 1.0 / _FAR < row["ratio"] < _FAR:
-        return f"{name} is {row['verdict']} ({span})"
-    return f"{name} is {percent_text(abs(row['ratio'] - 1.0))} {row['verdict']} ({span})"
+    by, span = f"{percent_text(abs(ratio - 1.0))} " * near, _times(ratio, row["ratio_low"], row["ratio_high"])
+    return filled(_SAID.get(verdict, _SAID["other"]), row, name=name, by=by, span=span, takes=_times(ratio))
 
 
 def _times(ratio: float, *ends: float) -> str:
@@ -507,47 +433,33 @@ def _times(ratio: float, *ends: float) -> str:
 
 def _text_sentence(changes: pd.DataFrame) -> str:
     """The agreement and the edit distances in words; empty for equal texts."""
-    then, now = (dict(zip(changes["metric"], changes[side], strict=True)) for side in ("baseline", "other"))
+    now, then = (dict(zip(changes["metric"], changes[side], strict=True)) for side in ("other", "baseline"))
     if now.get("agreement", 1.0) == 1.0:
         return ""
-    sentence = f"Its text agrees with the baseline's to {percent_text(now['agreement'])}"
-    if "edit_distance" in then:
-        before, after = (percent_text(side["edit_distance"]) for side in (then, now))
-        sentence += f"; its edit distance to the truth is {after}, not {before}"
-    return f"{sentence}."
-
-
-def _facts(run: PhaseRun) -> dict[str, Any]:
-    """What a caveat is told of where it differs, by the sentence."""
-    return {
-        "{label} read another page.": _pages(run),
-        "Its prompt has {} tokens, not {}.": f"{run.request['prefill_len']:,}",
-        "It has {} rows side by side, not {}.": len(run.results),
-        "The devices differ.": run.device.get("name"),
-        "The model is {}, not {}.": run.model["name"],
-        "It computes in {}, not {}.": run.model["dtype"],
-    }
+    note = _NOTES["distance" if "edit_distance" in now else "agreement"]
+    return filled(note, now, before=then.get("edit_distance"))
 
 
 def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
     """What else differs, a sentence each."""
     yield ceilings_apart(baseline, other)
-    then = _facts(baseline)
-    for sentence, value in _facts(other).items():
-        if value != then[sentence]:
-            yield sentence.format(value, then[sentence], label=label)
-    revisions = {(run.model["name"], run.model.get("revision")) for run in (baseline, other)}
-    if len(revisions) > len({name for name, _ in revisions}):
-        yield "The model's weights have another revision."
-    if same_tokens(baseline, other):
-        return
-    counts = [f"{run.token_count:,}" for run in (other, baseline)]
-    if counts[0] == counts[1]:
-        yield f"The tokens differ; both have {counts[0]}."
-    else:
-        yield f"It has {counts[0]} tokens, not {counts[1]}: compare decode steps, not whole decodes."
+    same_name = baseline.model["name"] == other.model["name"]
+    for sentence, fact in _CAVEATS.items():
+        now, then = (
+            fact.format(
+                run=run,
+                pages=_pages(run),
+                rows=len(run.results),
+                revision=same_name and run.model.get("revision"),
+            )
+            for run in (other, baseline)
+        )
+        if now != then:
+            yield sentence.format(label=label, other=now, baseline=then)
+    if baseline.token_count == other.token_count and not same_tokens(baseline, other):
+        yield _NOTES["same_count"].format(baseline=baseline)
     if differ := first_other_token(baseline, other):
-        yield f"The first different token is {differ}."
+        yield _NOTES["first_token"].format(where=differ)
 
 
 def first_other_token(baseline: PhaseRun, other: PhaseRun) -> str:

@@ -14,7 +14,7 @@ DeepSeekMoE (Dai et al. 2024, arXiv:2401.06066).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -53,16 +53,6 @@ def vision_calls(preset: str, grids: Sequence[Sequence[int]], family: str | None
 # -- tables ---------------------------------------------------------------------------------------------
 
 
-def parameters(config: dict[str, Any]) -> pd.DataFrame:
-    """One row a part: ``stage``, ``part`` and ``parameters`` (int64), as transformers' class holds them.
-
-    The vendor's class holds 602,112 more in its CLIP, a patch embedding that it never uses. Raises
-    `OcrPhasesError` for a config of no known family.
-    """
-    table = prefill_cost(config, prompt_len=1, views=[VisionCall("global", 1024)])
-    return table[["stage", "part", "parameters"]]
-
-
 def prefill_cost(
     config: dict[str, Any],
     *,
@@ -75,39 +65,29 @@ def prefill_cost(
 ) -> pd.DataFrame:
     """The prefill's cost: one row a stage, view and part, columns `COST_COLUMNS`.
 
-    ``batch`` rows of ``prompt_len`` tokens each; ``views`` are those of the whole batch (`vision_calls`).
-    ``dtype_bytes`` is the size of a weight and an activation. ``logits_for`` is ``last`` or ``all``
-    positions. ``kv_bytes`` are written. Parameters of a stage that runs for two views stand in the first
-    one's rows; its weights are read once for each view. Experts: `expected_experts`, over ``distinct_rows``
-    of the batch (all by default), because equal rows choose equal experts. Raises `OcrPhasesError` for a
-    shape or a config that cannot be.
+    ``parameters`` are those of transformers' class: the vendor's holds 602,112 more in its CLIP, a patch
+    embedding that it never uses. ``batch`` rows of ``prompt_len`` tokens each; ``views`` are those of the
+    whole batch (`vision_calls`). ``dtype_bytes`` is the size of a weight and an activation. ``logits_for`` is
+    ``last`` or ``all`` positions. ``kv_bytes`` are written. Parameters of a stage that runs for two views
+    stand in the first one's rows; its weights are read once for each view. Experts: `expected_experts`, over
+    ``distinct_rows`` of the batch (all by default), because equal rows choose equal experts. Raises
+    `OcrPhasesError` for a shape or a config that cannot be.
     """
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
-    sizes = read_architecture(config)
     check_known("logits_for", logits_for, ("last", "all"))
-    rows = []
+    sizes, stages = read_architecture(config), list[_Stage]()
     for number, call in enumerate(views):
         _check(side=call.side, images=call.images)
-        stages = {
-            "sam": _sam_work(sizes, call),
-            sizes.encoder_stage: _encoder_work(sizes, call),
-            "projector": {
-                "linear": linear(
-                    call.images * sizes.vision_tokens(call.side) ** 2, sizes.features, sizes.text.hidden
-                )
-            },
-        }
-        for stage, parts in stages.items():
+        for stage, parts in _vision_work(sizes, call).items():
             held = {part: replace(work, held=0) for part, work in parts.items()} if number else parts
-            rows += _rows("prefill", stage, held, dtype_bytes, call.view)
-    rows += _rows(
-        "prefill", "vision_fusion", {"separators": learnt(sizes.separators * sizes.text.hidden)}, dtype_bytes
-    )
-    tokens = (batch, prompt_len, prompt_len, distinct_rows or batch)
-    rows += _rows("prefill", "language_model", _language_work(sizes.text, *tokens), dtype_bytes)
-    positions = prompt_len if logits_for == "all" else 1
-    rows += _rows("prefill", "lm_head", _head_work(sizes, positions * batch), dtype_bytes)
-    return _table(rows)
+            stages.append(("prefill", stage, call.view, held))
+    separators = learnt(sizes.separators * sizes.text.hidden)
+    positions = batch * (prompt_len if logits_for == "all" else 1)
+    language = _language_work(sizes.text, batch, prompt_len, prompt_len, distinct_rows or batch)
+    stages.append(("prefill", "vision_fusion", "", {"separators": separators}))
+    stages.append(("prefill", "language_model", "", language))
+    stages.append(("prefill", "lm_head", "", _head_work(sizes, positions)))
+    return _table(stages, dtype_bytes)
 
 
 def decode_cost(
@@ -127,18 +107,13 @@ def decode_cost(
     """
     _check(cache_len=cache_len, batch=batch, dtype_bytes=dtype_bytes)
     sizes = read_architecture(config)
-    work = _language_work(sizes.text, batch, 1, cache_len, distinct_rows or batch)
-    rows = _rows("decode", "language_model", work, dtype_bytes)
-    return _table(rows + _rows("decode", "lm_head", _head_work(sizes, batch), dtype_bytes))
+    language = _language_work(sizes.text, batch, 1, cache_len, distinct_rows or batch)
+    head = _head_work(sizes, batch)
+    return _table([("decode", "language_model", "", language), ("decode", "lm_head", "", head)], dtype_bytes)
 
 
 def generation_flops(
-    config: dict[str, Any],
-    *,
-    prompt_len: int,
-    tokens: int,
-    views: Iterable[VisionCall] = (),
-    batch: int = 1,
+    config: dict[str, Any], *, prompt_len: int, tokens: int, views: Iterable[VisionCall] = (), batch: int = 1
 ) -> int:
     """FLOPs of a whole generation: the prefill and the ``tokens`` - 1 decode steps after it.
 
@@ -151,36 +126,12 @@ def generation_flops(
     _check(tokens=tokens)
     prefill = int(prefill_cost(config, prompt_len=prompt_len, views=views, batch=batch)["flops"].sum())
     steps = tokens - 1
-    if not steps:
-        return prefill
     growing = min(steps, read_architecture(config).window or steps)
-    ends = [
+    first, last = (
         int(decode_cost(config, cache_len=prompt_len + step, batch=batch)["flops"].sum())
-        for step in (1, growing)
-    ]
-    return prefill + growing * sum(ends) // 2 + (steps - growing) * ends[1]
-
-
-def training_cost(
-    config: dict[str, Any],
-    *,
-    prompt_len: int,
-    views: Iterable[VisionCall] = (),
-    batch: int = 1,
-    dtype_bytes: int = 2,
-) -> pd.DataFrame:
-    """A forward with labels: the prefill with logits for every position, without a cache, and the loss.
-
-    Columns `COST_COLUMNS`, phase ``training``. The loss is elementwise: per logit a maximum, a difference, an
-    exponential and a sum make 4 FLOPs. The backward costs about two forwards more (Kaplan et al. 2020,
-    section 2.1). Raises `OcrPhasesError` as `prefill_cost`.
-    """
-    table = prefill_cost(
-        config, prompt_len=prompt_len, views=views, batch=batch, dtype_bytes=dtype_bytes, logits_for="all"
+        for step in (1, max(1, growing))
     )
-    flops = 4 * batch * (prompt_len - 1) * read_architecture(config).text.vocab
-    table.loc[len(table)] = ("training", "loss", "", "cross_entropy", 0, flops, 0, 0)
-    return table.assign(phase="training", kv_bytes=0)
+    return prefill + growing * (first + last) // 2 + (steps - growing) * last
 
 
 def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:
@@ -192,7 +143,7 @@ def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> 
     _check(prompt_len=prompt_len, batch=batch)
     text = read_architecture(config).text
     hidden_pairs = batch * prompt_len * (prompt_len - 1) // 2
-    return 4 * hidden_pairs * text.heads * text.head_width * text.layers
+    return 4 * hidden_pairs * text.hidden * text.layers
 
 
 def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
@@ -203,45 +154,41 @@ def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
     vendor's class makes logits of all positions in its prefill. Raises `OcrPhasesError` where the record's
     config, dtype or preset is unknown.
     """
-    config, shape = run.model["config"], run_shape(run)
+    config, shape, length = run.model["config"], run_shape(run), run.request["prefill_len"]
     views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages], run.model.get("family"))
     logits_for = "all" if run.model.get("implementation") == "vendor" else "last"
-    prefill = prefill_cost(config, views=views, logits_for=logits_for, **shape)
+    prefill = prefill_cost(config, prompt_len=length, views=views, logits_for=logits_for, **shape)
     lengths = run.cache.get("lengths") or []
     if cache_len is None and len(lengths) > 1:
-        cache_len = int(lengths[1 + (len(lengths) - 1) // 2])
+        cache_len = lengths[1 + (len(lengths) - 1) // 2]
     if cache_len is None:
         return prefill
-    del shape["prompt_len"]
-    seen = windowed_length(cache_len, run.request["prefill_len"], run.cache.get("window"))
-    step = decode_cost(config, cache_len=seen, **shape)
-    return pd.concat([prefill, step], ignore_index=True)
+    seen = windowed_length(cache_len, length, run.cache.get("window"))
+    return pd.concat([prefill, decode_cost(config, cache_len=seen, **shape)], ignore_index=True)
 
 
 def run_shape(run: PhaseRun) -> dict[str, int]:
-    """``prompt_len``, ``batch``, ``distinct_rows`` and ``dtype_bytes`` of a record.
+    """``batch``, ``distinct_rows`` and ``dtype_bytes`` of a record.
 
     Rows of one page, prompt and answer are equal. Raises `OcrPhasesError` for an unknown dtype.
     """
-    dtype = str(run.model.get("dtype"))
-    if dtype not in DTYPE_BYTES:
-        raise OcrPhasesError(f"This record's dtype is {dtype!r}: cost is known for {', '.join(DTYPE_BYTES)}.")
-    prompts = run.request.get("prompts") or [run.request.get("prompt")] * len(run.results)
-    rows = set()
-    for row, (prompt, result) in enumerate(zip(prompts, run.results, strict=True)):
-        pages = tuple(page["sha256"] for page in run.pages if page.get("row", 0) == row)
-        rows.add((pages, prompt, tuple(result["ids"])))
+    check_known("dtype", run.model["dtype"], DTYPE_BYTES)
+    rows = zip(run.request["prompts"], run.results, strict=True)
+    distinct = {
+        (prompt, *result["ids"], *(page["sha256"] for page in run.pages if page["row"] == row))
+        for row, (prompt, result) in enumerate(rows)
+    }
     return {
-        "prompt_len": int(run.request["prefill_len"]),
         "batch": len(run.results),
-        "distinct_rows": len(rows),
-        "dtype_bytes": DTYPE_BYTES[dtype],
+        "distinct_rows": len(distinct),
+        "dtype_bytes": DTYPE_BYTES[run.model["dtype"]],
     }
 
 
 def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
-    """A cost table added up by phase, stage and view, in its order."""
-    return table.groupby(["phase", "stage", "view"], sort=False).sum(numeric_only=True).reset_index()
+    """A cost table added up by phase, stage and view, in its order; ``bytes`` are all that move."""
+    added = table.groupby(["phase", "stage", "view"], sort=False).sum(numeric_only=True).reset_index()
+    return added.assign(bytes=added["weight_bytes"] + added["kv_bytes"])
 
 
 # -- work ---------------------------------------------------------------------------------------------
@@ -261,6 +208,10 @@ class Work:
 
     def __mul__(self, times: float) -> Work:
         return Work(*(times * value for value in astuple(self)))
+
+
+_Stage = tuple[str, str, str, dict[str, Work]]
+"""Phase, stage, view, and the work of its parts."""
 
 
 def learnt(count: float) -> Work:
@@ -333,12 +284,19 @@ def _sam_attention(sizes: Architecture, squares: int, side: int, trained_side: i
     return linear(tokens, sam.width, 4 * sam.width) + attention(tokens, side * side, sam.width) + positions
 
 
-def _encoder_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
-    """The second vision encoder, of the kind that the model has."""
-    side, encoder = sizes.vision_tokens(call.side), sizes.encoder
+def _vision_work(sizes: Architecture, call: VisionCall) -> dict[str, dict[str, Work]]:
+    """The vision stages, the second encoder by the kind that the model has."""
+    tokens, encoder = sizes.vision_tokens(call.side) ** 2, sizes.encoder
     if isinstance(encoder, QuerySizes):
-        return _query_work(encoder, call.images, 2 * side**2)
-    return _clip_work(encoder, call.images, side**2 + 1)
+        encoded = _query_work(encoder, call.images, 2 * tokens)
+    else:
+        encoded = _clip_work(encoder, call.images, tokens + 1)
+    projected = linear(call.images * tokens, sizes.features, sizes.text.hidden)
+    return {
+        "sam": _sam_work(sizes, call),
+        sizes.encoder_stage: encoded,
+        "projector": {"linear": projected},
+    }
 
 
 def _clip_work(clip: ClipSizes, images: int, length: int) -> dict[str, Work]:
@@ -371,26 +329,25 @@ def _language_work(text: TextSizes, batch: int, length: int, context: int, disti
 
     ``distinct`` rows of the batch choose experts of their own.
     """
-    tokens = batch * length
-    heads, kv_heads = text.heads * text.head_width, text.kv_heads * text.head_width
+    tokens, width = batch * length, text.hidden
     attend = (
-        linear(tokens, text.hidden, heads + 2 * kv_heads, bias=False)
-        + linear(tokens, heads, text.hidden, bias=False)
-        + attention(tokens, context, heads)
-        + Work(cached=2 * kv_heads * batch * context)
+        linear(tokens, width, width + 2 * text.kv_width, bias=False)
+        + linear(tokens, width, width, bias=False)
+        + attention(tokens, context, width)
+        + Work(cached=2 * text.kv_width * batch * context)
     )
-    expert = swiglu(1, text.hidden, text.expert_width)
+    expert = swiglu(1, width, text.expert_width)
     reached = expected_experts(text.experts, text.top_k, distinct * length)
     routed = Work(text.experts * expert.held, tokens * text.top_k * expert.flops, reached * expert.read)
-    shared = swiglu(tokens, text.hidden, text.expert_width * text.shared_experts)
+    shared = swiglu(tokens, width, text.expert_width * text.shared_experts)
     return {
-        "embedding": Work(text.vocab * text.hidden, 0, tokens * text.hidden),
+        "embedding": Work(text.vocab * width, 0, tokens * width),
         "attention": attend * text.layers,
-        "dense_mlp": swiglu(tokens, text.hidden, text.mlp_width) * text.dense_layers,
-        "router": linear(tokens, text.hidden, text.experts, bias=False) * text.sparse_layers,
+        "dense_mlp": swiglu(tokens, width, text.mlp_width) * text.dense_layers,
+        "router": linear(tokens, width, text.experts, bias=False) * text.sparse_layers,
         "experts": routed * text.sparse_layers,
         "shared_experts": shared * text.sparse_layers,
-        "norms": learnt(text.hidden * (2 * text.layers + 1)),
+        "norms": learnt(width * (2 * text.layers + 1)),
     }
 
 
@@ -399,22 +356,15 @@ def _head_work(sizes: Architecture, positions: int) -> dict[str, Work]:
     return {"linear": replace(head, held=0) if sizes.tied else head}
 
 
-def _rows(
-    phase: str, stage: str, parts: Mapping[str, Work], dtype_bytes: int, view: str = ""
-) -> list[tuple[Any, ...]]:
-    """One row of `COST_COLUMNS` a part."""
-    return [
-        (phase, stage, view, part, work.held, work.flops, work.read * dtype_bytes, work.cached * dtype_bytes)
+def _table(stages: Iterable[_Stage], dtype_bytes: int) -> pd.DataFrame:
+    """A row a part; counts are int64, expectations of the experts' bytes rounded to whole bytes."""
+    rows = [
+        (*place, part, work.held, work.flops, work.read * dtype_bytes, work.cached * dtype_bytes)
+        for *place, parts in stages
         for part, work in parts.items()
     ]
-
-
-def _table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
-    """Rows as a table; counts are int64, expectations of the experts' bytes rounded to whole bytes."""
-    table = pd.DataFrame(rows, columns=list(COST_COLUMNS))
-    counts = list(COST_COLUMNS[4:])
-    table[counts] = table[counts].round().astype("int64")
-    return table
+    counts = dict.fromkeys(COST_COLUMNS[4:], "int64")
+    return pd.DataFrame(rows, columns=list(COST_COLUMNS)).round().astype(counts)
 
 
 def _check(**values: int) -> None:

@@ -23,32 +23,21 @@ import pandas as pd
 import tomllib
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
-from ocr_phases.analyse.stages import attended, cached, stage_medians, step_table
+from ocr_phases.analyse.stages import STAGE_KEYS, attended, cached, stage_medians, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text
 
-DATASHEETS: list[dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_name("datasheets.toml").read_text(encoding="utf-8")
-)["sheets"]
+_SHEETS = Path(__file__).with_name("datasheets.toml")
+DATASHEETS: list[dict[str, Any]] = tomllib.loads(_SHEETS.read_text(encoding="utf-8"))["sheets"]
 
 FLOOR_COLUMNS = (
-    "phase",
-    "stage",
-    "view",
-    "flops",
-    "bytes",
-    "intensity",
-    "device_ms",
-    "floor_ms",
-    "bound_by",
-    "times_floor",
-    "mfu",
-    "mbu",
-    "source",
+    *(*STAGE_KEYS, "flops", "bytes", "intensity", "device_ms", "floor_ms", "bound_by"),
+    *("times_floor", "mfu", "mbu", "source"),
 )
 DECODE_FLOOR_COLUMNS = ("step", "cache_len", "floor_ms", "bound_by", "source")
-_WHOLES = {"prefill": "prefill", "decode": "decode_step"}
+#: A phase's whole: of decode the step, because the loop around it may be cut short.
+WHOLES = {"prefill": "prefill", "decode": "decode_step"}
 
 
 @dataclass(frozen=True)
@@ -73,9 +62,9 @@ class Ceilings:
 
 def measured_ceilings(run: PhaseRun) -> Ceilings | None:
     """The ceilings measured on the record's device; None if missing or of another dtype."""
-    cached = run.device.get("ceilings") or {}
-    bandwidth, flops = cached.get("bandwidth_bytes_per_s"), cached.get("matmul_flops_per_s")
-    if not bandwidth or not flops or cached.get("matmul_dtype") != _product_dtype(run):
+    known = run.device.get("ceilings") or {}
+    bandwidth, flops = known.get("bandwidth_bytes_per_s"), known.get("matmul_flops_per_s")
+    if not bandwidth or not flops or known["matmul_dtype"] != _product_dtype(run):
         return None
     return Ceilings(float(bandwidth), float(flops), "measured", "measured here")
 
@@ -108,16 +97,13 @@ def ceilings_of(run: PhaseRun) -> Ceilings | None:
 @cached
 def why_no_floor(run: PhaseRun) -> str | None:
     """Why this record has no floors, in one sentence; None if it has."""
-    if not run.stage_ms("prefill", "prefill").size:
-        return "A one-shot generate() run has no stages to compare with a floor."
-    if _costs(run) is None:
-        return "The cost of this record's model is unknown, so there is no floor."
-    if ceilings_of(run) is None:
-        return (
-            "The device's ceilings were not measured and its datasheet is unknown, so there is no floor, "
-            "MFU or MBU."
-        )
-    return None
+    reasons = {
+        "A one-shot generate() run has no stages to compare with a floor.": run["prefill_ms"] is None,
+        "The cost of this record's model is unknown, so there is no floor.": _costs(run) is None,
+        "The device's ceilings were not measured and its datasheet is unknown, so there is no floor, "
+        "MFU or MBU.": ceilings_of(run) is None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 @cached
@@ -132,18 +118,16 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     that was not timed has NaN.
     """
     ceilings, costs = ceilings_of(run), _costs(run)
-    if why_no_floor(run) is not None or ceilings is None or costs is None:
+    if ceilings is None or costs is None:
         return pd.DataFrame(columns=list(FLOOR_COLUMNS))
-    # A stage too short for the clock says nothing.
-    measured = {place: ms for place, ms in stage_medians(run).items() if ms > 0}
     costs["floor_ms"], costs["bound_by"] = ceilings.floors(costs["flops"], costs["bytes"])
     wholes = costs.groupby("phase", sort=False)[["flops", "bytes", "floor_ms"]].sum().reset_index()
-    wholes = wholes.assign(stage=wholes["phase"].map(_WHOLES), view="")
+    wholes = wholes.assign(stage=wholes["phase"].map(WHOLES), view="")
     wholes["bound_by"] = ceilings.floors(wholes["flops"], wholes["bytes"])[1]
     table = pd.concat([costs, wholes], ignore_index=True)
-    table = table.sort_values("phase", key=lambda phases: phases != "prefill", kind="stable")
-    places = zip(table["phase"], table["stage"], table["view"], strict=True)
-    table["device_ms"] = [measured.get(place, np.nan) for place in places]
+    table = table.sort_values("phase", ascending=False, kind="stable")
+    measured = stage_medians(run)
+    table = table.join(measured[measured > 0], on=[*STAGE_KEYS])  # one too short for the clock says nothing
     seconds = table["device_ms"] / 1e3
     table["intensity"] = table["flops"] / table["bytes"]
     table["times_floor"] = table["device_ms"] / table["floor_ms"]
@@ -162,23 +146,21 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
     """
     ceilings = ceilings_of(run)
     steps = step_table(run).dropna(subset=["cache_len"])
-    if why_no_floor(run) is not None or ceilings is None or steps.empty:
+    if ceilings is None or _costs(run) is None or steps.empty:
         return pd.DataFrame(columns=list(DECODE_FLOOR_COLUMNS))
-    lengths = steps["cache_len"].to_numpy(dtype=np.int64)
+    lengths, shape = steps["cache_len"].to_numpy(dtype=np.int64), run_shape(run)
     seen = attended(run, lengths)
-    ends = sorted({int(seen.min()), int(seen.max())})
-    shape = run_shape(run)
-    del shape["prompt_len"]
-    at_ends = [_with_bytes(decode_cost(run.model["config"], cache_len=end, **shape)) for end in ends]
+    ends = np.unique([seen.min(), seen.max()])
+    at_ends = [stage_cost(decode_cost(run.model["config"], cache_len=int(end), **shape)) for end in ends]
     # FLOPs and bytes of each stage are linear in the cache's length.
-    work = {}
-    for name in ("flops", "bytes"):
-        pairs = zip(*(table[name] for table in at_ends), strict=True)
-        work[name] = np.array([np.interp(seen, ends, pair) for pair in pairs])
-    floor, _ = ceilings.floors(work["flops"], work["bytes"])
-    bound_by = ceilings.floors(work["flops"].sum(axis=0), work["bytes"].sum(axis=0))[1]
-    of_steps = {"step": steps["step"].to_numpy(), "cache_len": lengths, "floor_ms": floor.sum(axis=0)}
-    return pd.DataFrame({**of_steps, "bound_by": bound_by, "source": ceilings.source})
+    flops, moved = (
+        np.array([np.interp(seen, ends, pair) for pair in np.transpose([table[name] for table in at_ends])])
+        for name in ("flops", "bytes")
+    )
+    floor_ms = ceilings.floors(flops, moved)[0].sum(axis=0)
+    bound_by = ceilings.floors(flops.sum(axis=0), moved.sum(axis=0))[1]
+    columns = (steps["step"].to_numpy(), lengths, floor_ms, bound_by, ceilings.source)
+    return pd.DataFrame(dict(zip(DECODE_FLOOR_COLUMNS, columns, strict=True)))
 
 
 def ceilings_text(run: PhaseRun) -> str | None:
@@ -187,15 +169,14 @@ def ceilings_text(run: PhaseRun) -> str | None:
     if ceilings is None:
         return None
     bandwidth = f"{rate_text(ceilings.bandwidth_bytes_per_s)}B/s"
-    flops = f"{rate_text(ceilings.flops_per_s)}FLOP/s"
-    dtype = _product_dtype(run)
+    flops, dtype = f"{rate_text(ceilings.flops_per_s)}FLOP/s", _product_dtype(run)
     if ceilings.source == "datasheet":
         return f"{bandwidth} and {flops} in {dtype}, from the {ceilings.name}; not measured on this device"
-    cached = run.device["ceilings"]
-    taken, launch = cached.get("taken") or {}, cached.get("launch_us")
-    if taken:
+    known = run.device["ceilings"]
+    if taken := known.get("taken"):
         bandwidth += f" (copying {bytes_text(taken['copied_bytes'])})"
         flops += f" (a {dtype} product {taken['matmul_size']:,} wide)"
+    launch = known.get("launch_us")
     launches = f"; launching a small operation takes {launch:.1f} µs" if launch else ""
     return f"{bandwidth} and {flops}, measured on this device{launches}"
 
@@ -220,24 +201,20 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @cached
 def _costs(run: PhaseRun) -> pd.DataFrame | None:
-    """Least cost by phase, stage and view with ``bytes``; None for a model whose cost is unknown.
+    """Least cost by phase, stage and view (`stage_cost`); None where it is unknown, or of a one-shot run.
 
     Stages without arithmetic are left out: their bytes are a few kilobytes.
     """
+    if run["prefill_ms"] is None:
+        return None
     try:
-        table, shape = _with_bytes(run_cost(run)), run_shape(run)
+        table = stage_cost(run_cost(run))
     except OcrPhasesError:
         return None
-    prefill = (table["phase"] == "prefill") & (table["stage"] == "language_model")
-    table.loc[prefill, "flops"] -= masked_flops(
-        run.model["config"], prompt_len=shape["prompt_len"], batch=shape["batch"]
-    )
+    shape = {"prompt_len": run.request["prefill_len"], "batch": len(run.results)}
+    language = (table["phase"] == "prefill") & (table["stage"] == "language_model")
+    table.loc[language, "flops"] -= masked_flops(run.model["config"], **shape)
     return table[table["flops"] > 0]
-
-
-def _with_bytes(cost: pd.DataFrame) -> pd.DataFrame:
-    table = stage_cost(cost)
-    return table.assign(bytes=table["weight_bytes"] + table["kv_bytes"])
 
 
 def _product_dtype(run: PhaseRun) -> str:

@@ -14,49 +14,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.floors import WHOLES, floor_table
 from ocr_phases.analyse.stages import STAGE_KEYS, cached, stage_medians
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import ENCODERS, VISION_STAGES
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import PHASES, PhaseRun
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
-KERNEL_COLUMNS = (
-    "phase",
-    "stage",
-    "view",
-    "kernels",
-    "copies",
-    "launches",
-    "busy_ms",
-    "wall_ms",
-    "idle_share",
-    "profiled_ms",
-)
+_COUNTED = ("kernels", "copies", "launches", "busy_ms")
+KERNEL_COLUMNS = (*STAGE_KEYS, *_COUNTED, "wall_ms", "idle_share", "profiled_ms")
 TOP_COLUMNS = ("phase", "stage", "kernel", "count", "device_ms", "share")
 GAP_COLUMNS = ("phase", "stage", "view", "cause", "longer_than_us", "gaps", "idle_ms", "longest_ms")
 SHARE_COLUMNS = ("phase", "part", "kernels", "busy_ms", "of_busy", "of_wall", "by")
 SYNC_COLUMNS = ("phase", "stage", "operator", "through", "call", "copy", "count", "wait_ms")
 VERDICT_COLUMNS = (
-    "phase",
-    "stage",
-    "view",
-    "verdict",
-    "busy_ms",
-    "wall_ms",
-    "idle_after_sync",
-    "queue_ms",
-    "floor_ms",
-    "of_floor",
-    "mfu",
-    "mbu",
-    "reason",
+    *(*STAGE_KEYS, "verdict", "busy_ms", "wall_ms", "idle_after_sync", "queue_ms"),
+    *("floor_ms", "of_floor", "mfu", "mbu", "reason"),
 )
 GAP_CAUSES = ("host sync", "launch", "device")
 
@@ -86,14 +65,9 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     what is left of it. ``launches`` are the host's calls that put work on the device: one for a whole graph.
     ``profiled_ms`` is the host's time in the stage under the profiler.
     """
-    table = _table(run, "stages")
-    per_step = np.where(table["phase"] == "decode", _steps(run), 1)
-    counts = ["kernels", "copies", "launches", "busy_ms"]
-    table[counts] = table[counts].div(per_step, axis=0)
-    table["profiled_ms"] = table["host_ms"] / per_step
-    walls = stage_medians(run, tuple(_table(run, "decode_steps")["step"].tolist()))
-    keys = table[[*STAGE_KEYS]].itertuples(index=False, name=None)
-    table["wall_ms"] = [walls.get(key, math.nan) for key in keys]
+    table = _table(run, "stages", *_COUNTED, "host_ms").rename(columns={"host_ms": "profiled_ms"})
+    walls = stage_medians(run, tuple(_table(run, "decode_steps")["step"]))
+    table = table.join(walls.rename("wall_ms"), on=[*STAGE_KEYS])
     table["idle_share"] = (1.0 - table["busy_ms"] / table["wall_ms"]).clip(lower=0.0)
     return table[list(KERNEL_COLUMNS)]
 
@@ -104,13 +78,11 @@ def top_kernels(run: PhaseRun, stage: str | None = None) -> pd.DataFrame:
     A kernel counts for the innermost stage. ``stage`` keeps one stage, or a whole phase by its name.
     ``share`` is of the stage's summed kernel time; its last row, without a name, is all the others.
     """
-    table = _table(run, "top")
+    table = _table(run, "top", "count", "device_ms")
     if stage is not None:
         table = table[(table["stage"] == stage) | (table["phase"] == stage)].reset_index(drop=True)
     total = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
-    table["share"] = table["device_ms"] / total
-    _per_step(run, table, "count", "device_ms")
-    return table[list(TOP_COLUMNS)]
+    return table.assign(share=table["device_ms"] / total)[list(TOP_COLUMNS)]
 
 
 def short_kernel(name: str, length: int = 80) -> str:
@@ -130,9 +102,8 @@ def idle_gaps(run: PhaseRun) -> pd.DataFrame:
     records count gaps by length too: longer than ``longer_than_us`` microseconds. Seen under the profiler, in
     ms.
     """
-    table = _table(run, "gaps").rename(columns={"count": "gaps"})
-    _per_step(run, table, "gaps", "idle_ms")
-    return table[list(GAP_COLUMNS)]
+    table = _table(run, "gaps", "count", "idle_ms")
+    return table.rename(columns={"count": "gaps"})[list(GAP_COLUMNS)]
 
 
 @cached
@@ -144,12 +115,12 @@ def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     ``operator`` that launched them (sure), or by ``name`` within a CUDA graph (best effort). Attention within
     a graph cannot be told and has no row.
     """
-    table = _table(run, "parts")
-    totals = kernel_table(run).set_index(["phase", "stage", "view"])
-    _per_step(run, table, "kernels", "busy_ms")
+    table, wholes = _table(run, "parts", "kernels", "busy_ms"), kernel_table(run)
+    wholes = (
+        wholes[wholes["stage"] == wholes["phase"].map(WHOLES)].set_index("phase").astype({"busy_ms": float})
+    )
     for column, of in (("of_busy", "busy_ms"), ("of_wall", "wall_ms")):
-        of_phase = [totals[of].get((phase, _whole(phase), ""), math.nan) for phase in table["phase"]]
-        table[column] = table["busy_ms"] / np.asarray(of_phase, dtype=np.float64)
+        table[column] = table["busy_ms"] / table["phase"].map(wholes[of])
     return table[list(SHARE_COLUMNS)]
 
 
@@ -162,11 +133,10 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
     direction of the copy that was waited for. ``count`` is per step in decode: each one beyond the read of
     the end token holds up the next launches.
     """
-    table = _table(run, "host_syncs")
-    _per_step(run, table, "count", "wait_ms")
-    order = table["phase"].map({"prepare": 0, "prefill": 1, "decode": 2})
-    table = table.assign(order=order).sort_values(["order", "count"], ascending=[True, False], kind="stable")
-    return table[list(SYNC_COLUMNS)].reset_index(drop=True)
+    table = _table(run, "host_syncs", "count", "wait_ms")
+    order = pd.DataFrame({"phase": table["phase"].map(PHASES.index), "count": -table["count"]})
+    order = order.sort_values([*order], kind="stable")
+    return table.loc[order.index, list(SYNC_COLUMNS)].reset_index(drop=True)
 
 
 @cached
@@ -181,24 +151,17 @@ def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     least `FLOOR_BOUND` of the busy time (``of_floor``). Farther from its floor (`floor_table`), or without
     one, it is ``device-bound``. ``prepare`` is the host's own work and has no verdict.
     """
-    table = kernel_table(run).dropna(subset=["wall_ms"])
+    table = kernel_table(run)
     table = table[(table["phase"] != "prepare") & (table["busy_ms"] > 0) & (table["wall_ms"] > 0)]
-    gaps = idle_gaps(run).to_dict("records")
-    known = floor_table(run).set_index([*STAGE_KEYS]).to_dict("index")
+    floors = floor_table(run).set_index([*STAGE_KEYS])[["floor_ms", "bound_by", "mfu", "mbu"]]
     rows = []
-    for row in table.to_dict("records"):
-        key = (row["phase"], row["stage"], row["view"])
-        idle = _idle_ms(gaps, *key)
-        waiting = row["wall_ms"] - row["busy_ms"]
-        after_sync = min(1.0, idle.get("host sync", 0.0) / waiting) if waiting > 0 else math.nan
-        queue_ms = idle.get("device", 0.0)
-        floor: Mapping[Any, Any] = known.get(key, {})
-        floor_ms, mfu, mbu = (floor.get(name, math.nan) for name in ("floor_ms", "mfu", "mbu"))
-        of_floor = floor_ms / row["busy_ms"]
-        verdict = _verdict(row, after_sync, queue_ms, of_floor, floor.get("bound_by"))
-        reason = _reason(row, verdict, after_sync, of_floor, floor)
-        times = (row["busy_ms"], row["wall_ms"], after_sync, queue_ms)
-        rows.append((*key, verdict, *times, floor_ms, of_floor, mfu, mbu, reason))
+    for row in table.join(floors, on=[*STAGE_KEYS]).to_dict("records"):
+        idle, waiting = _idle_ms(run, row), row["wall_ms"] - row["busy_ms"]
+        row["idle_after_sync"] = min(1.0, idle.get("host sync", 0.0) / waiting) if waiting > 0 else math.nan
+        row["queue_ms"] = idle.get("device", 0.0)
+        row["of_floor"] = row["floor_ms"] / row["busy_ms"]
+        row["verdict"] = _verdict(row)
+        rows.append(row | {"reason": _reason(row)})
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
@@ -206,7 +169,7 @@ def kernel_clauses(run: PhaseRun, phase: str) -> list[str]:
     """What limits ``prefill`` or ``decode``, in clauses; none where the profiler did not see it."""
     table = stage_verdict(run)
     clauses = []
-    for row in table[(table["phase"] == phase) & (table["stage"] == _whole(phase))].to_dict("records"):
+    for row in table[(table["phase"] == phase) & (table["stage"] == WHOLES[phase])].to_dict("records"):
         unit = " a step" if phase == "decode" else ""
         works = of_text(row["busy_ms"], row["wall_ms"])
         clauses.append(f"{phase} is {row['verdict']}: the GPU is busy {works}{unit}{_at_floor(row)}")
@@ -240,7 +203,8 @@ def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
 # -- parts --------------------------------------------------------------------------------------------
 
 
-def _table(run: PhaseRun, name: str) -> pd.DataFrame:
+def _table(run: PhaseRun, name: str, *per_step: str) -> pd.DataFrame:
+    """A table of the view. Columns ``per_step`` become float64, in decode those of one profiled step."""
     view: Mapping[str, Any] | None = run.kernels
     if view is None:
         raise OcrPhasesError(
@@ -248,28 +212,11 @@ def _table(run: PhaseRun, name: str) -> pd.DataFrame:
         )
     if "error" in view:
         raise OcrPhasesError(f"This record's kernel view failed: {view['error']}")
-    try:
-        return pd.DataFrame(view[name])
-    except (KeyError, ValueError) as error:
-        raise OcrPhasesError(f"This record's kernel view is damaged ({name}: {error}).") from error
-
-
-@cached
-def _steps(run: PhaseRun) -> int:
-    return max(1, len(_table(run, "decode_steps")))
-
-
-def _per_step(run: PhaseRun, table: pd.DataFrame, *columns: str) -> None:
-    """Turn sums over the profiled steps into those of one step, in the rows of decode."""
-    decode = table["phase"] == "decode"
-    for column in columns:
-        table[column] = table[column].astype("float64")
-        table.loc[decode, column] /= _steps(run)
-
-
-def _whole(phase: str) -> str:
-    """The row of a whole phase: in decode the step, because the profiled loop is shortened."""
-    return "decode_step" if phase == "decode" else phase
+    table, steps = pd.DataFrame(view[name]), len(view["decode_steps"]["step"]) or 1
+    table = table.astype({key: object for key in STAGE_KEYS if key in table})  # also an empty one
+    for column in per_step:
+        table[column] = table[column].astype("float64") / np.where(table["phase"] == "decode", steps, 1)
+    return table
 
 
 def _waits(run: PhaseRun) -> list[str]:
@@ -287,23 +234,22 @@ def _waits(run: PhaseRun) -> list[str]:
     ]
 
 
-def _idle_ms(gaps: Sequence[Mapping[Any, Any]], phase: str, stage: str, view: str) -> dict[str, float]:
-    """A stage's idle time between its kernels in ms, by cause."""
-    idle: dict[str, float] = {}
-    for gap in gaps:
-        whole = stage == phase or (stage == "decode_step" and gap["stage"] != "decode")
-        if gap["phase"] == phase and (whole or (gap["stage"], gap["view"]) == (stage, view)):
-            idle[gap["cause"]] = idle.get(gap["cause"], 0.0) + gap["idle_ms"]
-    return idle
+def _idle_ms(run: PhaseRun, row: Mapping[Any, Any]) -> dict[Any, float]:
+    """A stage's idle time between its kernels in ms, by cause; a whole has that of its stages."""
+    gaps = idle_gaps(run)
+    gaps = gaps[gaps["phase"] == row["phase"]]
+    if row["stage"] == "decode_step":
+        gaps = gaps[gaps["stage"] != "decode"]
+    elif row["stage"] != row["phase"]:
+        gaps = gaps[(gaps["stage"] == row["stage"]) & (gaps["view"] == row["view"])]
+    return gaps.groupby("cause")["idle_ms"].sum().to_dict()
 
 
-def _verdict(
-    row: Mapping[Any, Any], after_sync: float, queue_ms: float, of_floor: float, bound_by: str | None
-) -> str:
-    if row["busy_ms"] + queue_ms < DEVICE_BOUND * row["wall_ms"]:
-        return "host-sync-bound" if after_sync >= _SYNC_BOUND else "launch-bound"
-    if of_floor >= FLOOR_BOUND:
-        return "compute-bound" if bound_by == "arithmetic" else "bandwidth-bound"
+def _verdict(row: Mapping[Any, Any]) -> str:
+    if row["busy_ms"] + row["queue_ms"] < DEVICE_BOUND * row["wall_ms"]:
+        return "host-sync-bound" if row["idle_after_sync"] >= _SYNC_BOUND else "launch-bound"
+    if row["of_floor"] >= FLOOR_BOUND:
+        return "compute-bound" if row["bound_by"] == "arithmetic" else "bandwidth-bound"
     return "device-bound"
 
 
@@ -314,22 +260,19 @@ def _at_floor(row: Mapping[Any, Any]) -> str:
     return f", and its kernels reach {percent_text(row['of_floor'])} of the best rate"
 
 
-def _reason(
-    row: Mapping[Any, Any], verdict: str, after_sync: float, of_floor: float, floor: Mapping[Any, Any]
-) -> str:
+def _reason(row: Mapping[Any, Any]) -> str:
     name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
-    text = f"{name}: the GPU is busy {of_text(row['busy_ms'], row['wall_ms'])}"
-    if verdict == "launch-bound":
-        launches = row["launches"]
-        text += f"; {launches:,.0f} launches, one every {row['wall_ms'] / launches * 1e3:.1f} µs"
-    elif verdict == "host-sync-bound":
-        text += f"; {percent_text(after_sync)} of its idle time follows a host sync"
-    text += _at_floor({"verdict": verdict, "of_floor": of_floor})
-    if not floor:
+    text = f"{name}: the GPU is busy {of_text(row['busy_ms'], row['wall_ms'])}{_at_floor(row)}"
+    if row["verdict"] == "launch-bound":
+        every = row["wall_ms"] / row["launches"] * 1e3
+        text += f"; {row['launches']:,.0f} launches, one every {every:.1f} µs"
+    elif row["verdict"] == "host-sync-bound":
+        text += f"; {percent_text(row['idle_after_sync'])} of its idle time follows a host sync"
+    if math.isnan(row["floor_ms"]):
         return text
-    allows = "arithmetic" if floor["bound_by"] == "arithmetic" else "memory bandwidth"
-    used = f"MFU {percent_text(floor['mfu'])}, MBU {percent_text(floor['mbu'])}"
-    return f"{text}; the floor by {allows} is {ms_text(floor['floor_ms'])} ({used})"
+    allows = "arithmetic" if row["bound_by"] == "arithmetic" else "memory bandwidth"
+    used = f"MFU {percent_text(row['mfu'])}, MBU {percent_text(row['mbu'])}"
+    return f"{text}; the floor by {allows} is {ms_text(row['floor_ms'])} ({used})"
 
 
 def of_text(busy: float, wall: float) -> str:

@@ -2,76 +2,56 @@
 
 Noise does not break a measurement: a finding is ``noisy`` if it makes the figures useless, ``note`` if it is
 worth knowing, and never ``fail``. The conditions of the machine are in ``device["conditions"]``
-(`ocr_phases.collectors.machine`); older records lack it.
+(`ocr_phases.collectors.machine`); older records lack it. Limits, words and remedies are in ``checks.toml``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
+import tomllib
 
 from ocr_phases.analyse.floors import (
+    Ceilings,
     datasheet_ceilings,
-    find_datasheet,
     floor_table,
     measured_ceilings,
     rate_text,
     times_text,
 )
-from ocr_phases.analyse.stages import cached, step_ms
+from ocr_phases.analyse.stages import cached, end_to_end_ms, repeat_table, step_ms
 from ocr_phases.analyse.statistics import spread
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
-from ocr_phases.text import bytes_text, ms_text, percent_text, stage_name
+from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
-
 CONDITION_COLUMNS = (
-    "repeat",
-    "wall_s",
-    "cpu_s",
-    "other_threads_s",
-    "waited_s",
-    "others",
-    "steal",
-    "load_start",
-    "load_end",
+    *("repeat", "wall_s", "cpu_s", "other_threads_s", "waited_s", "others", "steal"),
+    *("load_start", "load_end"),
 )
-
+#: What a record is judged by, in its own figures and beside others.
+JUDGED = {"prefill_ms": "the prefill", "inter_token_ms": "a decode step", "generate_ms": "generate()"}
 #: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on a GPU and
 #: 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most changes of interest.
 SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
 
-# Shares: waiting for a core over the CPU time needed; the hypervisor's part of all cores' time.
-_WAITED_NOTE, _WAITED_NOISY = 0.03, 0.20
-_STEAL_NOISY = 0.05
-_OTHERS_NOTE = 0.10
-# Of a core, by this process's other threads. The explorer's own drawing takes 0.01 to 0.02 on a slow CPU;
-# holding its slider's arrow key took 0.05 to 0.12 and slowed decode steps by 40 to 60 %.
-_PANEL_NOTE, _PANEL_NOISY = 0.025, 0.05
-# A CPU run that computed for a smaller share of its time was probably preempted.
-_LITTLE_CPU = 0.80
-_SLOW_CLOCK = 0.70  # a power limit alone lowers an H200 to 0.75
-_FOREIGN_USE = 20.0  # per cent of a GPU's time before the run began
+_TEXTS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
+_FINDINGS: dict[str, dict[str, Any]] = _TEXTS["noise"]
+_REMEDIES: dict[str, str] = _TEXTS["remedies"]
+STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _POWER_CAP = 0x4
-
-# Clocks and ceilings are a few per cent apart by themselves.
-_POSSIBLE = 1.05
-# Weights that fit the last-level cache need not be read from memory. Assumed size if the record has none:
-_CACHE_BYTES = 128_000_000
-_CEILINGS_APART = 1.3
-_CEILING_SPREAD = 1.5
+_FOREIGN_USE = 20.0  # per cent of a GPU's time before the run began
+_CACHE_BYTES = (
+    128_000_000  # of the last level, where the record does not say: weights that fit may stay there
+)
 _OF_DATASHEET = (0.5, 1.1)
-
-_QUIET = "Close other programs, or pin this one to cores of its own (taskset), and measure again."
-_ALONE = "Leave the panel and other cells alone until the run ends."
-_COOL = "Leave the GPU to this program and let it cool."
-_AGAIN = "Measure again with more repeats (--repeats 8)."
 
 
 @dataclass(frozen=True)
@@ -98,20 +78,29 @@ class Verdict:
 
 
 @cached
+def figure_repeats(run: PhaseRun) -> pd.DataFrame:
+    """What the figures of `PhaseRun.summary` that follow a clock were in each repeat: a row a repeat.
+
+    Those of `repeat_table`, the steps' quantiles, vision and the whole page; NaN where a repeat has none.
+    """
+    steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
+    vision = sum(run.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
+    return repeat_table(run).assign(page_ms=end_to_end_ms(run), vision_ms=vision, **steps)
+
+
+@cached
 def repeat_spread(run: PhaseRun) -> Verdict:
-    """How far prefill, median decode step and generate() scatter over the repeats, as factors."""
+    """How far the `JUDGED` figures scatter over the repeats."""
     if len(run.repeats) < 2:
         return Verdict("n/a", "with one repeat the spread is unknown")
-    whole = {phase: run.repeat_ms(phase, phase) for phase in ("prefill", "generate")}
-    times = {"the prefill": whole["prefill"], "a decode step": step_ms(run), "generate()": whole["generate"]}
+    times = figure_repeats(run)[list(JUDGED)].rename(columns=JUDGED)
     spreads = {name: spread(each) for name, each in times.items() if (each > 0).all()}
     ranges = {name: f"{ms_text(times[name].min())} to {ms_text(times[name].max())}" for name in spreads}
     measured = "; ".join(f"{name} {ranges[name]} ({percent_text(share)})" for name, share in spreads.items())
     worst = max(spreads, key=lambda name: spreads[name], default="")
-    most = spreads.get(worst, 0.0)
-    verdict = "noisy" if most > SPREAD_NOISY else "note" if most > SPREAD_NOTE else "pass"
     reason = f"{worst} took {ranges[worst]} from repeat to repeat" if worst else ""
-    return Verdict(verdict, measured, reason=reason, remedy=_QUIET)
+    verdict = _level(spreads.get(worst, 0.0), SPREAD_NOTE, SPREAD_NOISY)
+    return Verdict(verdict, measured, reason=reason, remedy=_REMEDIES["quiet"])
 
 
 @cached
@@ -119,13 +108,8 @@ def busy_host(run: PhaseRun) -> Verdict:
     """Whether this process had its cores and its GPU to itself, as far as the record shows."""
     if not run.device.get("conditions"):
         return Verdict("n/a", "this record has no conditions of the machine")
-    findings = [*_host_findings(run), *_gpu_findings(run)]
-    ordered = [each for verdict in ("noisy", "note", "pass") for each in findings if each.verdict == verdict]
-    measured = "; ".join(each.measured for each in ordered) or "this system does not report them"
-    noisy = [each for each in ordered if each.verdict == "noisy"]
-    reason = " and ".join(each.measured for each in noisy)
-    remedy = " ".join(dict.fromkeys(each.remedy for each in noisy))
-    return Verdict(ordered[0].verdict if ordered else "n/a", measured, reason=reason, remedy=remedy)
+    unknown = Verdict("n/a", "this system does not report them")
+    return _worst_first([*_host_findings(run), *_gpu_findings(run)], unknown)
 
 
 @cached
@@ -134,27 +118,9 @@ def impossible_values(run: PhaseRun) -> Verdict:
     floors = floor_table(run).dropna(subset=["device_ms"])
     if floors.empty:
         return Verdict("n/a", "no floor is known")
-    cache = run.device.get("cache_bytes") or _CACHE_BYTES
-    above, saved = [], []
-    for row in floors.to_dict("records"):
-        name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
-        for ratio in ("mfu", "mbu"):
-            if row[ratio] <= _POSSIBLE or math.isnan(row[ratio]):
-                continue
-            if ratio == "mbu" and row["bytes"] <= cache:
-                fits = f"its {bytes_text(row['bytes'])} may stay in the processor's cache"
-                saved.append(f"{name} ({row['phase']}) reaches {percent_text(row[ratio])} MBU: {fits}")
-            else:
-                exceeds = f"exceeds the measured ceiling {times_text(row[ratio])}, so that ceiling is wrong"
-                above.append(f"{name} ({row['phase']}) {exceeds}")
-            break
-    above += _bad_ceilings(run)
-    if above:
-        return Verdict("noisy", "; ".join([*above, *saved]), reason=above[0], remedy=_QUIET)
-    if saved:
-        return Verdict("note", "; ".join(saved))
-    highest = float(np.nanmax(floors[["mfu", "mbu"]].to_numpy(dtype=np.float64)))
-    return Verdict("pass", f"no stage above {percent_text(highest)} of a ceiling")
+    highest = percent_text(floors[["mfu", "mbu"]].max().max())
+    possible = Verdict("pass", f"no stage above {highest} of a ceiling")
+    return _worst_first([*_ceiling_findings(run, floors), *_bad_ceilings(run)], possible, reasons=1)
 
 
 NOISE = {"repeat_spread": repeat_spread, "busy_host": busy_host, "impossible_values": impossible_values}
@@ -179,101 +145,108 @@ def conditions_table(run: PhaseRun) -> pd.DataFrame:
 def ceilings_apart(base: PhaseRun, other: PhaseRun) -> str:
     """A warning if the ceilings of two records of one device disagree; else empty."""
     ours, theirs = measured_ceilings(base), measured_ceilings(other)
-    same = [base.device.get(name) == other.device.get(name) for name in ("name", "threads")]
-    if ours is None or theirs is None or not all(same):
-        return ""
-    pairs = (
-        (ours.bandwidth_bytes_per_s, theirs.bandwidth_bytes_per_s, "B/s"),
-        (ours.flops_per_s, theirs.flops_per_s, "FLOP/s"),
-    )
+    same = all(base.device.get(name) == other.device.get(name) for name in ("name", "threads"))
+    row = _FINDINGS["apart"]
     apart = [
         f"{rate_text(a)}{unit} and {rate_text(b)}{unit}"
-        for a, b, unit in pairs
-        if max(a, b) > _CEILINGS_APART * min(a, b)
+        for _, unit, a, b in _rates(ours, theirs)
+        if same and max(a, b) > row["told"] * min(a, b)
     ]
-    if not apart:
-        return ""
-    return (
-        f"The two measured ceilings of this device disagree ({'; '.join(apart)}). Other programs may have "
-        "slowed one measurement, so a difference may come from the machine."
-    )
+    return row["text"].format("; ".join(apart)) if apart else ""
+
+
+# -- findings: what is noisy or worth a note, the rows of checks.toml -----------------------------------
+
+
+def _level(value: float, note: float, noisy: float) -> str:
+    return "noisy" if value > noisy else "note" if value > note else "pass"
+
+
+def _told(name: str, value: float, *words: str, verdict: str = "") -> Iterator[Verdict]:
+    """The finding of a row where the value is worth telling; NaN is not.
+
+    Its words are the value as a share, and its verdict is by the row's limits, unless they are given.
+    """
+    row = _FINDINGS[name]
+    if value > row["told"]:
+        verdict = verdict or _level(value, row.get("note", row["told"]), row.get("noisy", math.inf))
+        measured = row["text"].format(*words or [percent_text(value)])
+        yield Verdict(verdict, measured, remedy=_REMEDIES.get(row.get("remedy", ""), ""))
+
+
+def _worst_first(findings: list[Verdict], none: Verdict, reasons: int | None = None) -> Verdict:
+    """The findings as one, the noisy ones first: these, or the first ``reasons`` of them, are its reason."""
+    ordered = sorted(findings, key=lambda each: ("noisy", "note", "pass").index(each.verdict))
+    noisy = [each for each in ordered if each.verdict == "noisy"][:reasons]
+    reason = " and ".join(each.measured for each in noisy)
+    remedy = " ".join(dict.fromkeys(each.remedy for each in noisy))
+    measured = "; ".join(each.measured for each in ordered)
+    return Verdict(ordered[0].verdict, measured, reason=reason, remedy=remedy) if ordered else none
 
 
 def _host_findings(run: PhaseRun) -> Iterator[Verdict]:
     """Findings about the host; the worst repeat counts."""
     table = conditions_table(run)
-    on_cpu = run.device.get("kind") != "cuda"
-    waits = table["waited_s"] / (table["cpu_s"] + table["waited_s"]).where(lambda total: total > 0)
-    waited, steal, others = (_worst(values) for values in (waits, table["steal"], table["others"]))
-    if math.isfinite(waited):
-        verdict = "noisy" if waited > _WAITED_NOISY else "note" if waited > _WAITED_NOTE else "pass"
-        text = f"this program waited for a core for {percent_text(waited)} of the CPU time it needed"
-        yield Verdict(verdict, text, remedy=_QUIET)
-    panel = _worst(table["other_threads_s"] / table["wall_s"])
-    if panel > _PANEL_NOTE:
-        text = f"the panel or other cells used {percent_text(panel)} of a core during the run"
-        yield Verdict("noisy" if panel > _PANEL_NOISY else "note", text, remedy=_ALONE)
-    if steal > _STEAL_NOISY:
-        yield Verdict("noisy", f"the hypervisor took {percent_text(steal)} of the cores' time", remedy=_AGAIN)
-    if others > _OTHERS_NOTE:
-        # Other programs do no harm while enough cores stay free for these threads.
-        cores = run.device.get("host_cores") or math.nan
-        wanted = (run.device.get("threads") or 1) if on_cpu else 1
-        crowded = others * cores + wanted > cores + 0.1 * wanted
-        unknown = crowded and not math.isfinite(waited)
-        verdict = "noisy" if unknown else "note" if crowded else "pass"
-        yield Verdict(verdict, f"other programs took {percent_text(others)} of all cores", remedy=_QUIET)
-    used = float((table["cpu_s"] / table["wall_s"]).min()) if len(table) else math.nan
-    if on_cpu and used < _LITTLE_CPU:
-        verdict = "note" if math.isfinite(waited) else "noisy"
-        yield Verdict(verdict, f"it computed for only {percent_text(used)} of the time", remedy=_QUIET)
+    waited = (table["waited_s"] / (table["cpu_s"] + table["waited_s"])).max()
+    others, steal = table["others"].max(), table["steal"].max()
+    idle = 1.0 - (table["cpu_s"] / table["wall_s"]).min()
+    on_cpu, unsure = run.device.get("kind") != "cuda", "note" if math.isfinite(waited) else "noisy"
+    # Other programs do no harm while enough cores stay free for these threads.
+    cores = run.device.get("host_cores") or math.nan
+    wanted = (run.device.get("threads") or 1) if on_cpu else 1
+    crowded = others * cores + wanted > cores + 0.1 * wanted
+    yield from _told("waited", waited)
+    yield from _told("panel", (table["other_threads_s"] / table["wall_s"]).max())
+    yield from _told("steal", steal)
+    yield from _told("others", others, verdict=unsure if crowded else "pass")
+    yield from _told("idle", idle if on_cpu else 0.0, percent_text(1.0 - idle), verdict=unsure)
 
 
 def _gpu_findings(run: PhaseRun) -> Iterator[Verdict]:
     """Findings about the GPU before and after the repeats."""
-    gpu: Mapping[str, Any] = run.device["conditions"].get("gpu") or {}
-    states = [state for state in (gpu.get("before"), gpu.get("after")) if state]
-    if not states:
-        return
-    reasons = 0
-    for state in states:
-        reasons |= state.get("throttle_reasons") or 0
+    gpu = run.device["conditions"].get("gpu") or {}
+    before, after = (gpu.get(when) or {} for when in ("before", "after"))
+    first, last = before or after, after or before
+    reasons = (before.get("throttle_reasons") or 0) | (after.get("throttle_reasons") or 0)
     slowed = dict.fromkeys(word for bit, word in _THROTTLED.items() if reasons & bit)
-    if slowed:
-        yield Verdict("noisy", f"the GPU was slowed down ({', '.join(slowed)})", remedy=_COOL)
-    if reasons & _POWER_CAP:
-        yield Verdict("note", "the GPU was at its power limit")
-    clock, most = states[-1].get("sm_mhz"), states[-1].get("max_sm_mhz")
+    yield from _told("slowed", len(slowed), ", ".join(slowed))
+    yield from _told("power_cap", reasons & _POWER_CAP)
+    clock, most = last.get("sm_mhz"), last.get("max_sm_mhz")
     if clock and most:
-        verdict = "note" if clock < _SLOW_CLOCK * most else "pass"
-        yield Verdict(verdict, f"the GPU's clock was {clock:,} of {most:,} MHz after the last repeat")
-    others = max(state.get("other_processes") or 0 for state in states)
-    if others:
-        used = states[0].get("utilization") or 0.0
-        busy = f", busy {used:.0f} % of the time" if used > _FOREIGN_USE else ""
-        held = f"{others} other program{'' if others == 1 else 's'} held the GPU{busy}"
-        yield Verdict("noisy" if busy else "note", held, remedy=_COOL)
+        yield from _told("clock", 1.0 - clock / most, f"{clock:,} of {most:,} MHz")
+    others = max(state.get("other_processes") or 0 for state in (before, after))
+    used = first.get("utilization") or 0.0
+    busy = f", busy {used:.0f} % of the time" if used > _FOREIGN_USE else ""
+    held = count_text(others, "other program")
+    yield from _told("on_gpu", others, held, busy, verdict="noisy" if busy else "note")
 
 
-def _bad_ceilings(run: PhaseRun) -> list[str]:
-    """Faults of the measured ceilings, a clause each."""
-    faults, sheet, measured = [], datasheet_ceilings(run), measured_ceilings(run)
-    if measured is not None and sheet is not None and find_datasheet(run.device.get("name")) is not None:
-        for name, ours, theirs in (
-            ("bandwidth", measured.bandwidth_bytes_per_s, sheet.bandwidth_bytes_per_s),
-            ("arithmetic", measured.flops_per_s, sheet.flops_per_s),
-        ):
-            low, high = _OF_DATASHEET
-            if not low * theirs <= ours <= high * theirs:
-                faults.append(f"the measured {name} is {percent_text(ours / theirs)} of the {sheet.name}'s")
-    taken = (run.device.get("ceilings") or {}).get("taken") or {}
+def _ceiling_findings(run: PhaseRun, floors: pd.DataFrame) -> Iterator[Verdict]:
+    """Stages that are faster than a ceiling allows, unless their bytes fit the cache."""
+    fits = floors["bytes"] <= (run.device.get("cache_bytes") or _CACHE_BYTES)
+    above = floors["mfu"].where(floors["mfu"] > _FINDINGS["above"]["told"], floors["mbu"].mask(fits))
+    cached = floors["mbu"].where(fits & above.isna())
+    for row in floors.assign(above=above, cached=cached).to_dict("records"):
+        name = " ".join(filter(None, (stage_name(row["stage"]), row["view"], f"({row['phase']})")))
+        yield from _told("above", row["above"], name, times_text(row["above"]))
+        yield from _told("in_cache", row["cached"], name, percent_text(row["mbu"]), bytes_text(row["bytes"]))
+
+
+def _bad_ceilings(run: PhaseRun) -> Iterator[Verdict]:
+    """Faults of the measured ceilings."""
+    sheet, measured = datasheet_ceilings(run), measured_ceilings(run)
+    for name, _, ours, theirs in _rates(measured, sheet):
+        if not _OF_DATASHEET[0] * theirs <= ours <= _OF_DATASHEET[1] * theirs:
+            yield from _told("datasheet", ours, name, percent_text(ours / theirs), getattr(sheet, "name", ""))
+    taken = run.device["ceilings"].get("taken") or {} if measured else {}
     for name, what in (("copy_ms", "a copy"), ("matmul_ms", "a matrix product")):
-        times = taken.get(name) or [1.0]
-        ratio = float(np.median(times)) / min(times)
-        if measured is not None and ratio > _CEILING_SPREAD:
-            faults.append(f"{what} for a ceiling took {times_text(ratio)} its best time")
-    return faults
+        times = pd.Series(taken.get(name) or [1.0])
+        ratio = times.median() / times.min()
+        yield from _told("ceiling", ratio, what, times_text(ratio))
 
 
-def _worst(values: pd.Series) -> float:
-    return float(values.max()) if values.notna().any() else math.nan
+def _rates(ours: Ceilings | None, theirs: Ceilings | None) -> Iterator[tuple[str, str, float, float]]:
+    """The name, unit and both values of each ceiling that two devices or measurements have."""
+    if ours and theirs:
+        yield "bandwidth", "B/s", ours.bandwidth_bytes_per_s, theirs.bandwidth_bytes_per_s
+        yield "arithmetic", "FLOP/s", ours.flops_per_s, theirs.flops_per_s

@@ -13,22 +13,9 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
 TYPE_COLUMNS = ("label", "regions", "tokens", "characters", "decode_ms", "ms_per_char", "share")
-_TYPES = {
-    "region": "int64",
-    "label": "object",
-    "boxes": "int64",
-    "repaired": "bool",
-    "tokens": "int64",
-    "characters": "int64",
-    "decode_ms": "float64",
-    "ms_per_char": "float64",
-    "share": "float64",
-    "text": "object",
-}
-REGION_COLUMNS = tuple(_TYPES)
+REGION_COLUMNS = ("region", "label", "boxes", "repaired", *TYPE_COLUMNS[2:], "text")
 
 _PAGE_STEP = 10_000
-_NONE = PREAMBLE - 1
 
 
 def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFrame:
@@ -54,14 +41,14 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
         rows.insert(0, (PREAMBLE, "preamble", 0, False, "".join(before).strip()))
     # Objects: what a model wrote need not be text that pyarrow, where pandas has it, would take.
     table = pd.DataFrame(rows, columns=["region", "label", "boxes", "repaired", "text"], dtype=object)
-    numbers = table["region"].astype("int64")
-    cost = token_table["device_ms"].astype("float64").groupby(regions).sum()
-    table["tokens"] = numbers.map(regions.value_counts()).fillna(0)
-    table["characters"] = [len(text) for text in table["text"]]
-    table["decode_ms"] = numbers.map(cost).astype("float64").fillna(0.0)
+    cost = token_table["device_ms"].astype("float64").groupby(regions)
+    table["tokens"] = table["region"].map(cost.size()).fillna(0)
+    table["characters"] = table["text"].map(len).astype("int64")
+    table["decode_ms"] = table["region"].map(cost.sum()).astype("float64").fillna(0.0)
     table["ms_per_char"] = table["decode_ms"] / table["characters"].replace(0, np.nan)
-    table["share"] = table["decode_ms"] / (float(cost.sum()) or np.nan)
-    table = table[list(REGION_COLUMNS)].astype(_TYPES)
+    table["share"] = table["decode_ms"] / (table["decode_ms"].sum() or np.nan)
+    counts = {"region": "int64", "boxes": "int64", "repaired": "bool", "tokens": "int64"}
+    table = table[list(REGION_COLUMNS)].astype(counts)
     if len(grounding.page_starts) > 1:
         pages = {item.index: item.page for item in grounding.regions}
         table.insert(1, "page", table["region"].map(pages).astype("Int64"))
@@ -89,7 +76,7 @@ def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
     where the record has none. Without a text all tokens belong to the first row, ``preamble``.
     """
     table = region_table(_grounding(run, row), run.tokens_of(row))
-    known = region_probabilities(run, row).set_index("region")
+    known = region_probabilities(run, row)
     text = table.pop("text")
     table["probability"] = table["region"].map(known["probability"]).astype("float64")
     table["uncertain"] = table["region"].isin(known.index[known["uncertain"]])
@@ -106,18 +93,16 @@ def region_pairs(runs: Sequence[PhaseRun], labels: Sequence[str]) -> pd.DataFram
     baseline, *others = runs
     pieces = []
     for row in range(len(baseline.results)):
-        ours = regions_of(baseline, row).set_index("region")
-        pairs = ours[["label", "text"]].assign(**{labels[0]: ours["decode_ms"]})
+        pairs = regions_of(baseline, row).rename(columns={"decode_ms": labels[0]}).assign(row=row + 1)
         for run, label in zip(others, labels[1:], strict=True):
             pairs[label] = np.nan
             if row < len(run.results):
-                theirs = regions_of(run, row).set_index("region")["decode_ms"]
-                mine = matched_regions(_grounding(baseline, row), _grounding(run, row))
-                pairs[label] = theirs.reindex([mine.get(region, _NONE) for region in pairs.index]).to_numpy()
-        pieces.append(pairs.reset_index())
-        pieces[-1].insert(0, "row", row + 1)
-    table = pd.concat(pieces, ignore_index=True)
-    return table if len(pieces) > 1 else table.drop(columns="row")
+                partner = matched_regions(_grounding(baseline, row), _grounding(run, row))
+                cost = regions_of(run, row).set_index("region")["decode_ms"]
+                pairs[label] = pairs["region"].map(partner).map(cost)
+        pieces.append(pairs)
+    batch = ["row"] if len(pieces) > 1 else []
+    return pd.concat(pieces, ignore_index=True)[[*batch, "region", "label", "text", *labels]]
 
 
 def matched_regions(baseline: Grounding, other: Grounding) -> dict[int, int]:

@@ -9,9 +9,9 @@ batch, or of a one-shot ``generate`` run that has no phases to tell apart.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -22,36 +22,9 @@ from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.record import PHASES, PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 STAGE_KEYS = ("phase", "stage", "view")
-STAGE_COLUMNS = (
-    *STAGE_KEYS,
-    "calls",
-    "device_ms",
-    "device_ms_p10",
-    "device_ms_p90",
-    "host_ms",
-    "share",
-)
-REPEAT_COLUMNS = (
-    "repeat",
-    "prepare_ms",
-    "prefill_ms",
-    "ttft_ms",
-    "decode_ms",
-    "generate_ms",
-    "steps",
-    "tokens_per_s",
-)
-STEP_COLUMNS = (
-    "step",
-    "index",
-    "text",
-    "cache_len",
-    "device_ms",
-    "device_ms_p10",
-    "device_ms_p90",
-    "host_ms",
-    "outlier",
-)
+_TIMES = ("device_ms", "device_ms_p10", "device_ms_p90", "host_ms")
+STAGE_COLUMNS = (*STAGE_KEYS, "calls", *_TIMES, "share")
+STEP_COLUMNS = ("step", "index", "text", "cache_len", *_TIMES, "outlier")
 
 #: A step is an outlier above the median by this many median absolute deviations and by this factor,
 OUTLIER_DEVIATIONS = 5.0
@@ -64,8 +37,6 @@ QUANTILES_FROM = 10
 
 UNCERTAIN_BELOW = 0.9
 """A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md)."""
-
-REGION_PROBABILITY_COLUMNS = ("region", "text_tokens", "probability", "uncertain")
 
 # Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
 _SUMMABLE = 2.0**20
@@ -89,17 +60,10 @@ def cached(
         if key not in store:
             store[key] = make(run, *args, **named)
         value = store[key]
-        changeable: bool = isinstance(value, (pd.DataFrame, list, dict))
+        changeable: bool = isinstance(value, (pd.DataFrame, pd.Series, list, dict))
         return copy.copy(value) if changeable else value
 
     return made
-
-
-def spread_ends(each: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """The ends of each row's spread: p10 and p90 of ten values or more, else the least and the greatest."""
-    many = each.count(axis="columns") >= QUANTILES_FROM
-    low, high = (each.quantile(share, axis="columns") for share in (0.1, 0.9))
-    return low.where(many, each.min(axis="columns")), high.where(many, each.max(axis="columns"))
 
 
 def spread_names(count: int) -> tuple[str, str]:
@@ -118,8 +82,8 @@ def stage_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
 
 
 @cached
-def stage_medians(run: PhaseRun, steps: Collection[int] | None = None) -> dict[Hashable, float]:
-    """Time of each stage on the device clock in ms, by phase, stage and view: the median over repeats.
+def stage_medians(run: PhaseRun, steps: Collection[int] | None = None) -> pd.Series:
+    """``device_ms``, the time of each stage by phase, stage and view: the median over repeats.
 
     Of decode's stages it is the time of one step, the median over all steps of all repeats, or over the
     numbers ``steps`` of them. The loop around the steps has none.
@@ -127,9 +91,18 @@ def stage_medians(run: PhaseRun, steps: Collection[int] | None = None) -> dict[H
     decode = run.spans[(run.spans["phase"] == "decode") & run.spans["step"].notna()]
     if steps is not None:
         decode = decode[decode["step"].isin(steps)]
-    each_step = decode.groupby([*STAGE_KEYS])["device_ms"].median()
-    wholes = stage_repeats(run).median(axis="columns")
-    return {**wholes[wholes.index.get_level_values("phase") != "decode"].to_dict(), **each_step.to_dict()}
+    wholes = stage_repeats(run).median(axis="columns").drop("decode", level="phase", errors="ignore")
+    return pd.concat([wholes, decode.groupby([*STAGE_KEYS])["device_ms"].median()]).rename("device_ms")
+
+
+def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
+    """Medians of each row's repeats on both clocks, and the spread's ends: p10 and p90 from ten values on."""
+    many = device.count(axis="columns") >= QUANTILES_FROM
+    ends = {"p10": (0.1, device.min(axis="columns")), "p90": (0.9, device.max(axis="columns"))}
+    table = pd.DataFrame({"device_ms": device.median(axis="columns")})
+    for name, (share, end) in ends.items():
+        table[f"device_ms_{name}"] = device.quantile(share, axis="columns").where(many, end)
+    return table.assign(host_ms=host.median(axis="columns"))
 
 
 @cached
@@ -137,48 +110,36 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
     Times are ms of all ``calls`` in a repeat, medians over repeats; ``device_ms_p10`` and ``_p90`` are the
-    ends of the spread (`spread_ends`). ``share`` is what ``device_ms`` is of its phase's. In decode
+    ends of the spread (`spread_names`). ``share`` is what ``device_ms`` is of its phase's. In decode
     ``language_model``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
-    sums, host = stage_repeats(run), stage_repeats(run, "host_ms")
-    grouped = run.spans.groupby([*STAGE_KEYS], sort=False)
-    low, high = spread_ends(sums)
-    table = pd.DataFrame(
-        {
-            "calls": grouped.size() // len(run.repeats),
-            "device_ms": sums.median(axis="columns"),
-            "device_ms_p10": low,
-            "device_ms_p90": high,
-            "host_ms": host.median(axis="columns"),
-            "start": grouped["host_start_ms"].min(),
-        }
-    ).reset_index()
-    wholes = table[table["stage"] == table["phase"]].set_index("phase")["device_ms"]
-    totals = table["phase"].map(wholes)
-    table["share"] = (table["device_ms"] / totals).where(totals > 0)
-    order = table["phase"].map(PHASES.index), table["stage"] != table["phase"]
-    table = table.assign(phase_order=order[0], part=order[1], shortest=-table["device_ms"])
-    table = table.sort_values(["phase_order", "part", "start", "shortest"], kind="stable")
-    return table[list(STAGE_COLUMNS)].reset_index(drop=True)
+    spans = run.spans.groupby([*STAGE_KEYS], sort=False)
+    table = _over_repeats(stage_repeats(run), stage_repeats(run, "host_ms"))
+    table["calls"], start = spans.size() // len(run.repeats), spans["host_start_ms"].min()
+    table = table.assign(start=start).reset_index()
+    part = table["stage"] != table["phase"]
+    whole = table["phase"].map(table[~part].set_index("phase")["device_ms"])
+    table["share"] = (table["device_ms"] / whole).where(whole > 0)
+    order = pd.DataFrame({"phase": table["phase"].map(PHASES.index), "part": part, "start": table["start"]})
+    order = order.assign(shorter=-table["device_ms"]).sort_values([*order, "shorter"], kind="stable")
+    return table.loc[order.index, list(STAGE_COLUMNS)].reset_index(drop=True)
 
 
 @cached
 def repeat_table(run: PhaseRun) -> pd.DataFrame:
-    """One row a repeat, columns `REPEAT_COLUMNS`, times in ms on the device clock; NaN for a phase it lacks.
+    """One row a repeat: its number and times in ms on the device clock, NaN for a phase that it lacks.
 
-    ``ttft_ms`` is prepare plus prefill, ``steps`` the decode steps, ``tokens_per_s``
-    `PhaseRun.decoded_tokens` over the whole decode phase.
+    Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill), ``decode_ms``,
+    ``generate_ms``, ``steps`` (of decode) and ``tokens_per_s`` (`PhaseRun.decoded_tokens` over the whole
+    decode phase).
     """
-    table = pd.DataFrame({"repeat": run.repeats})
-    for phase in PHASES:
-        total = run.repeat_ms(phase, phase)
-        table[f"{phase}_ms"] = np.where(total > 0, total, math.nan)
-    steps = run.spans[run.spans["stage"] == "decode_step"].groupby("repeat").size()
-    table["steps"] = table["repeat"].map(steps).fillna(0).astype("int64")
-    table["ttft_ms"] = table["prepare_ms"].fillna(0.0) + table["prefill_ms"]
-    rate = run.decoded_tokens / table["decode_ms"] * 1000.0
-    table["tokens_per_s"] = rate.where(table["steps"] > 0)
-    return table[list(REPEAT_COLUMNS)]
+    index = pd.Index(run.repeats, name="repeat")
+    table = pd.DataFrame({f"{phase}_ms": run.repeat_ms(phase, phase) for phase in PHASES}, index=index)
+    table = table.where(table > 0)
+    table.insert(2, "ttft_ms", table["prepare_ms"].fillna(0.0) + table["prefill_ms"])
+    table["steps"] = step_repeats(run).count()
+    table["tokens_per_s"] = (run.decoded_tokens / table["decode_ms"] * 1000.0).where(table["steps"] > 0)
+    return table.reset_index()
 
 
 def end_to_end_ms(run: PhaseRun) -> np.ndarray:
@@ -198,12 +159,6 @@ def typical_repeat(run: PhaseRun) -> int:
     return run.repeats[int(distance.to_numpy().argmin())]
 
 
-def one_repeat(run: PhaseRun, number: int) -> PhaseRun:
-    """The record with the spans of one repeat only; memory and checks stay."""
-    spans = run.spans[run.spans["repeat"] == number]
-    return dataclasses.replace(run, spans=spans.reset_index(drop=True))
-
-
 # -- decode, step by step -------------------------------------------------------------------------------
 
 
@@ -215,38 +170,32 @@ def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
 
 @cached
 def step_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
-    """The time of each decode step in ms: a row a step, a column a repeat."""
-    spans = run.spans[run.spans["stage"] == "decode_step"]
-    if spans.empty:
-        return pd.DataFrame(columns=run.repeats, dtype="float64")
-    return spans.groupby(["step", "repeat"])[clock].sum().unstack("repeat").astype("float64")
+    """The time of each decode step in ms, NaN where it did not run: a row a step, a column a repeat."""
+    spans = run.spans[run.spans["stage"] == "decode_step"].astype({"step": "int64"})
+    each = spans.groupby(["step", "repeat"])[clock].sum().unstack("repeat")
+    return each.reindex(columns=run.repeats).astype("float64")
 
 
 def step_ms(run: PhaseRun, quantile: float = 0.5) -> np.ndarray:
     """Each repeat's quantile of its decode steps, ms, float64 [repeats]; NaN for a repeat without steps."""
-    return step_repeats(run).reindex(columns=run.repeats).quantile(quantile).to_numpy(dtype=np.float64)
+    return step_repeats(run).quantile(quantile).to_numpy(dtype=np.float64)
 
 
 @cached
 def _step_times(run: PhaseRun) -> pd.DataFrame:
-    """Each decode step's medians over repeats in ms, on both clocks, and the ends of its spread."""
-    each = step_repeats(run)
-    low, high = spread_ends(each)
-    host = step_repeats(run, "host_ms").median(axis="columns")
-    device = each.median(axis="columns")
-    return pd.DataFrame({"device_ms": device, "device_ms_p10": low, "device_ms_p90": high, "host_ms": host})
+    return _over_repeats(step_repeats(run), step_repeats(run, "host_ms"))
 
 
 @cached
 def step_table(run: PhaseRun) -> pd.DataFrame:
-    """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their `spread_ends`.
+    """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their spread.
 
     ``index`` and ``text`` are of the first row's token that the step made (missing for steps past its end),
     ``cache_len`` is the length the step leaves. ``outlier`` marks steps above both `OUTLIER_FACTOR` times
     the median step and the median plus `OUTLIER_DEVIATIONS` median absolute deviations, and steps that took
     `SPIKE_FACTOR` times the median step in any repeat.
     """
-    table = _step_times(run).rename_axis("step").reset_index()
+    table = _step_times(run).reset_index()
     tokens = run.token_table[["step", "index", "text"]].dropna(subset=["step"])
     table = table.merge(tokens, on="step", how="left").astype({"index": "Int64", "step": "int64"})
     table["cache_len"] = _cache_lengths(run, table["step"] + 1)
@@ -263,24 +212,22 @@ def _cache_lengths(run: PhaseRun, places: pd.Series) -> pd.arrays.IntegerArray:
     return pd.array([lengths[each] if each < len(lengths) else pd.NA for each in places], dtype="Int64")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Trend:
     """A robust line through the medians of the steps over the cache's length.
 
-    ``slope`` is ms per cached token and ``interval`` its 95 % interval; ``span`` is how many tokens the cache
-    grew by, ``step_ms`` the median step.
+    ``slope`` is ms per cached token and ``interval`` its 95 % interval; ``growth`` is how many tokens the
+    cache grew by, over the median step in ms.
     """
 
     slope: float
     interval: tuple[float, float]
-    span: float
-    step_ms: float
+    growth: float
 
     @property
     def shares(self) -> tuple[float, float, float]:
         """The growth over the run as a part of the median step, and the ends of its interval."""
-        per_slope = self.span / self.step_ms if self.step_ms else 0.0
-        return self.slope * per_slope, self.interval[0] * per_slope, self.interval[1] * per_slope
+        return self.slope * self.growth, self.interval[0] * self.growth, self.interval[1] * self.growth
 
 
 @cached
@@ -308,7 +255,7 @@ def decode_trend(run: PhaseRun) -> Trend | None:
     deviation = _NORMAL * np.sqrt(count * (count - 1) * (2 * count + 5) / 18) / 2
     low, high = (int(np.clip(slopes.size / 2 + end, 0, slopes.size - 1)) for end in (-deviation, deviation))
     interval = float(slopes[low]), float(slopes[high])
-    return Trend(float(np.median(slopes)), interval, float(x.max() - x.min()), float(np.median(y)))
+    return Trend(float(np.median(slopes)), interval, float(np.ptp(x) / np.median(y)))
 
 
 # -- tokens and regions ---------------------------------------------------------------------------------
@@ -368,17 +315,14 @@ def text_tokens(run: PhaseRun, row: int = 0) -> dict[int, np.ndarray]:
 
 @cached
 def region_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
-    """One row a region, columns `REGION_PROBABILITY_COLUMNS`.
+    """One row a region, by its number: ``probability``, float64, and ``uncertain``.
 
     ``probability`` is the mean over the tokens of its text (`text_tokens`), NaN for a region without text or
     with an unknown token; ``uncertain`` says whether it is below `UNCERTAIN_BELOW`.
     """
     known = token_probabilities(run, row)["probability"].to_numpy()
-    rows = []
-    for region, own in text_tokens(run, row).items():
-        mean = float(known[own].mean()) if len(own) else float("nan")
-        rows.append((region, len(own), mean, mean < UNCERTAIN_BELOW))
-    table = pd.DataFrame(rows, columns=list(REGION_PROBABILITY_COLUMNS))
-    return table.astype(
-        {"region": "int64", "text_tokens": "int64", "probability": "float64", "uncertain": bool}
-    )
+    means = {
+        region: known[own].mean() if len(own) else math.nan for region, own in text_tokens(run, row).items()
+    }
+    table = pd.DataFrame({"probability": pd.Series(means, dtype="float64")})
+    return table.assign(uncertain=table["probability"] < UNCERTAIN_BELOW)

@@ -8,12 +8,13 @@ A repeat is one value, because what is measured within it shares what that repea
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 ALPHA = 0.05
 """The share of equal pairs that may be called different; an interval is of 1 less this."""
@@ -49,20 +50,16 @@ class LogMean:
         return min(max(int(self.freedom), 1), _MOST_FREEDOM)
 
 
-def log_mean(values: Sequence[float] | np.ndarray) -> LogMean:
+def log_mean(values: ArrayLike) -> LogMean:
     """Of the logarithms of ``values``, float64 [repeats]; an error needs two repeats, all above 0."""
     samples = np.asarray(values, dtype=np.float64)
-    if not (samples > 0).all():
-        return LogMean(math.nan, math.nan, math.nan)
-    logs, count = np.log(samples), len(samples)
-    if count < 2:
-        return LogMean(float(logs.mean()), math.nan, math.nan)
-    # The logarithms of equal values differ by rounding.
-    deviation = float(logs.std(ddof=1)) if np.ptp(samples) else 0.0
+    logs, count = np.log(np.where((samples > 0).all(), samples, np.nan)), len(samples)
+    # The logarithms of equal values deviate by rounding.
+    deviation = np.nan if count < 2 else float(logs.std(ddof=1)) if np.ptp(logs) else 0.0
     return LogMean(float(logs.mean()), deviation / count**0.5, count - 1)
 
 
-def log_ratio(baseline: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> LogMean:
+def log_ratio(baseline: ArrayLike, other: ArrayLike) -> LogMean:
     """Welch's of ``other`` over ``baseline``, both float64 [repeats]."""
     ours, theirs = log_mean(baseline), log_mean(other)
     error = math.hypot(ours.error, theirs.error)
@@ -97,9 +94,10 @@ def leaders(values: Mapping[_Name, np.ndarray]) -> list[_Name]:
     return [name for name in ranked if not log_ratio(values[ranked[0]], values[name]).p <= alpha]
 
 
-def spread(values: Sequence[float] | np.ndarray) -> float:
+def spread(values: ArrayLike) -> float:
     """The standard deviation of the logarithms of ``values``, float64 [repeats]; NaN for a single one."""
-    return log_mean(values).error * len(values) ** 0.5
+    mean = log_mean(values)
+    return mean.error * (mean.freedom + 1) ** 0.5
 
 
 def _outside(t: float, freedom: int) -> float:

@@ -1,34 +1,31 @@
-"""Texts as a reader sees them: plain, their tables as trees, and where they differ from a page's truth."""
+"""Texts as a reader sees them, their tables as trees, and how far two texts are apart."""
 
 from __future__ import annotations
 
-import html
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import mistune
-import pandas as pd
 from apted import APTED, Config
+from mistune.util import unescape
 from rapidfuzz.distance import Levenshtein
 
-from ocr_phases.analyse.grounding import Box, match_boxes, parse_grounding
-from ocr_phases.record import PhaseRun
-from ocr_phases.schema import Truth
-
-DIFFERENCE_COLUMNS = ("region", "label", "box", "outcome", "cer", "written", "true")
 EQUAL, DIFFERENT, MISSING, EXTRA = OUTCOMES = ("equal", "different", "missing", "extra")
 
+#: Nodes of a table; comparing the trees of two larger ones takes seconds.
 MOST_NODES = 120
-"""Nodes of a table; comparing the trees of two larger ones takes seconds."""
+#: Pairs of nodes of all tables of a text that are compared as trees, which takes 8 µs a pair.
 MOST_TREE_PAIRS = 200_000
-"""Pairs of nodes of all tables of a text that are compared as trees, which takes 8 µs a pair."""
+#: Tables of a text among which those that belong together are looked for; more are paired by their numbers.
+MOST_TABLES = 100
 
-_IGNORED = ("image", "thematic_break")
-_INLINE = ("link", "emphasis", "strong", "strikethrough")
-_INLINE_TAGS = ("b", "i", "u", "s", "em", "strong", "sub", "sup", "span", "font", "small", "mark")
-_MARKED = ("*", "_", "$", "\\", "`", "~")
+_INLINE = re.compile(r"a|b|i|u|s|em|strong|del|code|su[bp]|span|font|small|mark|img", re.IGNORECASE)
+_EDITS = {"equal": EQUAL, "replace": DIFFERENT, "insert": MISSING, "delete": EXTRA}
 _SPACE = re.compile(r"\s+")
 _BULLET = re.compile(r"^[ \t]*[•◦▪‣●■][ \t]+", re.MULTILINE)
 #: What Markdown takes for marks and a reader for text: a number before a paragraph, a note's number.
@@ -38,18 +35,18 @@ _NOTE = re.compile(r"^([ \t]*)(?=\[[^\]\n]*\]:)", re.MULTILINE)
 #: no digit follows, so that sums of money keep theirs.
 _MATH = re.compile(r"\\[()\[\]]|\$\$")
 _INLINE_MATH = re.compile(r"\$(?=\S)([^$\n]*[^\s$])\$(?!\d)")
+_MARKS_IN_CELLS = re.compile(r"[*_$\\`~]")
 #: What readers take quadratic time for, and no page has: blanks, and signs among which may be marks.
 _BLANKS = re.compile(r"[^\S\n]{101,}")
 _SIGNS = re.compile(r"[^\w\s\x00-\x7f]{31,}")
-_MOST_MARKS = 30
-#: A number of a character that has more digits than any has; Python refuses to read the longest.
-_LONG_NUMBER = re.compile(r"&(?=#[0-9]{20})")
-#: A tag with its name and the rest, or a comment. None reaches past another's start, so reading is linear.
-_TAG = re.compile(r"<(?:(/?)([a-zA-Z][^\s/<>]*)((?:[\s/][^<>]*)?)|[!?][^<>]*)>")
-_TABLE = re.compile(r"<table|<(/)table[^<>]*>", re.IGNORECASE)
+_THIRTY = re.compile(r".{30}(?=.)", re.DOTALL)
+#: A tag with its name, or a comment. None reaches past another's start, so reading is linear.
+_TAG = re.compile(r"<(?:/?([a-zA-Z][^\s/<>]*)(?:[\s/][^<>]*)?|[!?][^<>]*)>")
+_TABLE = re.compile(r"(<table.*?</table[^<>]*>)", re.IGNORECASE | re.DOTALL)
+_TABLE_END = re.compile(r"</table[^<>]*>", re.IGNORECASE)
+_CELL = re.compile(r"<(tr|td|th)((?:[\s/][^<>]*)?)>", re.IGNORECASE)
 _SPAN = re.compile(r"\b(row|col)span\s*=\s*[\"']?\s*(\d{1,4})\b", re.IGNORECASE)
-_AST = mistune.create_markdown(renderer="ast", plugins=["table", "strikethrough"])
-_HTML = mistune.create_markdown(plugins=["table"])
+_MARKDOWN = mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])
 
 
 def plain_text(markdown: str) -> str:
@@ -57,16 +54,7 @@ def plain_text(markdown: str) -> str:
 
     Marks of headings, bullets, emphasis and formulas go; numbers, a table's cells and a link's text stay.
     """
-    pieces: list[str] = []
-    for is_table, part in _split_tables(few_blanks(markdown)):
-        if is_table:
-            pieces += [" ", _without_tags(part), " "]
-            continue
-        # To a Markdown reader the marks of formulas are escapes.
-        prepared = _INLINE_MATH.sub(r" \1 ", _MATH.sub(" ", _BULLET.sub("", part)))
-        prepared = _NOTE.sub(r"\1\\", _NUMBER.sub(r"\1\\\2", prepared))
-        _collect(_AST(prepared), pieces)
-    return one_line("".join(pieces))
+    return _words(_html(markdown))
 
 
 def one_line(text: str) -> str:
@@ -84,139 +72,108 @@ def few_blanks(text: str) -> str:
 
 def _stream_safe(signs: re.Match[str]) -> str:
     """A joiner after each 30 marks: sorting a run of marks takes quadratic time."""
-    pieces, marks = [], 0
-    for sign in signs[0]:
-        marks = marks + 1 if unicodedata.combining(sign) else 0
-        if marks > _MOST_MARKS:
-            pieces.append("\N{COMBINING GRAPHEME JOINER}")
-            marks = 1
-        pieces.append(sign)
-    return "".join(pieces)
+    runs = groupby(signs[0], key=lambda sign: unicodedata.combining(sign) > 0)
+    joined = "\\g<0>\N{COMBINING GRAPHEME JOINER}"
+    return "".join(_THIRTY.sub(joined, "".join(run)) if marks else "".join(run) for marks, run in runs)
 
 
-def _split_tables(text: str) -> Iterator[tuple[bool, str]]:
-    """The parts of a text, each with whether it is an HTML table; in time linear in its length."""
-    done, start = 0, -1
-    for tag in _TABLE.finditer(text):
-        if tag[1] and start >= 0:
-            yield False, text[done:start]
-            yield True, text[start : tag.end()]
-            done, start = tag.end(), -1
-        elif not tag[1] and start < 0:
-            start = tag.start()
-    yield False, text[done:]
+def _html(text: str) -> str:
+    """Markdown with HTML as HTML alone, of which the tables stay as they are."""
+    parts = _split_tables(few_blanks(text))
+    for place in range(0, len(parts), 2):
+        # To a Markdown reader the marks of formulas are escapes.
+        part = _INLINE_MATH.sub(r" \1 ", _MATH.sub(" ", _BULLET.sub("", parts[place])))
+        parts[place] = str(_MARKDOWN(_NOTE.sub(r"\1\\", _NUMBER.sub(r"\1\\\2", part))))
+    return "".join(parts)
 
 
-def _markup(text: str) -> Iterator[tuple[str, str, str]]:
-    """The pieces of HTML in their order: ``(name, rest, "")`` a tag, ``("", "", text)`` what lies between.
-
-    The name is in small letters, an end's begins with a slash; a comment is a tag without a name.
-    """
-    done = 0
-    for tag in _TAG.finditer(text):
-        yield "", "", _characters(text[done : tag.start()])
-        yield f"{tag[1] or ''}{(tag[2] or '!').lower()}", tag[3] or "", ""
-        done = tag.end()
-    yield "", "", _characters(text[done:])
+def _split_tables(text: str) -> list[str]:
+    """The parts of a text, every second one an HTML table; in time linear in its length."""
+    # Behind the last end there is none to be looked for.
+    closed = max((end.end() for end in _TABLE_END.finditer(text)), default=0)
+    *parts, last = _TABLE.split(text[:closed])
+    return [*parts, last + text[closed:]]
 
 
-def _characters(text: str) -> str:
-    return html.unescape(_LONG_NUMBER.sub("&amp;", text))
-
-
-def _without_tags(text: str) -> str:
-    """The character data of HTML, with a space at each tag that is not of a word's look."""
-    pieces = (
-        " " if name and name.strip("/") not in _INLINE_TAGS else said for name, _, said in _markup(text)
-    )
-    return "".join(pieces)
-
-
-def _collect(nodes: Any, pieces: list[str]) -> None:
-    """The characters of the parsed nodes in their order; blocks and cells apart."""
-    waiting = list(reversed(nodes))
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, str):
-            pieces.append(node)
-            continue
-        kind = node["type"]
-        if kind in _IGNORED:
-            continue
-        if "children" in node:
-            waiting += ["" if kind in _INLINE else " ", *reversed(node["children"])]
-        elif kind in ("block_html", "inline_html"):
-            pieces.append(_without_tags(node["raw"]))
-        else:
-            pieces.append(_characters(node.get("raw", " ")))
+def _words(markup: str) -> str:
+    """The character data of HTML as one line, with a space at each tag that is not of a word's look."""
+    text = _TAG.sub(lambda tag: "" if _INLINE.fullmatch(tag[1] or "-") else " ", markup)
+    return one_line(unescape(text))
 
 
 # -- tables -------------------------------------------------------------------------------------------
 
 
-class Cell:
+class Cell(NamedTuple):
     """A node of a table's tree: the table, a row, or a cell with its text and spans (rows, columns)."""
 
-    def __init__(self, name: str, spans: tuple[int, int] = (1, 1)) -> None:
-        self.name, self.text, self.spans = name, "", spans
-        self.children: list[Cell] = []
+    name: str
+    text: str
+    spans: tuple[int, int]
+    children: list[Cell]
 
     def nodes(self) -> list[tuple[Any, ...]]:
         """This node and all below it in their order: name, text and spans."""
-        below = (node for child in self.children for node in child.nodes())
-        return [(self.name, self.text, self.spans), *below]
+        return [self[:3], *(node for child in self.children for node in child.nodes())]
 
 
 def tables_of(text: str) -> list[Cell]:
     """The tables of a text in their order, of HTML and of Markdown; cells are plain text."""
-    tables = []
-    for is_table, part in _split_tables(few_blanks(text)):
-        if is_table:
-            tables.append(_tree(part))
-        elif "|" in part:
-            tables += [_tree(table) for is_one, table in _split_tables(str(_HTML(part))) if is_one]
-    return tables
+    return [_tree(table) for table in _split_tables(_html(text))[1::2]]
 
 
 def _tree(markup: str) -> Cell:
     """One HTML table; whatever is in it besides rows and cells is text of its cell."""
-    table = Cell("table")
-    for name, rest, said in _markup(markup):
-        if name == "tr" or (name in ("td", "th") and not table.children):
-            table.children.append(Cell("tr"))
-        if name in ("td", "th"):
+    rows: list[Cell] = []
+    pieces = _CELL.split(markup)
+    for name, rest, inside in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+        if name.lower() == "tr" or not rows:
+            rows.append(Cell("tr", "", (1, 1), []))
+        if name.lower() != "tr":
+            text = _words(inside)
+            text = plain_text(text) if _MARKS_IN_CELLS.search(text) else text
             spans = {kind.lower(): int(number) for kind, number in reversed(_SPAN.findall(rest))}
-            table.children[-1].children.append(Cell("cell", (spans.get("row", 1), spans.get("col", 1))))
-        elif said and table.children and table.children[-1].children:
-            table.children[-1].children[-1].text += said
-    for cell in (cell for row in table.children for cell in row.children):
-        cell.text = (plain_text if any(mark in cell.text for mark in _MARKED) else one_line)(cell.text)
-    return table
+            rows[-1].children.append(Cell("cell", text, (spans.get("row", 1), spans.get("col", 1)), []))
+    return Cell("table", "", (1, 1), rows)
 
 
 def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
-    """`table_similarity` of each table with the one in its place, those within `MOST_TREE_PAIRS` as trees."""
+    """Tree edit distance similarity (TEDS, Zhong et al. 2020) of the tables that belong together: 1 is equal.
+
+    As there, but for heads: ``thead``, ``th`` and looks within a cell do not count. Of tables of more than
+    `MOST_NODES`, and of those beyond `MOST_TREE_PAIRS`, the nodes in their order are compared, not as trees.
+    Tables are paired in their order so that their texts are as similar as they can be.
+    """
     left, found = MOST_TREE_PAIRS, []
-    for ours, theirs in zip(mine, true, strict=False):
-        counts = len(ours.nodes()), len(theirs.nodes())
-        left -= counts[0] * counts[1] if max(counts) <= MOST_NODES else 0
-        found.append(table_similarity(ours, theirs, MOST_NODES if left >= 0 else 0))
+    for ours, theirs in _partners(mine, true):
+        nodes = ours.nodes(), theirs.nodes()
+        small = ours != theirs and max(map(len, nodes)) <= MOST_NODES
+        left -= len(nodes[0]) * len(nodes[1]) if small else 0
+        if small and left >= 0:
+            distance = float(APTED(ours, theirs, _Costs()).compute_edit_distance())
+            found.append(1.0 - distance / max(map(len, nodes)))
+        else:
+            found.append(float(Levenshtein.normalized_similarity(*nodes)))
     return found
 
 
-def table_similarity(mine: Cell, true: Cell, most: int = MOST_NODES) -> float:
-    """Tree edit distance similarity of two tables (TEDS, Zhong et al. 2020): 1 is equal, 0 nothing alike.
+def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> Sequence[tuple[Cell, Cell]]:
+    """The tables that belong together, in their order: those whose texts are as similar as they can be."""
+    if max(len(mine), len(true)) > MOST_TABLES:
+        return list(zip(mine, true, strict=False))
+    texts = [[" ".join(node[1] for node in table.nodes()) for table in side] for side in (mine, true)]
 
-    As there, but for heads: ``thead``, ``th`` and looks within a cell do not count. Of a table of more than
-    ``most`` nodes the nodes in their order are compared, not as a tree.
-    """
-    ours, theirs = mine.nodes(), true.nodes()
-    if ours == theirs:
-        return 1.0
-    count = max(len(ours), len(theirs))
-    if count > most:
-        return float(Levenshtein.normalized_similarity(ours, theirs))
-    return 1.0 - float(APTED(mine, true, _Costs()).compute_edit_distance()) / count
+    @cache
+    def best(our: int, their: int) -> tuple[float, tuple[tuple[Cell, Cell], ...]]:
+        """The similarity and the pairs of the tables from these numbers on."""
+        if our == len(mine) or their == len(true):
+            return 0.0, ()
+        score, pairs = best(our + 1, their + 1)
+        score += Levenshtein.normalized_similarity(texts[0][our], texts[1][their])
+        both = score, ((mine[our], true[their]), *pairs)
+        return max(both, best(our + 1, their), best(our, their + 1), key=itemgetter(0))
+
+    return best(0, 0)[1]
 
 
 class _Costs(Config):
@@ -228,9 +185,7 @@ class _Costs(Config):
         return Levenshtein.normalized_distance(node1.text, node2.text)
 
 
-# -- differences --------------------------------------------------------------------------------------
-
-_Side = tuple[int | None, str, Box | None, str]  # the region's number, label, box and plain text
+# -- distances ----------------------------------------------------------------------------------------
 
 
 def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:
@@ -254,87 +209,5 @@ def word_edits(written: str, true: str) -> list[tuple[str, str, str]]:
     edits of words.
     """
     mine, theirs = written.split(), true.split()
-    kinds = {"equal": EQUAL, "replace": DIFFERENT, "insert": MISSING, "delete": EXTRA}
-    edits = []
-    for op in Levenshtein.opcodes(mine, theirs):
-        here, there = mine[op.src_start : op.src_end], theirs[op.dest_start : op.dest_end]
-        edits.append((kinds[op.tag], " ".join(here), " ".join(there)))
-    return edits
-
-
-def region_differences(run: PhaseRun, truth: Truth, row: int = 0) -> pd.DataFrame:
-    """A row's regions against the truth, columns `DIFFERENCE_COLUMNS`, in the order of the text.
-
-    ``region`` is the number in the row's text, missing where only the truth has it; ``box`` is on the 0..999
-    grid; ``outcome`` is one of `OUTCOMES`; ``written`` and ``true`` are plain texts; ``cer`` is over the true
-    one, missing where there is none. Regions are paired by their boxes
-    (`ocr_phases.analyse.grounding.match_boxes`). Where the text has none, its words go to the truth's
-    regions; where the truth has none, or the row has several pages, the truth's words go to the text's: to
-    those that they meet in the alignment with the fewest edits.
-    """
-    text = run.results[row]["text"] or ""
-    regions = parse_grounding(text, run.model.get("family")).regions
-    before = plain_text(text[: regions[0].start] if regions else text)
-    written: list[_Side] = [(None, "preamble", None, before)] if before else []
-    for region in (region for region in regions if region.label not in truth.ignored):
-        box = region.boxes[0] if region.boxes else None
-        written.append((region.index, region.label, box, plain_text(region.text)))
-    true: list[_Side] = [
-        (None, region.label, region.box, plain_text(region.text)) for region in truth.regions
-    ]
-    one_page = sum(page["row"] == row for page in run.pages) == 1
-    if not (one_page and any(side[2] for side in true)):
-        rows = [_line(side, own) for side, own in _by_words(written, plain_text(truth.text))]
-    elif any(side[2] for side in written):
-        rows = list(_by_boxes(written, true))
-    else:
-        given = _by_words(true, " ".join(side[3] for side in written))
-        rows = [_line((*side[:3], own), side[3], lacks=bool(side[3]) and not own) for side, own in given]
-    table = pd.DataFrame(rows, columns=list(DIFFERENCE_COLUMNS))
-    return table.astype({"region": "Int64", "cer": "float64"})
-
-
-def _by_boxes(written: Sequence[_Side], true: Sequence[_Side]) -> Iterator[tuple[object, ...]]:
-    """The regions that share a box, and those of either side alone; missing ones behind the one before."""
-    sides = [[[] if side[2] is None else [side[2]] for side in each] for each in (written, true)]
-    mine_of = {place: mine for mine, place, _ in match_boxes(*sides)}
-    true_of = {mine: true[place][3] for place, mine in mine_of.items()}
-    # A missing region is told where the truth has it: behind the region before it.
-    after: dict[int, list[_Side]] = {}
-    last = -1
-    for place, side in enumerate(true):
-        last = mine_of.get(place, last)
-        if place not in mine_of and (side[2] or side[3]):
-            after.setdefault(last, []).append(side)
-    for number in range(-1, len(written)):
-        if number >= 0:
-            yield _line(written[number], true_of.get(number))
-        for side in after.get(number, ()):
-            yield _line((*side[:3], ""), side[3], lacks=True)
-
-
-def _by_words(sides: Sequence[_Side], other: str) -> list[tuple[_Side, str]]:
-    """Each region with the words of the other text that the alignment gives it."""
-    sides = sides or [(None, "preamble", None, "")]
-    words = [(word, number) for number, side in enumerate(sides) for word in side[3].split()]
-    owners, theirs = [number for _, number in words] or [0], other.split()
-    given: list[list[str]] = [[] for _ in sides]
-    for op in Levenshtein.opcodes([word for word, _ in words], theirs):
-        if op.tag == "insert":  # to the region of the word before
-            given[owners[max(op.src_start - 1, 0)]] += theirs[op.dest_start : op.dest_end]
-            continue
-        words_of = theirs[op.dest_start : op.dest_end]
-        for place, word in zip(range(op.src_start, op.src_end), words_of, strict=False):
-            given[owners[place]].append(word)
-    return [(side, " ".join(own)) for side, own in zip(sides, given, strict=True)]
-
-
-def _line(side: _Side, true: str | None, *, lacks: bool = False) -> tuple[object, ...]:
-    region, label, box, written = side
-    outcome = EQUAL if written == true else DIFFERENT
-    if lacks:
-        outcome = MISSING
-    elif true is None or (written and not true):
-        outcome = EXTRA
-    cer = text_measures(written, true)["cer"][0] if true else None
-    return region, label, box, outcome, cer, written, true or ""
+    edits: Any = Levenshtein.opcodes(mine, theirs)
+    return [(_EDITS[tag], " ".join(mine[a:b]), " ".join(theirs[c:d])) for tag, a, b, c, d in edits]

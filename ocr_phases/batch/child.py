@@ -9,22 +9,19 @@ and the children that were at them are killed: the device is free again.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import json
 import math
 import os
 import platform
-import queue
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from typing import Any
@@ -63,14 +60,13 @@ START_SECONDS = 900.0
 #: What a worker answers when the model is loaded and a page's own time starts.
 READY = b"ready"
 
-_LOOK_SECONDS = 1.0  # between two looks whether a silent process lives
+_LOOK_SECONDS = 0.2  # between two looks whether a silent process lives, and is wanted
 _END_SECONDS = 10.0  # for a process to end that closed its pipe or was killed
 _STDERR_BYTES, _STDERR_LINES = 4096, 12
 
 _numbers = itertools.count()
 _CONNECT_SECONDS = 30
 _COUNT_SECONDS = 5.0
-_WATCH_SECONDS = 1.0
 _ENCRYPTED = ("tls://", "wss://", "gateway://")  # dask-gateway's is TLS, too
 
 
@@ -79,7 +75,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
     ``seconds`` is the page's own time in the worker, ``load_s`` what loading the model took on top (0 where
     it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was done. ``worker`` is the
-    process, ``slot`` its place, which stays the same when the process is replaced.
+    process, ``slot`` its place, which stays the same when the process is replaced, and ``stderr`` the last
+    lines of one that is replaced. ``report`` is why the report of a page that was measured could not be
+    rendered with it, ``place`` the folder of this attempt's files, below the page's own: see `store.take`.
+
+    ``device`` is what ``auto`` stands for there, ``pages`` how many pages a PDF has, where that was the
+    request.
     """
 
     failure: str | None = None
@@ -91,16 +92,10 @@ class Outcome(msgspec.Struct, frozen=True):
     slot: str = ""
     rss_bytes: int = 0
     report: str = ""
-    """Why the report of a page that was measured could not be rendered with it; empty where it was."""
     place: str = ""
-    """The folder of this attempt's files, below the page's own: see `store.take`."""
     device: str = ""
-    """What ``auto`` stands for there, where that was the request."""
-
     pages: int = 0
-    """How many pages a PDF has, where that was the request."""
     stderr: str = ""
-    """The last lines that a process wrote which died or met an unexpected error."""
 
 
 class Child:
@@ -114,65 +109,59 @@ class Child:
         self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER_COMMAND
     ) -> None:
         self.command = list(command)
-        self.environment = {**child_environment(), **(environment or {})}
+        self.options: dict[str, Any] = {
+            "env": {**child_environment(), **(environment or {})},
+            "stderr": subprocess.STDOUT,  # and what libraries print
+            "start_new_session": True,  # a Ctrl-C on the terminal is for the driver to handle
+        }
         self.process: subprocess.Popen[bytes] | None = None
-        self.killed = False
+        self.unwanted: Callable[[], bool] = lambda: False
         self.slot = f"{platform.node()}:{os.getpid()}-{next(_numbers)}"
 
     def run(self, request: WorkerRequest, timeout: float | None = None) -> Outcome:
         """Do one page, within ``timeout`` seconds from when the model is loaded; never raises for a page.
 
-        A worker that dies, takes too long or reports an unexpected error is replaced at the next page.
+        A worker that dies, takes too long or reports an unexpected error is replaced at the next page. It is
+        killed when its page is ``unwanted()``.
         """
         began = time.time()
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # it died since its last page, which is none of this one's attempts
         process = self.process or self._start()
-        stderr = ""
         try:
             outcome = self._answer(process, request, timeout)
+            stderr = self.stop(_END_SECONDS) if outcome.failure == "error" else ""
         except TimeoutError as error:
-            outcome = Outcome("timeout", str(error), time.time() - began, started=began)
-            self.stop()
+            outcome, stderr = Outcome("timeout", str(error), time.time() - began, started=began), self.stop()
         except (OSError, EOFError):
-            stderr = self._ended(process)
+            stderr = self.stop(_END_SECONDS)
             outcome = Outcome("died", _why_dead(process, stderr), time.time() - began, started=began)
-        if outcome.failure == "error":
-            stderr = self._ended(process)
         return msgspec.structs.replace(outcome, slot=self.slot, stderr=stderr)
 
-    def kill(self) -> None:
-        """Kill the process for good, from another thread: its page ends as died."""
-        self.killed = True
-        process = self.process
-        if process is not None:
-            process.kill()
+    def stop(self, patience: float = 0.0) -> str:
+        """End the process, if there is one, which may do so itself within ``patience`` seconds.
 
-    def stop(self) -> None:
-        """Kill the process, if there is one, and wait until it is gone; not for one that the kernel holds."""
+        Returns the last lines that it wrote. One that the kernel holds is not waited for.
+        """
         if self.process is None:
-            return
-        self.process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_END_SECONDS)
+            return ""
+        for seconds in (patience, _END_SECONDS):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(seconds)
+            self.process.kill()
+        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - _STDERR_BYTES))
+        lines = self.errors.read().decode("utf-8", "replace").splitlines()
         self.pipe.close()
         self.errors.close()
         self.process = None
+        return "\n".join([line.rstrip() for line in lines if line.strip()][-_STDERR_LINES:])
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.pipe, theirs = Pipe()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         with theirs:
-            self.process = subprocess.Popen(
-                self.command,
-                stdin=theirs.fileno(),
-                stdout=self.errors,  # what libraries print
-                stderr=self.errors,
-                env=self.environment,
-                start_new_session=True,  # a Ctrl-C on the terminal is for the driver to handle
-            )
-        if self.killed:  # while it was being started
-            self.process.kill()
+            stdin = theirs.fileno()
+            self.process = subprocess.Popen(self.command, stdin=stdin, stdout=self.errors, **self.options)
         return self.process
 
     def _answer(
@@ -180,28 +169,20 @@ class Child:
     ) -> Outcome:
         """The answer. Raises TimeoutError, and OSError or EOFError where the process died."""
         self.pipe.send_bytes(json.dumps(dict(request)).encode())
-        message = self._next(process, START_SECONDS, "loading the model, a download from the hub included")
-        if message == READY:
-            message = self._next(process, timeout, "the page")
+        loading = "loading the model, a download from the hub included"
+        for seconds, what in ((START_SECONDS, loading), (timeout, "the page")):
+            end = math.inf if seconds is None else time.monotonic() + seconds
+            while not self.pipe.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+                if process.poll() is not None:  # one that it started may hold its socket open
+                    raise EOFError
+                if self.unwanted():
+                    process.kill()
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.")
+            message = self.pipe.recv_bytes()
+            if message != READY:
+                break
         return msgspec.json.decode(message, type=Outcome)
-
-    def _next(self, process: subprocess.Popen[bytes], seconds: float | None, what: str) -> bytes:
-        end = math.inf if seconds is None else time.monotonic() + seconds
-        while not self.pipe.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
-            if process.poll() is not None:  # one that it started may hold its socket open
-                raise EOFError
-            if time.monotonic() >= end:
-                raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.")
-        return self.pipe.recv_bytes()
-
-    def _ended(self, process: subprocess.Popen[bytes]) -> str:
-        """Let the process end, or kill it; the last lines that it wrote."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)
-        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - _STDERR_BYTES))
-        lines = self.errors.read().decode("utf-8", "replace").splitlines()
-        self.stop()
-        return "\n".join([line.rstrip() for line in lines if line.strip()][-_STDERR_LINES:])
 
 
 def _why_dead(process: subprocess.Popen[bytes], stderr: str) -> str:
@@ -219,14 +200,17 @@ class LocalPool:
         self, environments: Sequence[Mapping[str, str]] = ({},), command: Sequence[str] = WORKER_COMMAND
     ) -> None:
         self.children = [Child(environment, command) for environment in environments]
-        self.free: queue.LifoQueue[Child] = queue.LifoQueue()
-        for child in self.children:
-            self.free.put(child)
-        self.executor = ThreadPoolExecutor(len(self.children), thread_name_prefix="worker")
+        self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.children)
+
+        def begin() -> None:
+            self.thread.child = next(free)
+            self.thread.child.unwanted = self.closed.is_set
+
+        self.executor = ThreadPoolExecutor(len(self.children), "worker", begin)
 
     def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
         """Queue one page; the future's result is its outcome."""
-        return self.executor.submit(self._run, request, timeout)
+        return self.executor.submit(lambda: self.thread.child.run(request, timeout))
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """Send a request to every worker that may differ from the others: here all are alike."""
@@ -238,19 +222,10 @@ class LocalPool:
 
     def close(self) -> None:
         """Kill running work and free everything."""
-        self.executor.shutdown(wait=False, cancel_futures=True)
-        for child in self.children:
-            child.kill()
-        self.executor.shutdown(wait=True)
+        self.closed.set()
+        self.executor.shutdown(cancel_futures=True)
         for child in self.children:
             child.stop()
-
-    def _run(self, request: WorkerRequest, timeout: float | None) -> Outcome:
-        child = self.free.get()
-        try:
-            return child.run(request, timeout)
-        finally:
-            self.free.put(child)
 
 
 def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
@@ -261,21 +236,14 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
     """
     if workers is not None:
         check_workers("workers", workers)
-    gpus = [] if device == "cpu" else visible_gpus()
-    named = device.partition(":")[2]
-    if named or not gpus:
-        count = workers or 1
-        if count == 1:
-            return [{}]
-        if device.startswith("cuda"):
-            raise OcrPhasesError(f"{count} workers on {device}: give --device cuda, which is one GPU each.")
-        return [thread_share(count) for _ in range(count)]
-    count = len(gpus) if workers is None else workers
-    if count > len(gpus):
+    gpus = [] if device == "cpu" or ":" in device else visible_gpus()
+    count = workers or len(gpus) or 1
+    if gpus and count > len(gpus):
         raise OcrPhasesError(f"{count} workers on {len(gpus)} GPUs: timings need a GPU each; ask for fewer.")
-    if count == 1:
-        return [{"CUDA_VISIBLE_DEVICES": gpus[0]}]
-    return [{"CUDA_VISIBLE_DEVICES": gpu, **thread_share(count)} for gpu in gpus[:count]]
+    if not gpus and count > 1 and device.startswith("cuda"):
+        raise OcrPhasesError(f"{count} workers on {device}: give --device cuda, which is one GPU each.")
+    places = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:count]] or [{}] * count
+    return [{**place, **(thread_share(count) if count > 1 else {})} for place in places]
 
 
 def check_workers(option: str, workers: int) -> None:
@@ -295,16 +263,15 @@ def visible_gpus() -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
-    if shutil.which("nvidia-smi") is None:
-        return []
     try:
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    except FileNotFoundError:
+        return []
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise OcrPhasesError(
-            f"nvidia-smi names no GPUs ({error}): set CUDA_VISIBLE_DEVICES, or use --device cpu."
-        ) from error
-    gpus = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
-    return [str(number) for number in range(len(gpus))]
+        advice = "set CUDA_VISIBLE_DEVICES, or use --device cpu"
+        raise OcrPhasesError(f"nvidia-smi names no GPUs ({error}): {advice}.") from error
+    gpus = sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+    return [str(number) for number in range(gpus)]
 
 
 def cores() -> int:
@@ -323,48 +290,22 @@ def run_on_worker(
 
     Without a ``command`` it is this worker's own interpreter, which need not lie where the driver's does.
     """
-    with _one_page_at_a_time:
-        key = tuple(command or WORKER_COMMAND)
-        if key not in _children:
-            _children[key] = Child(command=key)
-            atexit.register(_children[key].stop)
-        child = _children[key]
-        with _killed_when_cancelled(child):
-            outcome = child.run(request, timeout)
-        if child.killed and _children.pop(key, None) is not None:
-            atexit.unregister(child.stop)
-        return outcome
-
-
-@contextlib.contextmanager
-def _killed_when_cancelled(child: Child) -> Iterator[None]:
-    """Kill the child when this task is cancelled, which dask does to a driver's tasks when it is gone."""
     from distributed import get_worker
 
-    worker = get_worker()
-    task = worker.get_current_task()
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(_WATCH_SECONDS):
-            known = worker.state.tasks.get(task)
-            if known is None or known.state == "cancelled":
-                child.kill()
-                return
-
-    threading.Thread(target=watch, name="watch", daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
+    task, tasks = get_worker().get_current_task(), get_worker().state.tasks
+    with _one_page_at_a_time:
+        key = tuple(command or WORKER_COMMAND)
+        child = _children[key] = _children.get(key) or Child(command=key)
+        # dask cancels the tasks of a driver that is gone.
+        child.unwanted = lambda: getattr(tasks.get(task), "state", "cancelled") == "cancelled"
+        return child.run(request, timeout)
 
 
 def stop_children() -> None:
     """End this dask worker's children, so that the device is free again; the next page starts a new one."""
-    while _children:
-        _, child = _children.popitem()
-        child.kill()
-        atexit.unregister(child.stop)
+    for process in [child.process for child in _children.values()]:
+        if process is not None:
+            process.kill()
 
 
 class DaskPool:
@@ -378,44 +319,39 @@ class DaskPool:
     def __init__(self, address: str, command: Sequence[str] | None = None) -> None:
         try:
             import distributed
-        except ImportError as error:
-            raise OcrPhasesError(
-                'A scheduler needs dask.distributed: pip install "ocr_phases[cluster]".'
-            ) from error
-        self.command = command
-        try:
+
             self.client = distributed.Client(address, timeout=_CONNECT_SECONDS)
+        except ImportError as error:
+            advice = 'pip install "ocr_phases[cluster]"'
+            raise OcrPhasesError(f"A scheduler needs dask.distributed: {advice}.") from error
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # the last two: of certificates
             raise OcrPhasesError(f"The scheduler {address} does not answer ({error}).") from error
+        self.command, self.counted = command, (0.0, 0)
         self.plain = not str(self.client.scheduler.address).startswith(_ENCRYPTED)
         self.executor = self.client.get_executor(pure=False)
-        self.counted = (0.0, 0)
 
-    def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
+    def submit(self, request: WorkerRequest, timeout: float | None, **where: Any) -> Future[Outcome]:
         """As in `LocalPool`; raises `OcrPhasesError` where the scheduler was lost."""
-        self._check()
-        return self.executor.submit(run_on_worker, dict(request), timeout, self.command)
+        if self.client.status != "running":
+            raise OcrPhasesError(SCHEDULER_LOST)
+        return self.executor.submit(run_on_worker, dict(request), timeout, self.command, **where)
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """As in `LocalPool`."""
-        self._check()
-        executors = [
-            self.client.get_executor(pure=False, workers=[worker], allow_other_workers=True)
-            for worker in self.client.nthreads()
-        ]
-        return [executor.submit(run_on_worker, dict(request), None, self.command) for executor in executors]
+        workers = self._addresses()
+        return [self.submit(request, None, workers=[each], allow_other_workers=True) for each in workers]
 
     def workers(self) -> int:
         """How many workers the scheduler has now; they may come and go."""
-        when, count = self.counted
-        if time.monotonic() - when > _COUNT_SECONDS:
-            self._check()
-            try:
-                count = len(self.client.nthreads())
-            except (OSError, TimeoutError) as error:
-                raise OcrPhasesError(SCHEDULER_LOST) from error
-            self.counted = (time.monotonic(), count)
-        return count
+        if time.monotonic() - self.counted[0] > _COUNT_SECONDS:
+            self.counted = (time.monotonic(), len(self._addresses()))
+        return self.counted[1]
+
+    def _addresses(self) -> list[str]:
+        if self.client.status == "running":
+            with contextlib.suppress(OSError):
+                return list(self.client.nthreads())
+        raise OcrPhasesError(SCHEDULER_LOST)
 
     def close(self) -> None:
         """As in `LocalPool`; the workers live on, without a model."""
@@ -423,10 +359,6 @@ class DaskPool:
             self.executor.shutdown(wait=False)
             self.client.run(stop_children, on_error="ignore")
         self.client.close()
-
-    def _check(self) -> None:
-        if self.client.status != "running":
-            raise OcrPhasesError(SCHEDULER_LOST)
 
 
 #: The workers of a batch, as the driver uses them.

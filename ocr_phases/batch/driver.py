@@ -8,11 +8,10 @@ million of them are never in memory at once, neither here nor in a scheduler.
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
 import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -22,7 +21,6 @@ from typing import Any
 import msgspec
 
 from ocr_phases.batch.child import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome, Pool
-from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import (
     RECORD,
     STATUS,
@@ -31,10 +29,9 @@ from ocr_phases.batch.store import (
     read_listing,
     truth_hash,
     waiting_reports,
-    write_listing,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.store import fail, file_hash, take, write_status
+from ocr_phases.store import file_hash, take, write_status
 
 #: So many pages failing alike before any page went well, or one after another in one worker's place, is no
 #: matter of the pages.
@@ -51,12 +48,12 @@ _WAIT_SECONDS = 1.0
 
 @dataclass
 class Counts:
-    """Progress of a batch. ``kept`` pages were finished by an earlier command."""
+    """Progress of a batch. ``kept`` pages were finished by an earlier command, ``again`` named twice."""
 
     kept: int = 0
     done: int = 0
     failed: int = 0
-    again: int = 0  # pages named a second time with equal content and settings
+    again: int = 0
 
     @property
     def pages(self) -> int:
@@ -72,41 +69,113 @@ class Task:
     """
 
     folder: Path
-    request: dict[str, Any]
-    known: Mapping[str, Any]
+    mode: str
+    known: dict[str, Any]
     attempts: list[Outcome] = field(default_factory=list)
 
+    @property
+    def request(self) -> dict[str, Any]:
+        """What a worker is asked."""
+        return {"mode": self.mode, "job": self.known, "folder": str(self.folder.resolve())}
 
-def run_tasks(
-    tasks: Iterable[Task], pool: Pool, retries: int, timeout: float | None
-) -> Generator[tuple[Task, bool] | None]:
+    def write(self) -> bool:
+        """Write the status of a page whose last attempt was its end; whether it went well."""
+        outcome, status = self.attempts[-1], dict(self.known)
+        reason = outcome.reason if outcome.failure else outcome.report
+        told = {"state": "failed" if reason else "done", "reason": reason, "seconds": outcome.seconds}
+        if self.mode == "render":
+            status["report"] = {**told, "truth": truth_hash(self.folder)}
+        else:
+            done = outcome.failure is None
+            status |= {
+                "state": "done" if done else "failed",
+                "failure": None if outcome.failure is None else FAILURES[outcome.failure],
+                "reason": outcome.reason,
+                "attempts": msgspec.to_builtins(self.attempts),
+                "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                "record": file_hash(self.folder / RECORD) if done else None,
+                "report": told if done and self.mode == "notebook" else None,
+            }
+        write_status(self.folder / STATUS, status)
+        return outcome.failure is None
+
+
+class _Judge:
+    """Raises `OcrPhasesError` after an attempt that shows that going on makes no sense."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self.alike: collections.Counter[str] = collections.Counter()
+        self.by_slot: dict[str, set[str]] = collections.defaultdict(set)
+
+    def __call__(self, task: Task, last: bool) -> None:
+        outcome, well = task.attempts[-1], self.counts.kept + self.counts.done
+        reason = outcome.reason.rstrip(".")
+        if outcome.failure in ("output", "versions"):
+            raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
+        if outcome.failure == "model" and not (well or self.counts.failed):
+            raise OcrPhasesError(outcome.reason)
+        if outcome.failure in _SOUND:
+            self.by_slot.pop(outcome.slot, None)
+        elif outcome.failure in _BROKEN and outcome.slot:
+            # A broken device fails its pages faster than sound ones do theirs: soon it had failed all.
+            failed = self.by_slot[outcome.slot]
+            failed.add(task.known["id"])
+            if len(failed) >= GIVE_UP_AFTER:
+                where = outcome.slot.partition(":")[0]
+                longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
+                raise OcrPhasesError(
+                    f"{len(failed)} pages one after another failed in one worker on {where}, the last with: "
+                    f"{reason}. Mend the device or its model; if it is sound, leave these pages out{longer}. "
+                    f"{GOES_ON}"
+                )
+        if last and outcome.failure and not well:
+            self.alike[reason] += 1
+            if self.alike[reason] >= GIVE_UP_AFTER:
+                raise OcrPhasesError(
+                    f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
+                )
+
+
+def _run(
+    tasks: Iterator[Task],
+    pool: Pool,
+    counts: Counts,
+    judge: Callable[[Task, bool], None],
+    *,
+    retries: int = 1,
+    timeout: float | None = None,
+    progress: Callable[[Counts], None] = lambda counts: None,
+) -> Counts:
     """Hand ``tasks`` to a pool as there is room, try failed ones again, and put what was written in place.
 
-    Yields a task with every attempt, and whether that was its last; None at least once a second. Where this
-    is closed early, the workers end and what they were writing is cleared.
+    ``judge`` looks at each attempt, and whether it was the task's last. Where it raises, or this is
+    interrupted, the workers end and what they were writing is cleared.
     """
-    tasks, running = iter(tasks), dict[Future[Outcome], Task]()
+    running = dict[Future[Outcome], Task]()
     try:
         while True:
-            room = max(2, 2 * pool.workers()) - len(running)
-            for task in itertools.islice(tasks, max(0, room)):
+            for task in itertools.islice(tasks, max(0, max(2, 2 * pool.workers()) - len(running))):
                 running[pool.submit(task.request, timeout)] = task
+            progress(counts)
             if not running:
-                return
+                return counts
             ready, _ = wait(running, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
             for future in [future for future in running if future in ready]:
-                task = running[future]
-                outcome = _result(future)
+                task, outcome = running[future], _result(future)
                 task.attempts.append(outcome)
                 again = outcome.failure not in _SOUND and len(task.attempts) <= retries
                 if outcome.place and not again:
                     take(task.folder, outcome.place)
                 clear_left_behind(task.folder)  # also what a lost worker left, whose task dask began again
                 del running[future]
+                judge(task, not again)
                 if again:
                     running[pool.submit(task.request, timeout)] = task
-                yield task, not again
-            yield None
+                elif task.write():
+                    counts.done += 1
+                else:
+                    counts.failed += 1
     finally:
         if running:
             pool.close()
@@ -114,115 +183,52 @@ def run_tasks(
                 clear_left_behind(task.folder)
 
 
-def list_pages(jobs: Iterable[Job], out: Path) -> Counts:
-    """List every job in ``jobs.jsonl``: ``kept`` are finished, ``failed`` failed before or were damaged.
-
-    The others are not counted. Raises `OcrPhasesError` where it cannot be written.
-    """
-    counts = Counts()
-    for job, folder in write_listing(out, jobs):
-        if finished(folder, job.id) is not None:
-            counts.kept += 1
-        elif (folder / STATUS).exists():
-            counts.failed += 1
-    return counts
-
-
-def measure_pages(
-    out: Path,
-    pool: Pool,
-    *,
-    mode: str = "measure",
-    retries: int = 1,
-    timeout: float | None = None,
-    progress: Callable[[Counts], None] = lambda counts: None,
-) -> Counts:
+def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: Any) -> Counts:
     """Bring every page of `list_pages` to an end: done, failed with its reason, or kept from before.
 
-    ``mode`` is ``measure`` or ``notebook``, ``retries`` how often a page that failed is tried again, unless
-    the page or the request is at fault, ``timeout`` its seconds. ``progress`` is called after every
-    page, and every second. Raises `OcrPhasesError` where going on makes no sense: results cannot be written,
-    the model cannot be loaded for the first page, a worker has other versions, the scheduler was lost,
-    `GIVE_UP_AFTER` pages fail alike from the start, or so many one after another in one worker's place. What
-    is finished then stays so.
+    ``mode`` is ``measure`` or ``notebook``. Of the ``options``, ``retries`` is how often a page that failed
+    is tried again, unless the page or the request is at fault (1), ``timeout`` its seconds (None), and
+    ``progress(counts)`` is called after every page, and every second. Raises `OcrPhasesError` where going on
+    makes no sense: results cannot be written, the model cannot be loaded for the first page, a worker has
+    other versions, the scheduler was lost, `GIVE_UP_AFTER` pages fail alike from the start, or so many one
+    after another in one worker's place. What is finished then stays so.
     """
     counts = Counts()
-    reasons: collections.Counter[str] = collections.Counter()
-    failed_by_slot: dict[str, set[str]] = collections.defaultdict(set)
 
     def tasks() -> Iterator[Task]:
         seen = set[str]()
         for entry in read_listing(out):
-            if not entry["id"]:
-                continue
-            folder, job = out / entry["folder"], json.loads(entry["job"])
+            task = Task(out / entry["folder"], mode, json.loads(entry.get("job", "{}")))
             if entry["id"] in seen:
                 counts.again += 1
-                continue
-            seen.add(entry["id"])
-            clear_left_behind(folder)
-            if finished(folder, entry["id"]) is not None:
-                counts.kept += 1
-                if counts.kept % 100 == 0:
-                    progress(counts)
-            elif job["problem"]:
-                write_page(folder, job, [Outcome("page", job["problem"], started=time.time())], mode)
-                counts.failed += 1
-            else:
-                yield Task(folder, {"mode": mode, "job": job, "folder": str(folder.resolve())}, job)
+            elif entry["id"]:
+                seen.add(entry["id"])
+                clear_left_behind(task.folder)
+                if finished(task.folder, entry["id"]) is not None:
+                    counts.kept += 1
+                elif problem := task.known["problem"]:
+                    task.attempts.append(Outcome("page", problem, started=time.time()))
+                    task.write()
+                    counts.failed += 1
+                else:
+                    yield task
 
-    with contextlib.closing(run_tasks(tasks(), pool, retries, timeout)) as attempts:
-        for attempt in attempts:
-            if attempt is None:
-                progress(counts)
-                continue
-            task, last = attempt
-            outcome = task.attempts[-1]
-            _stop_if_no_page_can_succeed(outcome, counts)
-            _stop_if_worker_is_broken(outcome, task.known["id"], failed_by_slot)
-            if not last:
-                continue
-            write_page(task.folder, task.known, task.attempts, mode)
-            if outcome.failure is None:
-                counts.done += 1
-            else:
-                counts.failed += 1
-                reasons[outcome.reason] += 1
-                _stop_if_all_fail_the_same(outcome, counts, reasons)
-    progress(counts)
-    return counts
+    return _run(tasks(), pool, counts, _Judge(counts), **options)
 
 
-def render_pages(
-    out: Path,
-    pool: Pool,
-    *,
-    retries: int = 1,
-    timeout: float | None = None,
-    progress: Callable[[int, int], None],
-) -> int:
-    """Render the report of every measured page that has none yet; how many could not be rendered.
+def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
+    """Render the report of every measured page that has none yet: ``done`` and ``failed``.
 
-    One that fails is tried again ``retries`` times; what became of it goes into the page's status.
-    ``progress(rendered, not rendered)`` is called after every page. Raises `OcrPhasesError` where a status
-    cannot be written.
+    One that fails is tried again; what became of it goes into the page's status. The ``options`` are
+    `measure_pages`'. Raises `OcrPhasesError` where a status cannot be written.
     """
-    numbers = collections.Counter[bool]()
 
     def tasks() -> Iterator[Task]:
-        for folder, status in waiting_reports(out):
+        for folder in waiting_reports(out):
             clear_left_behind(folder)
-            yield Task(folder, {"mode": "render", "folder": str(folder.resolve())}, status)
+            yield Task(folder, "render", json.loads((folder / STATUS).read_bytes()))
 
-    with contextlib.closing(run_tasks(tasks(), pool, retries, timeout)) as attempts:
-        for attempt in attempts:
-            if attempt is not None and attempt[1]:
-                task, outcome = attempt[0], attempt[0].attempts[-1]
-                report = _report(outcome, truth_hash(task.folder))
-                write_status(task.folder / STATUS, msgspec.to_builtins({**task.known, "report": report}))
-                numbers[outcome.failure is None] += 1
-            progress(numbers[True], numbers[False])
-    return numbers[False]
+    return _run(tasks(), pool, Counts(), lambda task, last: None, **options)
 
 
 def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
@@ -231,7 +237,6 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     ``waiting`` is called every second until they have answered. Raises `OcrPhasesError` where none can say,
     where they differ, and where the scheduler was lost.
     """
-    found: set[str] = set()
     for _ in range(2):  # a worker may be lost over the question, as over a page
         while not (asked := pool.ask({"mode": "device"})):
             waiting()
@@ -239,10 +244,9 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
         while wait(asked, timeout=_WAIT_SECONDS).not_done:
             waiting()
         outcomes = [_result(future) for future in asked]
-        found = {outcome.device for outcome in outcomes if outcome.failure is None}
-        if found:
+        if found := {outcome.device for outcome in outcomes if outcome.failure is None}:
             break
-    if not found:
+    else:
         raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
     if len(found) > 1:
         raise OcrPhasesError("Some workers have a GPU, some do not: give --device cuda or --device cpu.")
@@ -252,66 +256,6 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
 def _result(future: Future[Outcome]) -> Outcome:
     if future.cancelled():
         raise OcrPhasesError(SCHEDULER_LOST)
-    error = future.exception()
-    if error is None:
+    if (error := future.exception()) is None:
         return future.result()
-    if isinstance(error, OcrPhasesError):
-        raise error
     return Outcome("died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time())
-
-
-def _stop_if_no_page_can_succeed(outcome: Outcome, counts: Counts) -> None:
-    if outcome.failure in ("output", "versions"):
-        raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
-    if outcome.failure == "model" and not (counts.kept or counts.done or counts.failed):
-        raise OcrPhasesError(outcome.reason)
-
-
-def _stop_if_worker_is_broken(outcome: Outcome, job_id: str, failed_by_slot: dict[str, set[str]]) -> None:
-    """A broken device fails its pages faster than sound ones do theirs, and would soon have failed all."""
-    if outcome.failure in _SOUND:
-        failed_by_slot.pop(outcome.slot, None)
-    elif outcome.failure in _BROKEN and outcome.slot:
-        failed = failed_by_slot[outcome.slot]
-        failed.add(job_id)
-        if len(failed) >= GIVE_UP_AFTER:
-            where = outcome.slot.partition(":")[0]
-            longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
-            raise OcrPhasesError(
-                f"{len(failed)} pages one after another failed in one worker on {where}, "
-                f"the last with: {outcome.reason.rstrip('.')}. "
-                f"Mend the device or its model; if it is sound, leave these pages out{longer}. {GOES_ON}"
-            )
-
-
-def _stop_if_all_fail_the_same(outcome: Outcome, counts: Counts, reasons: collections.Counter[str]) -> None:
-    if counts.kept or counts.done or reasons[outcome.reason] < GIVE_UP_AFTER:
-        return
-    raise OcrPhasesError(
-        f"The first {GIVE_UP_AFTER} pages failed alike: {outcome.reason.rstrip('.')}. "
-        "Correct that and start again."
-    )
-
-
-def write_page(folder: Path, job: Mapping[str, Any], attempts: Sequence[Outcome], mode: str) -> None:
-    """Write the status of a page whose last attempt was its end."""
-    outcome = attempts[-1]
-    status: dict[str, Any] = {
-        **job,
-        "failure": None,
-        "attempts": msgspec.to_builtins(attempts),
-        "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        "report": None,
-    }
-    if outcome.failure is not None:
-        fail(folder / STATUS, outcome.reason, {**status, "failure": FAILURES[outcome.failure]})
-        return
-    status["report"] = _report(outcome) if mode == "notebook" else None
-    done = {"state": "done", "reason": outcome.reason, "record": file_hash(folder / RECORD)}
-    write_status(folder / STATUS, {**status, **done})
-
-
-def _report(outcome: Outcome, truth: str | None = None) -> dict[str, Any]:
-    reason = outcome.reason if outcome.failure else outcome.report
-    state = "failed" if reason else "done"
-    return {"state": state, "reason": reason, "seconds": outcome.seconds, "truth": truth}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
@@ -22,41 +22,29 @@ from ocr_phases.store import file_hash
 
 FIGURES = "figures.json"
 
+_PROBABILITIES = set(PROBABILITY_COLUMNS)
 #: Columns of the tables of all pages, behind the page's own id and name. The token's id is ``token_id``;
 #: probabilities stay in the records.
 TABLES = {
-    "spans": SPAN_COLUMNS,
-    "tokens": tuple(
-        "token_id" if name == "id" else name for name in TOKEN_COLUMNS if name not in PROBABILITY_COLUMNS
-    ),
+    "spans": list(SPAN_COLUMNS),
+    "tokens": [{"id": "token_id"}.get(name, name) for name in TOKEN_COLUMNS if name not in _PROBABILITIES],
 }
 
-#: Of a page's text: its prompt and image tokens, compression (generated tokens over image tokens, and as the
-#: vendor counts them, by the text tokenised anew), measures of `ocr_phases.analyse.quality` where there is a
-#: truth, else the agreement with the same page's record of the longest prompt, the record that is the truth,
-#: the truth's category, and what the page is known by.
-QUALITY_COLUMNS = (
-    "prompt_tokens",
-    "image_tokens",
-    "peak_bytes",
-    "compression",
-    "vendor_compression",
-    "edit_distance",
-    "cer",
-    "table_similarity",
-    "box_recall",
-    "repetition",
-    "agreement",
-    "reference",
-    "category",
-    "page_id",
-)
-#: The costliest regions of a page that are kept.
+#: Columns that are figures of `PhaseRun.summary`, some by another name there.
+_OF_RUN = {
+    **{name: name for name in ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "page_ms", "tokens")},
+    **{name: name for name in ("vision_share", "peak_bytes")},
+    "prompt_tokens": "prefill_len",
+    "image_tokens": "valid_image_tokens",
+    "compression": "generated_compression_ratio",
+    "vendor_compression": "compression_ratio",
+}
+#: Columns that are measures of `ocr_phases.analyse.quality`, where there is a truth.
+_MEASURES = ["edit_distance", "cer", "table_similarity", "box_recall", "repetition", "agreement"]
+#: The costliest regions of a page that are kept, and what is kept of each.
 MOST_REGIONS = 25
-
-_METRICS = ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens")
-_REGION = ("label", "tokens", "characters", "decode_ms", "ms_per_char", "text")
-_NOTES_SHOWN = ("repetition_loop",)
+_LOOP = ("repetition_loop", "note")
+_REGION = ["label", "tokens", "characters", "decode_ms", "ms_per_char", "text"]
 
 
 class Figures(TypedDict):
@@ -81,13 +69,11 @@ class Figures(TypedDict):
 def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | None = None) -> Figures:
     """The figures of the ``page`` of a ``job`` (its id): of a record and a truth with these SHA-256s."""
     frames = {"spans": run.spans, "tokens": run.token_table.rename(columns={"id": "token_id"})}
-    tables = {
-        name: frame.assign(job=job, page=page)[["job", "page", *TABLES[name]]]
-        .to_csv(index=False, header=False, lineterminator="\n")
-        .encode("utf-8", "replace")
-        .decode()
-        for name, frame in frames.items()
-    }
+    tables = {}
+    for name, frame in frames.items():
+        table = frame.assign(job=job, page=page)[["job", "page", *TABLES[name]]]
+        text = table.to_csv(index=False, header=False, lineterminator="\n")
+        tables[name] = text.encode("utf-8", "replace").decode()
     return {
         "schema": 2,
         "record": record,
@@ -103,7 +89,8 @@ def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | N
 def write_figures(folder: Path, run: PhaseRun, job: str, page: str) -> Figures:
     """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
     figures = page_figures(run, job, page, file_hash(folder / RECORD), truth_hash(folder))
-    data = msgspec.json.encode(figures, enc_hook=_plain)
+    # JSON has no numpy numbers, and not pandas' missing value.
+    data = msgspec.json.encode(figures, enc_hook=lambda value: None if value is pd.NA else value.item())
     write_atomic(folder / FIGURES, data)
     return msgspec.json.decode(data, type=Figures)
 
@@ -120,28 +107,15 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
     return write_figures(folder, page_run(folder), job, page)
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has not: numpy's numbers, and pandas' missing value."""
-    return None if value is pd.NA else value.item()
-
-
 def _row(run: PhaseRun) -> dict[str, Any]:
-    metrics = run.summary()
-    truth, found = run.truth_of(), quality_of(run)
+    truth, quality = run.truth_of(), quality_of(run)
     return {
-        **{name: metrics[name] for name in _METRICS},
+        **{column: run[name] for column, name in _OF_RUN.items()},
+        **{name: quality[name] for name in _MEASURES if name in quality},
         "model": run.model["name"],
         "preset": run.request["preset"],
         "device": run.device["name"],
-        "page_ms": run["page_ms"],
-        "vision_share": run["vision_share"],
         "warnings": ", ".join(_warnings(run)),
-        "prompt_tokens": metrics["prefill_len"],
-        "image_tokens": metrics["valid_image_tokens"],
-        "peak_bytes": run["peak_bytes"],
-        "compression": metrics["generated_compression_ratio"],
-        "vendor_compression": metrics["compression_ratio"],
-        **{name: found[name] for name in QUALITY_COLUMNS if name in found},
         "reference": truth.file if truth and truth.reference else None,
         "category": "" if truth is None else truth.category,
         "page_id": "".join(f"{page['sha256'][:16]}{split_page(page['file'])[1]}" for page in run.pages),
@@ -150,14 +124,10 @@ def _row(run: PhaseRun) -> dict[str, Any]:
 
 def _warnings(run: PhaseRun) -> list[str]:
     """Failed checks, a repetition loop, an incomplete text."""
-    found = [
-        check.name.replace("_", " ")
-        for check in run_rules(run)
-        if check.verdict == "fail" or (check.verdict == "note" and check.name in _NOTES_SHOWN)
-    ]
-    if run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos"):
-        found.append("cut at the token limit")
-    return found
+    checks = [(check.name, check.verdict) for check in run_rules(run)]
+    found = [name for name, verdict in checks if verdict == "fail" or (name, verdict) == _LOOP]
+    cut = run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos")
+    return [*(name.replace("_", " ") for name in found), *(["cut at the token limit"] if cut else [])]
 
 
 def _regions(run: PhaseRun) -> list[dict[str, Any]]:
@@ -165,5 +135,5 @@ def _regions(run: PhaseRun) -> list[dict[str, Any]]:
     if not grounding.regions:
         return []
     table = region_table(grounding, run.token_table)
-    rows = table[table["region"] >= 0].nlargest(MOST_REGIONS, "decode_ms").to_dict("records")
-    return [{name: row[name] for name in _REGION} for row in rows if math.isfinite(row["decode_ms"])]
+    known = table[(table["region"] >= 0) & np.isfinite(table["decode_ms"])]
+    return known.nlargest(MOST_REGIONS, "decode_ms")[_REGION].to_dict("records")

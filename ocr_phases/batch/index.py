@@ -7,21 +7,21 @@ import heapq
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
 
+from ocr_phases.analyse.quality import page_truth
 from ocr_phases.analyse.scaling import agreements
-from ocr_phases.analyse.truths import page_truth
-from ocr_phases.batch.figures import QUALITY_COLUMNS, TABLES, Figures, read_figures
+from ocr_phases.batch.figures import TABLES, Figures, read_figures
 from ocr_phases.batch.store import (
     RECORD,
     TRUTH,
     Entry,
-    finished,
+    finished_pages,
     page_status,
     read_listing,
     writing_whole,
@@ -34,28 +34,22 @@ from ocr_phases.text import count_text
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
 #: ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the page's own time in its
 #: worker, ``folder`` where its files are, ``report`` whether it has one.
-PAGE_COLUMNS = (
-    "page",
-    "status",
-    "reason",
-    "model",
-    "preset",
-    "ttft_ms",
-    "prefill_ms",
-    "inter_token_ms",
-    "decode_ms",
-    "page_ms",
-    "tokens",
-    "vision_share",
-    *QUALITY_COLUMNS,
-    "warnings",
-    "attempts",
-    "seconds",
-    "device",
-    "report",
-    "id",
-    "folder",
-)
+#:
+#: Compression is generated tokens over image tokens, or as the vendor counts, the text's tokens over them.
+#: ``edit_distance`` to ``repetition`` are `ocr_phases.analyse.quality`'s where there is a truth;
+#: ``agreement`` is else with the same page's record of the longest prompt, ``reference`` the record that is
+#: the truth, ``category`` the truth's, and ``page_id`` what the page is known by.
+_COLUMNS = """
+page:object status:object reason:object model:object preset:object
+ttft_ms:float64 prefill_ms:float64 inter_token_ms:float64 decode_ms:float64 page_ms:float64
+tokens:Int64 vision_share:float64 prompt_tokens:float64 image_tokens:float64 peak_bytes:float64
+compression:float64 vendor_compression:float64
+edit_distance:float64 cer:float64 table_similarity:float64 box_recall:float64 repetition:float64
+agreement:float64 reference:object category:object page_id:object
+warnings:object attempts:Int64 seconds:float64 device:object report:bool id:object folder:object
+"""
+_KINDS = dict(column.split(":") for column in _COLUMNS.split())
+PAGE_COLUMNS = tuple(_KINDS)
 #: The costliest regions of all pages, the costliest first; columns as in `regions.region_table`.
 REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_char", "text", "folder")
 
@@ -63,21 +57,6 @@ DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
 _SLOWEST = 25
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
-_TEXTS = (
-    "page",
-    "status",
-    "reason",
-    "model",
-    "preset",
-    "warnings",
-    "reference",
-    "category",
-    "page_id",
-    "device",
-    "id",
-    "folder",
-)
-_COUNTS = ("tokens", "attempts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,28 +79,25 @@ def build_index(out: Path) -> BatchIndex:
     rows, regions, digests = list[tuple[Any, ...]](), list[dict[str, Any]](), dict[str, str]()
     paths = {name: out / f"{name}.csv" for name in TABLES}
     with contextlib.ExitStack() as stack:
-        write = {}
-        for name, path in paths.items():
-            write[name] = stack.enter_context(writing_whole(path, f"The tables in {out}"))
-            write[name](",".join(("id", "page", *TABLES[name])) + "\n")
+        what = f"The tables in {out}"
+        files = {name: stack.enter_context(writing_whole(path, what)) for name, path in paths.items()}
+        for name, file in files.items():
+            file.write(",".join(("id", "page", *TABLES[name])) + "\n")
         for entry in read_listing(out):
             row, figures = _page_row(out, entry)
             rows.append(tuple(row.get(name) for name in PAGE_COLUMNS))
-            if figures is None or entry["id"] in digests:
-                continue
-            digests[entry["id"]] = figures["record"]
-            of_page = {"page": entry["page"], "folder": entry["folder"]}
-            regions += [{**of_page, **region} for region in figures["regions"]]
-            regions = heapq.nlargest(_SLOWEST, regions, key=lambda region: region["decode_ms"])
-            for name, text in figures["tables"].items():
-                write[name](text)
-    kinds = {**dict.fromkeys(_COUNTS, "Int64"), **dict.fromkeys(_TEXTS, "object"), "report": "bool"}
-    numbers = {name: "float64" for name in PAGE_COLUMNS if name not in kinds}
-    pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype({**numbers, **kinds})
+            if figures is not None and entry["id"] not in digests:
+                digests[entry["id"]] = figures["record"]
+                regions += [{**row, **region} for region in figures["regions"]]
+                regions = heapq.nlargest(_SLOWEST, regions, key=lambda region: region["decode_ms"])
+                for name, text in figures["tables"].items():
+                    files[name].write(text)
+    pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype(_KINDS)
     for _, runs in pages.drop_duplicates("id").groupby("page_id", sort=False):
         if len(runs) > 1:
             _agree(out, pages, runs, digests)
-    table = pages.assign(**{name: pages[name].map(_no_formula) for name in _TEXTS})
+    table, texts = pages.copy(), pages.select_dtypes(object)
+    table[texts.columns] = texts.map(_no_formula)
     text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
     slowest = pd.DataFrame(regions, columns=list(REGION_COLUMNS))
@@ -153,80 +129,61 @@ def _no_formula(cell: Any) -> Any:
 
 
 def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
+    """What a page's status and figures say, by `PAGE_COLUMNS`, and the figures."""
     folder = out / entry["folder"]
-    base = {"page": entry["page"], "id": entry["id"], "folder": entry["folder"], "report": False}
+    row = {"page": entry["page"], "id": entry["id"], "folder": entry["folder"], "report": False}
     try:
         status = page_status(out, entry)
         if status is None:
-            return {**base, "status": UNFINISHED, "reason": ""}, None
-        base |= {
-            "model": status["settings"].get("model"),
-            "preset": status["settings"].get("preset"),
-            "attempts": len(status["attempts"]),
-            "seconds": status["attempts"][-1].seconds,
-        }
+            return {**row, "status": UNFINISHED, "reason": ""}, None
+        row |= {name: status["settings"].get(name) for name in ("model", "preset")}
+        row |= {"attempts": len(status["attempts"]), "seconds": status["attempts"][-1].seconds}
         if status["failure"]:
-            return {**base, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
+            return {**row, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
         figures = read_figures(folder, check_record(folder / RECORD, status), entry["id"], entry["page"])
     except OcrPhasesError as error:
-        return {**base, "status": FAILED, "reason": str(error)}, None
-    row, report = {**base, **figures["row"]}, status["report"]
-    if report and report["state"] == "failed":
-        row["warnings"] = ", ".join(filter(None, [row["warnings"], "report not rendered"]))
-    row |= {
-        "status": DONE,
-        "reason": report["reason"] if report else "",
-        "report": report is not None and report["state"] == "done",
-    }
+        return {**row, "status": FAILED, "reason": str(error)}, None
+    row |= {**figures["row"], "status": DONE, "reason": ""}
+    if report := status["report"]:
+        row |= {"reason": report["reason"], "report": report["state"] == "done"}
+        warned = [figures["row"]["warnings"], "" if row["report"] else "report not rendered"]
+        row["warnings"] = ", ".join(filter(None, warned))
     return row, figures
 
 
 def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[str, str]) -> None:
     """Fill in the agreement of ``runs`` of one page at several settings, where nothing tells its truth."""
     found = {
-        run["id"]: read_figures(out / run["folder"], digests[run["id"]], run["id"], run["page"])
-        for run in runs.to_dict("records")
+        job: read_figures(out / folder, digests[job], job, page)
+        for job, folder, page in runs[["id", "folder", "page"]].itertuples(index=False)
     }
     texts = {job: figures["text"] for job, figures in found.items() if figures["text"]}
     if len(texts) > 1:
         reference = max(texts, key=lambda job: found[job]["richness"])
-        for job, agreement in agreements(texts, reference).items():
-            pages.loc[pages["id"] == job, "agreement"] = agreement
+        agreed = pages["id"].map(agreements(texts, reference))
+        pages["agreement"] = agreed.fillna(pages["agreement"])
 
 
-@dataclass
-class Truths:
-    """How many pages have a truth, how many lack one, and why one could not be read, by page."""
-
-    found: int = 0
-    lacking: int = 0
-    problems: dict[str, str] = field(default_factory=dict)
-
-
-def add_truths(out: Path, path: Path) -> Truths:
+def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
     """Put the truth at ``path`` beside the record of every finished page, unless it is there.
 
-    ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered again. A
-    truth that cannot be read leaves its page without, and is named. Raises `OcrPhasesError` where a truth
-    cannot be written.
+    ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered again.
+    Returns how many pages have a truth, how many lack one, and why one could not be read, by page: that page
+    is left without. Raises `OcrPhasesError` where a truth cannot be written.
     """
-    truths = Truths()
-    for entry in read_listing(out):
-        folder = out / entry["folder"]
-        status = finished(folder, entry["id"])
-        if status is None:
-            continue
+    found, lacking, problems = 0, 0, dict[str, str]()
+    for entry, folder, status in finished_pages(out):
         try:
             truth = page_truth(path, entry["page"])
         except OcrPhasesError as error:
-            truths.problems[entry["page"]] = str(error)
+            problems[entry["page"]] = str(error)
             continue
         if truth is None or not status["settings"].get("return_text", True):
-            truths.lacking += 1
+            lacking += 1
             continue
-        truths.found += 1
+        found += 1
         kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode("utf-8", "replace")
         file = folder / TRUTH
         if not file.exists() or file.read_bytes() != kept:
             write_atomic(file, kept)
-    return truths
+    return found, lacking, problems

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import glob
 import hashlib
+import io
 import itertools
 import os
 import platform
@@ -13,20 +14,27 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.batch.child import Child, Outcome
+from ocr_phases.batch.child import Child
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import LARGEST_FILE, MOST_FILE_PAGES, PAGE_SUFFIXES, PAGED_SUFFIXES, split_page
+from ocr_phases.files import (
+    LARGEST_FILE,
+    MOST_FILE_PAGES,
+    PAGE_SUFFIXES,
+    PAGED_SUFFIXES,
+    read_regular,
+    split_page,
+)
 from ocr_phases.models.folders import hub_commit, local_folder
 from ocr_phases.schema import Plain, conform, parse_json
 from ocr_phases.settings import setting_from_text
 from ocr_phases.store import asked_id, file_hash
-from ocr_phases.versions import __version__, asset, code_hash, folder_hash
+from ocr_phases.versions import __version__, asset, code_hash, folder_hash, weight_files
 
 LIST_SUFFIXES = (".csv", ".jsonl")
 
@@ -50,27 +58,17 @@ class Page:
     settings: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
 
-
-class Walk:
-    """What all walks of a command over its pages share, so that the next one opens no file again.
-
-    ``left_out`` are the files that were found and are no pages: how many of each suffix.
-    """
-
-    def __init__(self) -> None:
-        self.left_out: Counter[str] = Counter()
-        self.counted: dict[str, Outcome] = {}
-        self.counter = Child()  # pdfium may hang or crash over a file
-
-    def count(self, source: str) -> Outcome:
-        """How many pages a file has."""
-        if source not in self.counted:
-            self.counted[source] = self.counter.run({"mode": "count", "source": source}, _COUNT_SECONDS)
-        return self.counted[source]
+    def at(self, presets: Sequence[str]) -> list[Page]:
+        """The page at each of the ``presets``; itself where it has one of its own, or there are none."""
+        each = [] if "preset" in self.settings else presets
+        return [replace(self, settings={**self.settings, "preset": preset}) for preset in each] or [self]
 
 
 def find_pages(
-    arguments: Sequence[str], known: Sequence[str], results: Path | None = None, walk: Walk | None = None
+    arguments: Sequence[str],
+    known: Sequence[str],
+    results: Path | None = None,
+    left_out: Counter[str] | None = None,
 ) -> Iterator[Page]:
     """The pages that ``arguments`` name, in their order and sorted within folders; made as they are read.
 
@@ -78,7 +76,7 @@ def find_pages(
     or ``.jsonl``): there ``page`` is the path, from the list's own folder, and every other column one of
     ``known``, the settings. ``results`` is the folder of a batch's own pictures: folders and globs take
     nothing from it. Links to folders are followed as ``find -L`` does, each under its own name, save where
-    one leads back to a folder it lies in.
+    one leads back to a folder it lies in. ``left_out`` counts the files that are no pages, by their suffix.
 
     Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder that was named and
     cannot be read; one below it is a page of its own, whose name ends in ``/``: its measurement says why it
@@ -86,121 +84,102 @@ def find_pages(
     pages cannot be counted, or are more than `MOST_FILE_PAGES`, and a folder more than `DEEPEST` folders down
     are pages with a ``problem``.
     """
-    walk = walk or Walk()
-    try:
-        yield from _find(arguments, known, results, walk)
-    finally:
-        walk.counter.stop()
-
-
-def _find(arguments: Sequence[str], known: Sequence[str], results: Path | None, walk: Walk) -> Iterator[Page]:
     own = None if results is None else results.resolve()
-    for argument in arguments:
-        path = _expanded(argument)
-        lacks = "names no page: give files, folders, globs or a list of pages"
-        if path.suffix.lower() in LIST_SUFFIXES:
-            found = _listed(path, known, walk)
-        # Path.is_dir and is_file raise where a folder above cannot be entered.
-        elif os.path.isdir(path):  # noqa: PTH112
-            found = _below(path, path, own, walk)
-            lacks = "contains no image or PDF: name another folder"
-        elif os.path.isfile(path) or split_page(argument)[1]:  # noqa: PTH113
-            found = _pages_of(walk, path.name, path, {})
-        else:
-            found = _globbed(path, own, walk)
-            if not glob.has_magic(argument):
-                lacks = "does not exist: name files, folders, globs or a list of pages"
-        first = next(found, None)
-        if first is None:
-            raise OcrPhasesError(f"{argument} {lacks}.")
-        yield first
-        yield from found
+    counter = Child()  # pdfium may hang or crash over a file
+    try:
+        for argument in arguments:
+            page = None
+            for page in _named(argument, known, own, Counter() if left_out is None else left_out):
+                yield from _each_page(page, counter)
+            if page is None:
+                raise OcrPhasesError(f"{argument} {_lacks(argument)}.")
+    finally:
+        counter.stop()
+
+
+def _lacks(argument: str) -> str:
+    """What is wrong with an argument that names no page."""
+    if os.path.isdir(_expanded(argument)):  # noqa: PTH112
+        return "contains no image or PDF: name another folder"
+    if glob.has_magic(argument) or argument.lower().endswith(LIST_SUFFIXES):
+        return "names no page: give files, folders, globs or a list of pages"
+    return "does not exist: name files, folders, globs or a list of pages"
+
+
+def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Counter[str]) -> Iterator[Page]:
+    """What an argument names: a file of several pages is one entry."""
+    path = _expanded(argument)
+    if path.suffix.lower() in LIST_SUFFIXES:
+        yield from _listed(path, known)
+    # Path.is_dir and is_file raise where a folder above cannot be entered.
+    elif os.path.isdir(path):  # noqa: PTH112
+        yield from _below(path, path, (), own, left_out)
+    elif os.path.isfile(path) or split_page(argument)[1]:  # noqa: PTH113
+        yield Page(path.name, str(path.absolute()))
+    else:
+        base = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+        try:
+            matches = sorted(glob.iglob(str(path), recursive=True))  # noqa: PTH207 (may be absolute)
+        except RecursionError as error:
+            raise OcrPhasesError(f"{path} leads through too many folders: name the folder {base}.") from error
+        for match in map(Path, matches):
+            way = [os.path.realpath(each) for each in match.parents if each.is_relative_to(base)]
+            if len(set(way)) == len(way):
+                yield from _below(match, base, way, own, left_out)
 
 
 def _expanded(name: str) -> Path:
     """``name`` with the home folder in place of ``~``; of a user who is unknown it stays as it is."""
-    try:
+    with contextlib.suppress(RuntimeError, ValueError):
         return Path(name).expanduser()
-    except (RuntimeError, ValueError):
-        return Path(name)
+    return Path(name)
 
 
-def _below(folder: Path, base: Path, own: Path | None, walk: Walk) -> Iterator[Page]:
-    """The pages below ``folder``, named from ``base``: a folder's own files, then folder by folder."""
-    problems: dict[Path, str] = {}
+def _below(
+    path: Path, base: Path, way: Sequence[str], own: Path | None, left_out: Counter[str]
+) -> Iterator[Page]:
+    """The page at a path, or all below a folder, its own files first: named from ``base``.
 
-    def unreadable(error: OSError) -> None:
-        if Path(error.filename) == base:
-            raise OcrPhasesError(
-                f"The folder {base} cannot be read ({error.strerror}): name its pages without it."
-            ) from error
-        problems[Path(error.filename)] = ""  # reading it as a page says why
-
-    for root, folders, files in os.walk(folder, onerror=unreadable, followlinks=True):
-        place = Path(root)
-        if len(place.relative_to(base).parts) > DEEPEST:
-            problems[place] = f"{place} lies more than {DEEPEST} folders deep: name it, or move it up."
-            folders.clear()
-            continue
-        if _is_left_out(place, base, own):
-            folders.clear()
-            continue
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in files if not name.startswith(".")):
-            path = place / name
-            if path.suffix.lower() in PAGE_SUFFIXES:
-                yield from _pages_of(walk, path.relative_to(base).as_posix(), path, {})
-            elif _is_closed_link(path):
-                problems[path] = ""
-            else:
-                walk.left_out[path.suffix.lower()] += 1
-    for path, problem in problems.items():
-        yield Page(f"{path.relative_to(base).as_posix()}/", f"{path.absolute()}/", problem=problem)
-
-
-def _globbed(pattern: Path, own: Path | None, walk: Walk) -> Iterator[Page]:
-    """The pages that a glob finds, named from its last folder without a wildcard."""
-    fixed = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts)
-    base = Path(*fixed)
-    try:
-        matches = sorted(glob.iglob(str(pattern), recursive=True))  # noqa: PTH207 (may be absolute)
-    except RecursionError as error:
-        raise OcrPhasesError(f"{pattern} leads through too many folders: name the folder {base}.") from error
-    for match in matches:
-        path = Path(match)
-        if _is_left_out(path.parent, base, own):
-            continue
-        if os.path.isdir(path):  # noqa: PTH112
-            yield from _below(path, base, own, walk)
-        elif path.suffix.lower() in PAGE_SUFFIXES:
-            yield from _pages_of(walk, path.relative_to(base).as_posix(), path, {})
+    ``way`` are the folders from ``base`` to here, without links.
+    """
+    name, source, real = path.relative_to(base).as_posix(), str(path.absolute()), os.path.realpath(path)
+    if real in way or own in (Path(real), *Path(real).parents):
+        return
+    if not _is_folder(path):
+        if path.suffix.lower() in PAGE_SUFFIXES:
+            yield Page(name, source)
         else:
-            walk.left_out[path.suffix.lower()] += 1
+            left_out[path.suffix.lower()] += 1
+    elif len(way) > DEEPEST:
+        problem = f"{path} lies more than {DEEPEST} folders deep: name it, or move it up."
+        yield Page(f"{name}/", f"{source}/", problem=problem)
+    else:
+        try:
+            with os.scandir(path) as entries:
+                inside = [path / entry.name for entry in entries if not entry.name.startswith(".")]
+        except OSError as error:
+            if path == base:
+                why = f"The folder {base} cannot be read ({error.strerror}): name its pages without it."
+                raise OcrPhasesError(why) from error
+            yield Page(f"{name}/", f"{source}/")  # reading it as a page says why
+            return
+        for each in sorted(inside, key=lambda each: (_is_folder(each), each.name)):
+            yield from _below(each, base, (*way, real), own, left_out)
 
 
-@lru_cache(maxsize=64)
-def _is_left_out(folder: Path, base: Path, own: Path | None) -> bool:
-    """Whether a folder lies in ``own``, or a link on the way from ``base`` leads back to where it lies."""
-    way = [os.path.realpath(each) for each in (folder, *folder.parents) if each.is_relative_to(base)]
-    return len(set(way)) < len(way) or (own is not None and Path(way[0]).is_relative_to(own))
-
-
-def _is_closed_link(path: Path) -> bool:
-    """Whether what a link leads to may be a folder that cannot be entered."""
+def _is_folder(path: Path) -> bool:
+    """Whether this is a folder, or a link to what may be one that cannot be entered."""
     try:
-        path.stat()
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
-    return False
+        return stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return path.suffix.lower() not in PAGE_SUFFIXES
 
 
-def _listed(path: Path, known: Sequence[str], walk: Walk) -> Iterator[Page]:
-    if problem := file_problem(path):
-        raise OcrPhasesError(problem)
-    rows = _csv_rows(path) if path.suffix.lower() == ".csv" else _jsonl_rows(path)
+def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
     try:
-        for line, row in rows:
-            where = f"{path}, line {line}"
+        for where, row in _rows(path, read_regular(path).decode("utf-8-sig")):
             page = row.pop("page", None)
             if not isinstance(page, str) or not page.strip():
                 raise OcrPhasesError(f"{where} names no page: give its path under 'page'.")
@@ -208,84 +187,60 @@ def _listed(path: Path, known: Sequence[str], walk: Walk) -> Iterator[Page]:
                 raise OcrPhasesError(
                     f"{where} has an unknown setting {', '.join(unknown)}: use page, {', '.join(known)}."
                 )
-            settings = {
-                name: _setting(where, name, value) for name, value in row.items() if value not in (None, "")
-            }
-            name = page.strip()
-            yield from _pages_of(walk, name, path.parent / _expanded(name), settings)
+            name, given = page.strip(), {name: row[name] for name in row if row[name] not in (None, "")}
+            settings = {name: _setting(where, name, value) for name, value in given.items()}
+            yield Page(name, str((path.parent / _expanded(name)).absolute()), settings)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, restkey="a column without a name")
-        for row in reader:
-            yield reader.line_num, row
-
-
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for line, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                row = parse_json(text.encode())
-            except OcrPhasesError as error:
-                raise OcrPhasesError(f"{path}, line {line}: {error}.") from error
-            if not isinstance(row, dict):
-                raise OcrPhasesError(f'{path}, line {line} is no object: write {{"page": "path", ...}}.')
-            yield line, row
+def _rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each row of a list is, and its columns."""
+    lines = io.StringIO(text, newline="")
+    if path.suffix.lower() == ".csv":
+        reader = csv.DictReader(lines, restkey="a column without a name")
+        yield from ((f"{path}, line {reader.line_num}", row) for row in reader)
+        return
+    for number, line in enumerate(lines, 1):
+        where = f"{path}, line {number}"
+        try:
+            row = parse_json(line.encode()) if line.strip() else None
+        except OcrPhasesError as error:
+            raise OcrPhasesError(f"{where}: {error}.") from error
+        if isinstance(row, dict):
+            yield where, row
+        elif line.strip():
+            raise OcrPhasesError(f'{where} is no object: write {{"page": "path", ...}}.')
 
 
 def _setting(where: str, name: str, value: Any) -> Any:
     """A value of a list in the setting's own type."""
     try:
         if isinstance(value, dict):  # infer, in JSON
-            conform({"value": value}, Plain, name)
-            return value
+            return conform({"value": value}, Plain, name)["value"]
         return setting_from_text(name, str(value).strip())
     except OcrPhasesError as error:
         raise OcrPhasesError(f"{where}: {error}") from error
 
 
-def _pages_of(walk: Walk, name: str, path: Path, settings: Mapping[str, Any]) -> Iterator[Page]:
-    """One page, or every page of a file with several that names none of its own."""
-    source = str(path.absolute())
-    if path.suffix.lower() not in PAGED_SUFFIXES or file_problem(path):
-        yield Page(name, source, settings)
+def _each_page(page: Page, counter: Child) -> Iterator[Page]:
+    """The page, or every one of a file with several that names none of its own."""
+    path = Path(page.source)
+    if page.problem or path.suffix.lower() not in PAGED_SUFFIXES:
+        yield page
         return
-    outcome = walk.count(source)
+    outcome = counter.run({"mode": "count", "source": page.source}, _COUNT_SECONDS)
     if outcome.failure is not None:
         why = "" if outcome.failure == "page" else f"The pages of {path.name} cannot be counted: "
-        yield Page(name, source, settings, why + outcome.reason)
+        yield replace(page, problem=why + outcome.reason)
     elif outcome.pages > MOST_FILE_PAGES:
         many = f"{path.name} has more than {MOST_FILE_PAGES:,} pages"
-        yield Page(name, source, settings, f"{many}: name those you want ({path.name}#3), or split it.")
+        yield replace(page, problem=f"{many}: name those you want ({path.name}#3), or split it.")
     elif outcome.pages == 1 and path.suffix.lower() != ".pdf":  # the usual image: no page has a number
-        yield Page(name, source, settings)
+        yield page
     else:
-        for number in range(1, outcome.pages + 1):
-            yield Page(f"{name}#{number}", f"{source}#{number}", settings)
-
-
-def file_problem(path: Path) -> str:
-    """Why a file is not to be opened, in a sentence: reading a pipe or a device may never end.
-
-    Empty for any other; what cannot be found or entered says so when it is opened.
-    """
-    try:
-        state = path.stat()
-    except OSError:
-        return ""
-    except ValueError as error:  # a NUL, or half of a surrogate pair
-        return f"{str(path)!r} can be no file's name ({error}): correct it."
-    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
-        return f"{path} is a pipe, a socket or a device: give a regular file."
-    if state.st_size > LARGEST_FILE:
-        size, most = state.st_size / 2**30, LARGEST_FILE / 2**30
-        return f"{path} has {size:,.1f} GiB, more than {most:g}: give a smaller file."
-    return ""
+        for number in (f"#{each}" for each in range(1, outcome.pages + 1)):
+            yield replace(page, name=page.name + number, source=page.source + number)
 
 
 #: The folder of all pages' folders, below the batch's.
@@ -315,9 +270,8 @@ class Job:
 
     def __post_init__(self) -> None:
         # Where the page lies is no part of it: a folder that moved keeps its results.
-        known = {name: value for name, value in vars(self).items() if name not in ("id", "source")}
-        if self.sha256 is None:
-            known["source"] = self.source
+        left_out = {"id"} if self.sha256 is None else {"id", "source"}
+        known = {name: value for name, value in vars(self).items() if name not in left_out}
         object.__setattr__(self, "id", asked_id(known))
 
     @property
@@ -336,70 +290,44 @@ def make_jobs(
     What a name leaves open is settled here: ``auto_device()`` is the device that ``auto`` stands for, and the
     ``revision`` of a hub id is the commit in this machine's cache.
     """
-    found = code_versions()
+    models = cache(known_model)
     for page in pages:
         merged = {**settings, **page.settings}
         if merged.get("device") == "auto" and auto_device is not None:
             merged["device"] = auto_device()
-        if commit := _hub_commit(merged["model"]):
-            merged["revision"] = commit
+        commit, model_hash = models(merged["model"])
+        merged |= {"revision": commit} if commit else {}
         file = Path(split_page(page.source)[0])
-        problem = page.problem or file_problem(file)
         sha256 = None
-        if not problem:
-            with contextlib.suppress(OcrPhasesError):  # measuring it says why it cannot be read
+        with contextlib.suppress(OSError, ValueError, OcrPhasesError):  # measuring it says what is wrong
+            if file.is_file() and file.stat().st_size <= LARGEST_FILE:  # reading a pipe may never end
                 sha256 = file_hash(file)
-        model_hash = _model_hash(merged["model"])
-        yield Job(page.name, page.source, sha256, merged, found, model_hash, problem)
+        yield Job(page.name, page.source, sha256, merged, code_versions(), model_hash, page.problem)
 
 
-@lru_cache(maxsize=1)
+@cache
 def code_versions() -> dict[str, Any]:
-    """The versions that a measurement depends on, read without imports; None if not installed."""
-    installed: dict[str, Any] = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            installed[package] = version(package)
-        except PackageNotFoundError:
-            installed[package] = None
-    return {**installed, "ocr_phases": __version__, "code": code_hash()}
+    """The versions that a measurement depends on, read without imports."""
+    installed = {package: version(package) for package in _PACKAGES}
+    own = {"ocr_phases": __version__, "code": code_hash()}
+    return {"python": platform.python_version(), **installed, **own}
 
 
-@lru_cache(maxsize=64)
-def _hub_commit(model: str) -> str | None:
-    """A hub id's commit; None for every other model."""
-    if _built_in(model):
-        return None
-    try:
-        return None if local_folder(model) is not None else hub_commit(model)
-    except OcrPhasesError:
-        return None  # no model at all: loading it says so
+def known_model(model: str) -> tuple[str | None, str | None]:
+    """What a model is known by: the commit of a hub id, or the hash of a folder or of a built-in model.
 
-
-def _built_in(model: str) -> bool:
-    return model == "tiny" or model.partition(":")[0] == "dummy"
-
-
-@lru_cache(maxsize=64)
-def _model_hash(model: str) -> str | None:
-    """Config, safetensors headers, and size and time of the files, whose bytes are too many to read.
-
-    Of a built-in model the files of ``data/tiny``: dummy, too, has its tokenizer.
+    A folder's is of its config, safetensors headers, and size and time of the files, whose bytes are too many
+    to read; a built-in model's of the files in ``data/tiny``: dummy, too, has its tokenizer. None for what
+    cannot be read: loading it says what is wrong.
     """
-    if _built_in(model):
-        digest = hashlib.sha256()
-        for path in sorted(asset("data", "tiny").glob("*.*")):
-            if path.suffix in (".json", ".safetensors"):
-                digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-        return digest.hexdigest()
-    try:
-        folder = local_folder(model)
-        if folder is None:
-            return None
-        digest = hashlib.sha256(folder_hash(folder).encode())
-        for path in sorted(folder.glob("*.safetensors")):
-            state = path.stat()
-            digest.update(f"{path.name} {state.st_size} {state.st_mtime_ns}".encode())
-    except (OSError, OcrPhasesError):
-        return None  # loading it says what is wrong with it
-    return digest.hexdigest()
+    with contextlib.suppress(OSError, OcrPhasesError):
+        if model == "tiny" or model.partition(":")[0] == "dummy":
+            files = [*asset("data", "tiny").glob("*.json"), *weight_files(asset("data", "tiny"))]
+            known = [f"{path.name} {file_hash(path)}" for path in sorted(files)]
+        elif folder := local_folder(model):
+            states = [(path.name, path.stat()) for path in weight_files(folder)]
+            known = [folder_hash(folder), *(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in states)]
+        else:
+            return hub_commit(model), None
+        return None, hashlib.sha256("\n".join(known).encode()).hexdigest()
+    return None, None

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TextIO, TypedDict
 
 import msgspec
 
@@ -38,13 +37,15 @@ TRUTH = "truth.json"
 
 
 class Entry(TypedDict):
-    """One line of ``jobs.jsonl``; a line that is damaged is read as one with no id and no folder."""
+    """One line of ``jobs.jsonl``; a line that is damaged is read as one with no id and no folder.
+
+    ``job`` is the `Job` in JSON: as a text of its own it may have file names that are no UTF-8.
+    """
 
     id: str
     page: str
     folder: Annotated[str, msgspec.Meta(pattern=rf"^{PAGES}/[0-9a-f]{{2}}/[\w-]+\Z")]
     job: NotRequired[str]
-    """The `Job` in JSON: as a text of its own it may have file names that are no UTF-8."""
 
 
 class Report(TypedDict):
@@ -52,29 +53,21 @@ class Report(TypedDict):
 
     state: Literal["done", "failed"]
     reason: str
-    seconds: NotRequired[float]
     truth: NotRequired[str | None]
 
 
 class PageStatus(Status):
-    """``status.json``: the `Job`, what became of it, and the SHA-256 of its record."""
+    """What is read of ``status.json``: the `Job`, what became of it, and the SHA-256 of its record."""
 
-    name: str
-    source: str
-    sha256: str | None
     settings: dict[str, Any]
-    versions: dict[str, Any]
-    model_hash: str | None
-    problem: NotRequired[str]
     failure: str | None
     attempts: Annotated[list[Outcome], msgspec.Meta(min_length=1)]
-    finished: NotRequired[str]
     report: Report | None
 
 
 @contextlib.contextmanager
-def writing_whole(path: Path, what: object) -> Iterator[Callable[[str], None]]:
-    """What writes text to ``path``: it takes its place when the block is through, else all stays as it was.
+def writing_whole(path: Path, what: object) -> Iterator[TextIO]:
+    """A text file that takes the place of ``path`` when the block is through, else all stays as it was.
 
     Raises `CannotWrite` of ``what``.
     """
@@ -82,32 +75,31 @@ def writing_whole(path: Path, what: object) -> Iterator[Callable[[str], None]]:
     try:
         with writing(what):
             # A name that is no UTF-8 is only shown from here: its page is known by its id.
-            file = scratch.open("w", encoding="utf-8", errors="replace", newline="")
-
-        def write(text: str) -> None:
-            with writing(what):
-                file.write(text)
-
-        with file:
-            yield write
-            with writing(what):
-                file.close()
-                scratch.replace(path)
+            with scratch.open("w", encoding="utf-8", errors="replace", newline="") as file:
+                yield file
+            scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
 
 
-def write_listing(out: Path, jobs: Iterable[Job]) -> Iterator[tuple[Job, Path]]:
-    """Write ``jobs.jsonl``, which takes its place when all ``jobs`` are in it; yields each with its folder.
+def list_pages(jobs: Iterable[Job], out: Path) -> dict[str, int]:
+    """Write ``jobs.jsonl``, which takes its place when all ``jobs`` are in it.
 
-    Raises `OcrPhasesError` where it cannot be written.
+    Returns how many were ``found``, how many of them are ``finished``, and how many ``failed`` before or were
+    damaged. Raises `OcrPhasesError` where the listing cannot be written.
     """
-    with writing_whole(out / LISTING, out / LISTING) as write:
+    standing = {"found": 0, "finished": 0, "failed": 0}
+    with writing_whole(out / LISTING, out / LISTING) as file:
         for job in jobs:
             asked = json.dumps(vars(job))
             entry = {"id": job.id, "page": job.name, "folder": job.folder, "job": asked}
-            write(json.dumps(entry, ensure_ascii=False) + "\n")
-            yield job, out / job.folder
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            standing["found"] += 1
+            if finished(out / job.folder, job.id) is not None:
+                standing["finished"] += 1
+            elif (out / job.folder / STATUS).exists():
+                standing["failed"] += 1
+    return standing
 
 
 def read_listing(out: Path) -> Iterator[Entry]:
@@ -130,38 +122,39 @@ def is_batch(out: Path) -> bool:
     return False
 
 
-def read_status(folder: Path) -> PageStatus | None:
-    """The status of a page, as `store.read_status` reads it."""
-    return store.read_status(folder / STATUS, PageStatus)
+def page_status(out: Path, entry: Entry) -> PageStatus | None:
+    """The status of a listed page, None if unfinished; `OcrPhasesError` for damage."""
+    if not entry["id"]:
+        raise OcrPhasesError(f"This line of {LISTING} is damaged: the batch's command writes it again.")
+    status = store.read_status(out / entry["folder"] / STATUS, PageStatus)
+    return status if status is not None and status["id"] == entry["id"] else None
 
 
 def finished(folder: Path, job_id: str) -> PageStatus | None:
     """The status of a page that is measured and whose record is whole; None for any other."""
     with contextlib.suppress(OcrPhasesError):
-        status = read_status(folder)
+        status = store.read_status(folder / STATUS, PageStatus)
         return status if store.finished(status, folder / RECORD, job_id) else None
     return None
 
 
-def waiting_reports(out: Path) -> Iterator[tuple[Path, PageStatus]]:
-    """Folder and status of each `finished` page that has no report, or one of another truth."""
-    seen = set[str]()
+def finished_pages(out: Path) -> Iterator[tuple[Entry, Path, PageStatus]]:
+    """Entry, folder and status of each `finished` page of the listing; of one that is named twice, twice."""
     for entry in read_listing(out):
-        folder = out / entry["folder"]
-        status = None if entry["id"] in seen else finished(folder, entry["id"])
-        seen.add(entry["id"])
-        report = status and status["report"]
+        status = finished(out / entry["folder"], entry["id"])
+        if status is not None:
+            yield entry, out / entry["folder"], status
+
+
+def waiting_reports(out: Path) -> Iterator[Path]:
+    """The folder of each `finished` page that has no report, or one of another truth."""
+    seen = set[str]()
+    for entry, folder, status in finished_pages(out):
+        report = status["report"]
         shown = report and report["state"] == "done" and report.get("truth") == truth_hash(folder)
-        if status is not None and not shown:
-            yield folder, status
-
-
-def page_status(out: Path, entry: Entry) -> PageStatus | None:
-    """The status of a listed page, None if unfinished; `OcrPhasesError` for damage."""
-    if not entry["id"]:
-        raise OcrPhasesError(f"This line of {LISTING} is damaged: the batch's command writes it again.")
-    status = read_status(out / entry["folder"])
-    return status if status is not None and status["id"] == entry["id"] else None
+        if not shown and entry["id"] not in seen:
+            seen.add(entry["id"])
+            yield folder
 
 
 def truth_hash(folder: Path) -> str | None:
@@ -192,12 +185,8 @@ def attempt_folder(folder: Path) -> Iterator[Path]:
 
 def clear_left_behind(folder: Path) -> None:
     """Remove the hidden files that a kill in the middle of writing leaves, and attempts that failed."""
-    try:
-        hidden = [name for name in os.listdir(folder) if name.startswith(".")]  # noqa: PTH208 (thrice as fast)
-    except FileNotFoundError:
-        return
-    for name in hidden:
-        if name.startswith(ATTEMPT):
-            shutil.rmtree(folder / name, ignore_errors=True)  # a worker may be at it still, and then fails
-        elif name.endswith((".part", ".ipynb")):
-            (folder / name).unlink(missing_ok=True)
+    for path in folder.glob(".*"):
+        if path.name.startswith(ATTEMPT):
+            shutil.rmtree(path, ignore_errors=True)  # a worker may be at it still, and then fails
+        elif path.name.endswith((".part", ".ipynb")):
+            path.unlink(missing_ok=True)

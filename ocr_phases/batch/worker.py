@@ -39,11 +39,7 @@ Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 
 
 class Refused(Exception):
-    """A page that could not be done, with the kind of its failure (a key of `child.FAILURES`)."""
-
-    def __init__(self, failure: str, reason: str) -> None:
-        super().__init__(reason)
-        self.failure = failure
+    """A page that could not be done: the kind of its failure (a key of `child.FAILURES`), and the reason."""
 
 
 def serve(handler: Handler) -> None:
@@ -55,35 +51,39 @@ def serve(handler: Handler) -> None:
     threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()
     while True:
         request = json.loads(requests.get())
-        clock = [(time.perf_counter(), time.time())]
+        times = [time.time()]
 
-        def ready(clock: list[tuple[float, float]] = clock) -> None:
-            clock.append((time.perf_counter(), time.time()))
+        def ready(times: list[float] = times) -> None:
+            times.append(time.time())
             pipe.send_bytes(READY)
 
-        broken = False
         try:
             outcome = handler(request, ready)
         except Refused as error:
-            outcome = Outcome(error.failure, str(error))
+            outcome = Outcome(*error.args)
         except MemoryError as error:
             outcome = Outcome("memory", f"The host is out of memory ({error}).")
         except Exception as error:  # noqa: BLE001 (the batch goes on; a process in an unknown state does not)
             traceback.print_exc()
             outcome = Outcome("error", f"{type(error).__name__}: {error}")
-            broken = True
-        (began, _), (page_began, started) = clock[0], clock[-1]
         outcome = msgspec.structs.replace(
             outcome,
-            seconds=time.perf_counter() - page_began,
-            load_s=page_began - began,
-            started=started,
+            seconds=time.time() - times[-1],
+            load_s=times[-1] - times[0],
+            started=times[-1],
             worker=f"{platform.node()}:{os.getpid()}",
             rss_bytes=psutil.Process().memory_info().rss,
         )
         pipe.send_bytes(msgspec.json.encode(outcome))
-        if broken:
+        if outcome.failure == "error":
             sys.exit(1)
+
+
+def _read_requests(pipe: Connection, requests: queue.Queue[bytes]) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            requests.put(pipe.recv_bytes())
+    os._exit(0)
 
 
 def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
@@ -97,10 +97,8 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
 
         session = kept_session(**settings.of_model())
     ready()
-    try:
+    with _failing_as("request", job.source):
         run = session.run_inference(job.source, **settings.of_run())
-    except OcrPhasesError as error:
-        raise Refused(_failure(job, error), str(error)) from error
     if job.sha256 not in (None, run.page["sha256"]):
         raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
     unrendered = ""
@@ -154,59 +152,44 @@ def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     return Outcome("report" if failed else None, failed, place=place.name)
 
 
-def handle_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-    """Handle a request by its ``mode``: ``measure``, ``notebook``, ``render``, ``device`` or ``count``."""
-    handlers = {
-        "measure": measure_page,
-        "notebook": measure_page,
-        "render": render,
-        "device": find_device,
-        "count": count_pages,
-    }
-    return handlers[request["mode"]](request, ready)
+#: What is done for a request, by its ``mode``.
+HANDLERS: dict[str, Handler] = {
+    "measure": measure_page,
+    "notebook": measure_page,
+    "render": render,
+    "device": find_device,
+    "count": count_pages,
+}
 
 
 def _check_versions(job: Job) -> None:
     here = code_versions()
-    different = ", ".join(
-        f"{name} {here.get(name)} instead of {asked}"
-        for name, asked in job.versions.items()
-        if here.get(name) != asked
-    )
-    if different:
-        raise Refused("versions", f"This worker has {different}: start it in the driver's environment.")
+    if other := sorted(job.versions.items() - here.items()):
+        told = ", ".join(f"{name} {here.get(name)} instead of {asked}" for name, asked in other)
+        raise Refused("versions", f"This worker has {told}: start it in the driver's environment.")
 
 
 @contextlib.contextmanager
-def _failing_as(failure: str) -> Iterator[None]:
+def _failing_as(failure: str, page: str = "") -> Iterator[None]:
+    """Raise an `OcrPhasesError` as a failure of this kind; with a ``page`` it may be of another."""
     try:
         yield
     except OcrPhasesError as error:
-        raise Refused(failure, str(error)) from error
+        if page and not _can_be_read(page):
+            failure = "page"
+        kinds: dict[type, str] = {OutOfMemory: "memory", CannotWrite: "output"}
+        raise Refused(kinds.get(type(error), failure), str(error)) from error
 
 
-def _failure(job: Job, error: OcrPhasesError) -> str:
-    """The kind of a measurement's failure: not least, a page to blame or the request."""
+def _can_be_read(source: str) -> bool:
     from ocr_phases.inputs.images import load_page
 
-    if isinstance(error, OutOfMemory):
-        return "memory"
-    if isinstance(error, CannotWrite):
-        return "output"
-    try:
-        for page in each_page(job.source):
+    with contextlib.suppress(OcrPhasesError):
+        for page in each_page(source):
             load_page(page)
-    except OcrPhasesError:
-        return "page"
-    return "request"
-
-
-def _read_requests(pipe: Connection, requests: queue.Queue[bytes]) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            requests.put(pipe.recv_bytes())
-    os._exit(0)
+        return True
+    return False
 
 
 if __name__ == "__main__":
-    serve(handle_page)
+    serve(lambda request, ready: HANDLERS[request["mode"]](request, ready))

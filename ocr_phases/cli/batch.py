@@ -6,11 +6,10 @@ import argparse
 import contextlib
 import functools
 import itertools
-import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from ocr_phases.text import count_text
 if TYPE_CHECKING:
     from ocr_phases.batch.child import DaskPool, LocalPool
     from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.jobs import Page, Walk
+    from ocr_phases.batch.jobs import Page
 
 _SHOWN_FAILURES = 10
 
@@ -35,21 +34,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     The same command resumes a stopped batch.
     """
-    from ocr_phases.analyse.truths import check_for_pages
     from ocr_phases.batch.index import FAILED, write_index
-    from ocr_phases.batch.jobs import Walk
     from ocr_phases.files import only_writer, output_folder
 
     _check(arguments)
-    walk, total = Walk(), 0
-    if arguments.render != "only":
-        total = sum(1 for _ in _found(arguments, walk))
-        if arguments.truth is not None:
-            check_for_pages(arguments.truth, math.ceil(total / max(1, len(arguments.presets))))
     out = output_folder(arguments.out)
     with only_writer(out):
         try:
-            result = _measure(out, arguments, walk, total) if total else {}
+            result = {} if arguments.render == "only" else _measure(out, arguments)
             unread = _add_truths(out, arguments.truth)
             unrendered = 0 if arguments.render == "none" else _render(out, arguments)
         except (OcrPhasesError, KeyboardInterrupt):
@@ -93,33 +85,19 @@ def _check(arguments: argparse.Namespace) -> None:
     check_names(arguments.out, names, overwrite=own, arguments=[*arguments.pages, arguments.truth])
 
 
-def _found(arguments: argparse.Namespace, walk: Walk) -> Iterator[Page]:
-    from ocr_phases.batch.jobs import PAGES, find_pages
-
-    for page in find_pages(arguments.pages, BATCH, arguments.out / PAGES, walk):
-        if "preset" in page.settings or not arguments.presets:
-            yield page
-            continue
-        for preset in arguments.presets:
-            yield replace(page, settings={**page.settings, "preset": preset})
-
-
-def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -> dict[str, Any]:
+def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
+    from ocr_phases.analyse.quality import check_for_pages
     from ocr_phases.batch.child import GOES_ON
-    from ocr_phases.batch.driver import Counts, auto_device, list_pages, measure_pages
-    from ocr_phases.batch.jobs import make_jobs
-    from ocr_phases.batch.store import is_batch
+    from ocr_phases.batch.driver import Counts, auto_device, measure_pages
+    from ocr_phases.batch.jobs import find_pages, make_jobs
+    from ocr_phases.batch.store import PAGES, is_batch, list_pages
 
-    left_out = dict(walk.left_out)
-    if left_out:
-        kinds = ", ".join(sorted(suffix or "none" for suffix in left_out))
-        print(f"{count_text(sum(left_out.values()), 'file')} left out ({kinds})")
     asked = vars(Settings.among(vars(arguments)))
-    settings = {name: asked[name] for name in BATCH}
-    mode = "notebook" if arguments.render == "during" else "measure"
-    options = {"mode": mode, "retries": arguments.retries, "timeout": arguments.timeout}
-    with contextlib.closing(_workers(arguments)) as pool, Bar(total, "page", "Measuring") as bar:
+    options = {name: vars(arguments)[name] for name in ("retries", "timeout")}
+    options["mode"] = "notebook" if arguments.render == "during" else "measure"
+    left_out: Counter[str] = Counter()
+    with contextlib.closing(_workers(arguments)) as pool, Bar(0, "page", "Measuring") as bar:
         last_seen = time.monotonic()
 
         def show(counts: Counts) -> None:
@@ -132,23 +110,30 @@ def _measure(out: Path, arguments: argparse.Namespace, walk: Walk, total: int) -
             elif time.monotonic() - last_seen > arguments.wait_workers:
                 raise OcrPhasesError(f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}")
 
-        device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
+        def pages() -> Iterator[Page]:
+            for number, page in enumerate(find_pages(arguments.pages, BATCH, out / PAGES, left_out), 1):
+                if arguments.truth is not None and number == 2:
+                    check_for_pages(arguments.truth, number)
+                yield from page.at(arguments.presets)
+
         resumed = is_batch(out)
-        before = list_pages(make_jobs(_found(arguments, walk), settings, device), out)
+        device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
+        before = list_pages(make_jobs(pages(), {name: asked[name] for name in BATCH}, device), out)
+        bar.total = before["found"]
+        if left_out:
+            kinds = ", ".join(sorted(suffix or "none" for suffix in left_out))
+            print(f"{count_text(left_out.total(), 'file')} left out ({kinds})")
         if resumed:
-            to_do = count_text(total - before.kept, "page")
-            print(
-                f"Resumed: {total:,} found, {before.kept:,} finished, {before.failed:,} failed before. "
-                f"This measures {to_do}."
-            )
+            to_do = count_text(before["found"] - before["finished"], "page")
+            told = "Resumed: {found:,} found, {finished:,} finished, {failed:,} failed before."
+            print(told.format(**before), f"This measures {to_do}.")
         counts = measure_pages(out, pool, progress=show, **options)
     failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
     again = f", {counts.again:,} listed twice" if counts.again else ""
-    pages = count_text(counts.pages, "page")
-    print(f"{pages}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
+    pages_told = count_text(counts.pages, "page")
+    print(f"{pages_told}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
     result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
-    standing = {"found": total, "finished": before.kept, "failed": before.failed}
-    return {**result, "named_twice": counts.again, "left_out": left_out, "resumed": standing}
+    return {**result, "named_twice": counts.again, "left_out": dict(left_out), "resumed": before}
 
 
 def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
@@ -170,11 +155,11 @@ def _add_truths(out: Path, path: Path | None) -> int:
 
     if path is None:
         return 0
-    truths = add_truths(out, path)
-    without = f", {truths.lacking:,} without" if truths.lacking else ""
-    print(f"Truth for {count_text(truths.found, 'page')}{without}")
-    _print_reasons(truths.problems.items())
-    return len(truths.problems)
+    found, lacking, problems = add_truths(out, path)
+    without = f", {lacking:,} without" if lacking else ""
+    print(f"Truth for {count_text(found, 'page')}{without}")
+    _print_reasons(problems.items())
+    return len(problems)
 
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
@@ -191,11 +176,11 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     pool = LocalPool([environment] * arguments.render_workers)
     with contextlib.closing(pool), Bar(waiting, "report", "Rendering") as bar:
 
-        def show(done: int, failed: int) -> None:
-            bar.tell(done + failed, done, f"{failed:,} failed")
+        def show(counts: Counts) -> None:
+            bar.tell(counts.pages, counts.done, f"{counts.failed:,} failed")
 
         options = {"retries": arguments.retries, "timeout": arguments.timeout}
-        failed = render_pages(out, pool, progress=show, **options)
+        failed = render_pages(out, pool, progress=show, **options).failed
     why = ", see their status.json" if failed else ""
     print(f"{waiting:,} reports: {waiting - failed:,} rendered, {failed:,} failed{why}")
     return failed

@@ -94,7 +94,7 @@ def _write(arguments: argparse.Namespace, run: PhaseRun, folder: Path, parameter
 
 def _truths(arguments: argparse.Namespace, pages: Sequence[str]) -> list[str | None]:
     """The file of each page's truth, if any; `OcrPhasesError` where one cannot be used."""
-    from ocr_phases.analyse.truths import check_for_pages, find_truth, load_truth
+    from ocr_phases.analyse.quality import check_for_pages, find_truth, load_truth
 
     path = arguments.truth
     if path is None:

@@ -65,7 +65,7 @@ def _folder(arguments: argparse.Namespace) -> Path:
 def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     from tqdm import tqdm
 
-    from ocr_phases.analyse.truths import load_truth
+    from ocr_phases.analyse.quality import load_truth
     from ocr_phases.inputs.images import load_page, unnamed_pages
 
     # A wrong page, setting or list is refused before anything slow starts.

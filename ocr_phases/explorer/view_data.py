@@ -13,9 +13,10 @@ import pandas as pd
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT, typical_sentence
-from ocr_phases.analyse.stages import one_repeat, typical_repeat
+from ocr_phases.analyse.stages import typical_repeat
 from ocr_phases.explorer.rendered import rendered
 from ocr_phases.record import PHASES, PhaseRun
+from ocr_phases.show.figures import MUTED, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.overlay import (
     Colour,
     hex_colour,
@@ -25,7 +26,6 @@ from ocr_phases.show.overlay import (
     time_colour,
     uncertain_in,
 )
-from ocr_phases.show.plots import MUTED, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.regions import pages_of_row
 from ocr_phases.show.web import jpeg_file
 from ocr_phases.text import count_text, ms_text, percent_text, plain, stage_name
@@ -100,7 +100,8 @@ def _row_names(run: PhaseRun) -> list[str]:
 
 def timeline_data(run: PhaseRun, row: int) -> dict[str, Any]:
     """The spans of the typical repeat, a lane for each phase, stage and view; ms on the device clock."""
-    spans = one_repeat(run, typical_repeat(run)).spans.dropna(subset=["device_start_ms", "device_ms"])
+    spans = run.spans[run.spans["repeat"] == typical_repeat(run)]
+    spans = spans.dropna(subset=["device_start_ms", "device_ms"])
     steps = run.tokens_of(row).dropna(subset=["step"]).set_index("step")["index"].to_dict()
     phases = spans.groupby("stage")["phase"].nunique()
     lanes = []

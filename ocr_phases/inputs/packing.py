@@ -52,7 +52,7 @@ def make_views(page: Image.Image, preset: Preset) -> PageViews:
 
     Presets without crops: the page is squeezed into a small square (`Preset.squeezes`), into a larger one it
     is scaled to fit and padded with grey 127. With crops: the global view is padded, and a page with a side
-    above the image size is also stretched to the grid of `crop_grid` and cut into its tiles. All scaling is
+    above the image size is also stretched to the grid of `Preset.grid` and cut into its tiles. All scaling is
     bicubic. Bit-exact with the recorded vendor preprocessing; only pages so thin that they vanish there keep
     one line of pixels here.
 

@@ -20,8 +20,7 @@ from ocr_phases.analyse.scaling import LOADED, cell_name, frontier, loaded_ways
 from ocr_phases.analyse.stages import stage_table, step_table
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.settings import STRATEGIES
-from ocr_phases.show.overlay import printable
-from ocr_phases.show.plots import (
+from ocr_phases.show.figures import (
     BLUE,
     FAINT,
     GREEN,
@@ -43,6 +42,7 @@ from ocr_phases.show.plots import (
     time_axis,
     title_axes,
 )
+from ocr_phases.show.overlay import printable
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48

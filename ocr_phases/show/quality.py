@@ -6,14 +6,13 @@ import pandas as pd
 from PIL.Image import Image
 
 from ocr_phases.analyse.grounding import pixel_box
-from ocr_phases.analyse.quality import quality_table
+from ocr_phases.analyse.quality import quality_table, region_differences
 from ocr_phases.analyse.text import (
     DIFFERENT,
     EQUAL,
     EXTRA,
     MISSING,
     plain_text,
-    region_differences,
     word_edits,
 )
 from ocr_phases.record import PhaseRun

@@ -12,6 +12,18 @@ from ocr_phases.analyse.grounding import PREAMBLE, Grounding, parse_grounding
 from ocr_phases.analyse.regions import regions_of, type_table
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import PhaseRun
+from ocr_phases.show.figures import (
+    PHASE_COLOURS,
+    WIDTH,
+    blank_figure,
+    figure_of,
+    hbars,
+    new_figure,
+    sentence_figure,
+    takes_axes,
+    time_axis,
+    title_axes,
+)
 from ocr_phases.show.overlay import (
     draw_boxes,
     draw_decode_time,
@@ -19,18 +31,6 @@ from ocr_phases.show.overlay import (
     label_colour,
     printable,
     uncertain_in,
-)
-from ocr_phases.show.plots import (
-    PHASE_COLOURS,
-    WIDTH,
-    blank_figure,
-    figure_of,
-    label_bar,
-    new_figure,
-    sentence_figure,
-    takes_axes,
-    time_axis,
-    title_axes,
 )
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, table_html
 from ocr_phases.text import ms_text, percent_text
@@ -129,19 +129,15 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
     total_ms = float(types["decode_ms"].sum())
     types = types.head(_MOST_TYPES)
     figure, axes = new_figure(1.3 + 0.36 * len(types), ax=ax)
-    names = []
-    for place, (_, kind) in enumerate(types.iterrows()):
+    bars = []
+    for kind in types.to_dict("records"):
         label, ms = str(kind["label"]), float(kind["decode_ms"])
         colour = PHASE_COLOURS["prepare"] if label == "preamble" else hex_colour(label_colour(label))
-        axes.barh(place, ms, color=colour, height=0.7)
         each = f"; {ms_text(kind['ms_per_char'])} a character" if kind["characters"] else ""
-        label_bar(axes, ms, place, f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})")
         count = f" × {kind['regions']}" if kind["regions"] > 1 else ""
-        names.append(printable(label).replace("_", " ") + count)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.45 * float(types["decode_ms"].max()))
+        told = f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})"
+        bars.append((printable(label).replace("_", " ") + count, [(0.0, ms, colour)], told))
+    hbars(axes, bars)
     time_axis(axes.xaxis, "decode time")
     of_row = f" of row {row}" if len(run.results) > 1 else ""
     title_axes(axes, f"Decode time by type of region{of_row}, {ms_text(total_ms)} in all")

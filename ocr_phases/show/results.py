@@ -36,11 +36,9 @@ from ocr_phases.analyse.sentences import (
 )
 from ocr_phases.analyse.stages import repeat_table, spread_names, stage_table, step_table
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import kernels as kernel_plots
 from ocr_phases.show import plots, regions
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.overlay import printable
-from ocr_phases.show.roofline import plot_roofline
 from ocr_phases.show.views import view_pictures
 from ocr_phases.show.web import (
     MISSING,
@@ -277,7 +275,7 @@ def floors(run: PhaseRun) -> Section:
         headings={"bytes": ("read", "bytes")},
         missing="no floor is known for the stage",
     )
-    roofline = Picture(plot_roofline(run), "Roofline: arithmetic done over arithmetic intensity")
+    roofline = Picture(plots.plot_roofline(run), "Roofline: arithmetic done over arithmetic intensity")
     return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), roofline)
 
 
@@ -314,8 +312,8 @@ def kernels(run: PhaseRun) -> Section:
         headings=_KERNELS,
         strong=whole,
     )
-    busy = Picture(kernel_plots.plot_busy(run), "GPU busy time of each stage")
-    gaps = Picture(kernel_plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause")
+    busy = Picture(plots.plot_busy(run), "GPU busy time of each stage")
+    gaps = Picture(plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause")
     return Section(*head, told, busy, gaps, *_kernel_details(run))
 
 

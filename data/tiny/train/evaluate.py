@@ -24,7 +24,7 @@ from pages import Bucket, Sources, is_strip, load_families, load_sources, make_b
 from tokenizer import BOS, EOS, PAD, Codec
 from transformers.modeling_outputs import BaseModelOutput
 
-from ocr_phases.families import PRESETS, resolve_prompt
+from ocr_phases.families import PRESETS, facts_of
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import PageViews, make_views, pack
 from ocr_phases.models.load import load_checkpoint
@@ -157,7 +157,7 @@ def read_cases(
     runs away.
     """
     results = []
-    prompt = resolve_prompt("markdown")
+    prompt = facts_of(None).text_of("markdown")
     for start in range(0, len(cases), batch):
         chosen = cases[start : start + batch]
         packed = pack(

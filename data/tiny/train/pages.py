@@ -18,7 +18,7 @@ import numpy as np
 from printed import PrintedPage, load_printed, printed_page
 from tokenizer import IMAGE, Codec
 
-from ocr_phases.families import PRESETS, Preset, crop_grid, resolve_prompt
+from ocr_phases.families import PRESETS, Preset, facts_of
 from ocr_phases.inputs.packing import PageViews, make_views
 from synth import (
     CHARACTERS,
@@ -190,7 +190,7 @@ def _size_for_grid(rng: random.Random, bucket: Bucket) -> tuple[int, int, float]
         zoom = rng.uniform(0.65, 1.05)
         aspect = math.exp(rng.uniform(-0.12, 0.12))
         width, height = round(columns * side * zoom * aspect), round(rows * side * zoom / aspect)
-        if crop_grid(width, height, side) == bucket.grid:
+        if bucket.preset.grid(width, height) == bucket.grid:
             return width, height, zoom
     return columns * side, rows * side, 1.0
 
@@ -279,7 +279,7 @@ def prompt_ids(codec: Codec, kind: str) -> list[int]:
 
 @cache
 def _prompt(codec: Codec, kind: str) -> list[int]:
-    return codec.encode(resolve_prompt(kind))
+    return codec.encode(facts_of(None).text_of(kind))
 
 
 def character_map(page: SynthPage, preset: Preset) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ocr_phases.families import Preset, crop_grid
+from ocr_phases.families import Preset
 from synth.page import Letters, Region, SynthPage, to_box
 
 _TRIES = 40
@@ -109,7 +109,7 @@ def printed_page(
         if preset.crops:
             view = min(grid[0] * side / width, grid[1] * side / height)
             scale = view * rng.uniform(0.7, 1.15)
-            if crop_grid(round(width * scale), round(height * scale), side) != grid:
+            if preset.grid(round(width * scale), round(height * scale)) != grid:
                 continue
         else:
             view = side / ((width * height) ** 0.5 if preset.squeezes else max(width, height))
@@ -119,7 +119,7 @@ def printed_page(
         if least_px <= page.body * view <= _LARGEST * least_px and said <= letters:
             drawn = _drawn(page, kept, (top, bottom), scale)
             # pdfium rounds a size its own way, and a pixel more may want another grid.
-            if not preset.crops or crop_grid(*drawn.image.size, side) == grid:
+            if not preset.crops or preset.grid(*drawn.image.size) == grid:
                 return drawn
     return None
 
