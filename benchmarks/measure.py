@@ -28,12 +28,13 @@ from ocr_phases.files import each_page, write_atomic
 from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
+from ocr_phases.recorder import one_sentence
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import current_device, decode_attention
 from ocr_phases.steps.timeline import NoTimeline, Timeline
-from ocr_phases.sweep_models import free_memory, one_sentence
+from ocr_phases.sweep_models import free_memory
 
 PARTS = ("marks", "overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
 

@@ -56,8 +56,42 @@ def elsewhere(name: str) -> Any:
     return getattr(importlib.import_module(f"ocr_phases.{module}"), found)
 
 
+class Table(pd.DataFrame):
+    """A DataFrame that a notebook shows as a report does: units in the headings, no text cut."""
+
+    @property
+    def _constructor(self) -> type[Table]:
+        return Table
+
+    def _repr_html_(self) -> str:
+        return elsewhere("show.results_many.frame_html")(self)
+
+
+class SavedPath(type(Path())):  # type: ignore[misc]
+    """The path of a file that was written, which a notebook shows as a link."""
+
+    def _repr_html_(self) -> str:
+        from IPython.display import FileLink
+
+        return FileLink(self)._repr_html_()
+
+
+class RecordedPage(dict[str, Any]):
+    """A page of a record, which a notebook shows as its picture and facts."""
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return elsewhere("show.results_many.recorded_page_bundle")(self)
+
+
+class Plots:
+    """The plots of a result, which name themselves; each is a matplotlib figure that shows itself."""
+
+    def __repr__(self) -> str:
+        return ", ".join(f"plot.{name}()" for name in dir(self) if not name.startswith("_"))
+
+
 def _table(name: str, text: str) -> property:
-    return property(lambda run: elsewhere(name)(run), doc=f"{text}: `ocr_phases.{name}`.")
+    return property(lambda run: Table(elsewhere(name)(run)), doc=f"{text}: `ocr_phases.{name}`.")
 
 
 def _plot(name: str) -> property:
@@ -65,7 +99,7 @@ def _plot(name: str) -> property:
 
 
 @hinted
-class RunPlots:
+class RunPlots(Plots):
     """The plots of a record: each is a matplotlib figure that shows itself in a notebook.
 
     A plot of a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
@@ -190,8 +224,8 @@ class PhaseRun:
 
     @property
     def page(self) -> dict[str, Any]:
-        """The first page."""
-        return self.pages[0]
+        """The first page, which shows itself in a notebook."""
+        return RecordedPage(self.pages[0])
 
     @property
     def result(self) -> dict[str, Any]:
@@ -236,7 +270,7 @@ class PhaseRun:
         `ocr_phases.analyse.stages.token_probabilities`.
         """
         _nth(self.results, row, "row")
-        return elsewhere("analyse.stages.tokens_of")(self, row)
+        return Table(elsewhere("analyse.stages.tokens_of")(self, row))
 
     tokens = token_table = property(lambda run: run.tokens_of(0), doc="`tokens_of` the first row.")
     stages = _table("analyse.stages.stage_table", "Time of each phase and its stages")
@@ -289,7 +323,7 @@ class PhaseRun:
         An earlier report there is replaced. Raises as `ocr_phases.report.render.page_report` does, so for
         other files in its way, unless ``overwrite``.
         """
-        return elsewhere("report.render.page_report")(self, folder, overwrite=overwrite)
+        return SavedPath(elsewhere("report.render.page_report")(self, folder, overwrite=overwrite))
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.explorer.Explorer`."""
@@ -300,7 +334,7 @@ class PhaseRun:
 
         Replaces as `save` does.
         """
-        return elsewhere("report.artifacts.write_chrome_trace")(self, path, overwrite=overwrite)
+        return SavedPath(elsewhere("report.artifacts.write_chrome_trace")(self, path, overwrite=overwrite))
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None if the record lacks it."""
@@ -359,7 +393,7 @@ class PhaseRun:
         data = self.to_json()
         if str(path).endswith(".gz"):
             data = gzip.compress(data, _GZIP_LEVEL, mtime=0)
-        return write_given(path, data, overwrite=overwrite)
+        return SavedPath(write_given(path, data, overwrite=overwrite))
 
     def to_json(self) -> bytes:
         """The record as a file's bytes, the inverse of `from_json`."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import gc
-import hashlib
 import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,20 @@ from torch import Tensor
 
 from ocr_phases.collectors import machine
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
-from ocr_phases.files import each_page, split_page
+from ocr_phases.files import each_page
 from ocr_phases.inputs.images import load_page
-from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.inputs.packing import DeviceInputs, Page, PageInputs, Pages
 from ocr_phases.models.folders import local_folder
 from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_checkpoint
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import choose_attention, resolve_dtype
 from ocr_phases.record import PhaseRun, describe_page, elsewhere
-from ocr_phases.recorder import Measurement, Page, Pages, Prepared, execution
-from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings
+from ocr_phases.recorder import Measurement, Prepared, describe_model, execution, page_id
+from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, setting_names
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_models import make_cells, run_sweep
+from ocr_phases.sweep_models import Sweep, only
 from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
 
@@ -95,19 +95,20 @@ class OCRSession:
         those of a model object are copied: two models take memory while both sessions live. Raises
         `OcrPhasesError` as `load` does.
         """
-        own, own_dtype = self.model.config._attn_implementation, str(self.dtype).removeprefix("torch.")
-        asked: dict[str, Any] = {"attention": attention or own, "dtype": dtype or own_dtype}
-        if asked == {"attention": own, "dtype": own_dtype}:
+        own = describe_model(self.checkpoint)
+        asked: dict[str, Any] = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
+        if asked == {name: own[name] for name in asked}:
             return self
         if self._asked is not None:
             return self.load(**{**vars(self._asked), **asked})
-        if self.family.implementation == "vendor" and asked["attention"] != own:
+        changes = asked["attention"] != own["attention"]
+        if changes and self.family.implementation == "vendor":
             raise OcrPhasesError(
                 "The vendor's class has its attention from loading: load it with another one."
             )
         settings = ModelSettings(device=self.device, **asked | {"attention": attention})
         model = copy.deepcopy(self.model)
-        if asked["attention"] != own:
+        if changes:
             model.set_attn_implementation(choose_attention(type(model), settings))
         for parameter in model.parameters():  # buffers keep theirs, as where a checkpoint is loaded
             if parameter.is_floating_point():
@@ -115,21 +116,6 @@ class OCRSession:
         return self.from_model(model, self.tokenizer, name=self.checkpoint.name)
 
     # -- the phases, one by one -------------------------------------------------------------------
-
-    def prepare(
-        self,
-        page: Pages,
-        *,
-        preset: str | None = None,
-        prompt: str | Sequence[str] = "markdown",
-        grounding: bool | None = None,
-    ) -> PageInputs:
-        """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
-
-        ``preset`` as in `run_inference`. See `ocr_phases.inputs.packing` for the rules and errors.
-        """
-        asked = RunSettings(preset=preset, prompt=prompt, grounding=grounding, max_new_tokens=1)
-        return Measurement(self.prepared, page, asked).packed
 
     @checked(phases.prefill)
     def run_prefill(
@@ -179,7 +165,7 @@ class OCRSession:
         prompt: str | Sequence[str] = "markdown",
         *,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
         **settings: Any,
     ) -> PhaseRun:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
@@ -199,20 +185,18 @@ class OCRSession:
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
         self.last_run = None
-        asked = RunSettings(prompt=prompt, **settings)
-        measurement = Measurement(self.prepared, page, asked, on_tokens, progress or (lambda *_: None))
+        measurement = Measurement(self.prepared, page, RunSettings(prompt=prompt, **settings))
         try:
-            try:
-                measurement.measure()
-            finally:
-                with stop_signals():  # they wait for the record
-                    self.last_run = measurement.record() if measurement.runs else None
-        except Stopped:
-            if self.last_run is None:
-                raise
+            with contextlib.suppress(Stopped):
+                try:
+                    measurement.measure(on_tokens, progress)
+                finally:
+                    with stop_signals():  # they wait for the record
+                        self.last_run = measurement.record() if measurement.runs else None
         except KeyboardInterrupt as signalled:
             raise Interrupted(self.last_run, *(signalled.args or (signal.SIGINT,))) from None
-        assert self.last_run is not None
+        if self.last_run is None:
+            raise Stopped
         return self.last_run
 
     @checked(RunSettings)
@@ -220,14 +204,23 @@ class OCRSession:
         """What `run_inference` would measure, with every default; raises what that would before it runs."""
         return Measurement(self.prepared, page, RunSettings(**settings)).request
 
-    @checked(make_cells, run_sweep)
+    @checked(RunSettings)
+    def prepare(self, page: Pages, **settings: Any) -> PageInputs:
+        """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
+
+        ``settings`` as in `run_inference`. See `ocr_phases.inputs.packing` for the rules and errors.
+        """
+        asked = RunSettings(**{"max_new_tokens": 1, **settings})
+        return Measurement(self.prepared, page, asked).packed
+
+    @checked(Sweep)
     def sweep(self, page: str | Path, **options: Any) -> Any:
         """Measure ``page`` at every combination as one `ocr_phases.analyse.scaling.SweepResult`.
 
-        ``options`` and errors are those of `make_cells` and of `run_sweep`. Records in ``folder`` are not
-        measured again, and all of them are part of the result; without it nothing is written.
+        ``options`` are those of `Sweep`, errors those of its ``cells`` and ``run``. Records in ``folder`` are
+        not measured again, and all of them are part of the result; without it nothing is written.
         """
-        return run_sweep({"": self.with_model}, page, **options)
+        return Sweep(page=page, **options).run({"": self.with_model})
 
 
 _kept: dict[ModelSettings, OCRSession] = {}
@@ -241,99 +234,81 @@ def kept_session(**settings: Any) -> OCRSession:
     One is kept, so that a device never holds two models. Raises as `OCRSession.load` does.
     """
     key = ModelSettings(**settings)
-    if key not in _kept:
-        _kept.clear()
-        gc.collect()  # a model has cycles, and the next one may need its memory
-        _kept[key] = OCRSession.load(**vars(key))
-    return _kept[key]
+    return only(_kept, key, partial(OCRSession.load, **vars(key)))
 
 
 # -- the measurement in a record, once more ------------------------------------------------------------
 
 
-def repeat_run(
-    record: PhaseRun,
-    *,
-    page: str | Path | None = None,
-    model: str | None = None,
-    device: str = "auto",
-    trust_remote_code: bool = False,
-    **options: Any,
-) -> PhaseRun:
+def repeat_run(record: PhaseRun, *, page: str | Path | None = None, **options: Any) -> PhaseRun:
     """Measure again what ``record`` measured, with every setting of its request.
 
-    ``page`` names the page's file where the record does not hold it, ``model`` the checkpoint where it has
-    moved; both must be the very ones. A record of the vendor's class needs ``trust_remote_code``. ``options``
-    are `run_inference`'s callbacks and the settings that a request does not have. Raises `OcrPhasesError`
-    where page or model cannot be had or differ.
+    ``page`` names the page's file where the record does not hold it. Of the ``options``, ``model``,
+    ``device`` and ``trust_remote_code`` are `load_recorded`'s; the others are `run_inference`'s callbacks and
+    the settings that a request does not have. Raises `OcrPhasesError` where page or model cannot be had or
+    differ.
     """
     pages, asked = recorded_pages(record, page), record.request
     settings = {name: asked[name] for name in REQUEST_SETTINGS if name in asked}
     if len(set(asked["prompts"])) > 1:
         settings["prompt"] = asked["prompts"]
-    session = load_recorded(record, model=model, device=device, trust_remote_code=trust_remote_code)
-    run = session.run_inference(pages, **settings, **options)
+    of_model = {name: options.pop(name) for name in setting_names(ModelSettings) if name in options}
+    run = load_recorded(record, **of_model).run_inference(pages, **settings, **options)
     names = [{**new, "file": old["file"]} for new, old in zip(run.pages, record.pages, strict=True)]
     return replace(run, pages=names)
 
 
 def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Page]:
     """The record's pages as they were measured, or as ``file`` has them, proved by their hash."""
-    if file is not None:
-        files = each_page(str(file))
-        if len(files) != len(record.pages):
-            raise OcrPhasesError(f"{file} does not stand for the {len(record.pages):,} pages of the record.")
-        for one, recorded in zip(files, record.pages, strict=True):
-            found = describe_page(*load_page(one), embed=False)
-            numbers = {split_page(page["file"])[1] for page in (found, recorded)} - {""}
-            if found["sha256"] != recorded["sha256"] or len(numbers) > 1:
-                raise OcrPhasesError(f"{one} is not the page of the record, {recorded['file']}.")
-        return list(files)
+    files = None if file is None else each_page(str(file))
+    if files is not None and len(files) != len(record.pages):
+        raise OcrPhasesError(f"{file} does not stand for the {len(record.pages):,} pages of the record.")
     pages: list[Page] = []
-    for number, page in enumerate(record.pages):
-        kept = record.page_data(number)
-        if kept is None or hashlib.sha256(kept).hexdigest() != page["sha256"]:
-            what = "not" if kept is None else "only as a smaller copy"
+    for number, recorded in enumerate(record.pages):
+        page = files[number] if files else record.page_data(number)
+        if page is None or page_id(describe_page(*load_page(page), embed=False)) != page_id(recorded):
+            if files:
+                raise OcrPhasesError(f"{files[number]} is not the page of the record, {recorded['file']}.")
+            what = "not" if page is None else "only as a smaller copy"
             raise OcrPhasesError(
-                f"The page {page['file']} is {what} in the record: name its file beside --from to repeat it."
+                f"The page {recorded['file']} is {what} in the record: name its file beside --from to repeat "
+                "it."
             )
-        pages.append(kept)
+        pages.append(page)
     return pages
 
 
-def load_recorded(
-    record: PhaseRun, *, model: str | None = None, device: str = "auto", trust_remote_code: bool = False
-) -> OCRSession:
-    """Load the record's model, or ``model`` in its place; `OcrPhasesError` where its revision differs.
+def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any) -> OCRSession:
+    """Load the record's model, or ``model`` in its place, with ``device`` and ``trust_remote_code``.
 
-    Only what you name is fetched from the hub, so a record of a hub's model needs ``model``.
+    ``model`` names the checkpoint where it has moved; it must be the very one. Only what you name is fetched
+    from the hub, so a record of a hub's model needs it. A record of the vendor's class needs
+    ``trust_remote_code``. Raises `OcrPhasesError` where the revision differs.
     """
     known = record.model
     for name in ("source", "revision", "implementation"):
         if not known.get(name):
             raise OcrPhasesError(f"The record does not say which model to repeat it with (no {name}).")
-    source, revision = known["source"], known["revision"]
+    name, source, revision = (known[part] for part in ("name", "source", "revision"))
     if source == AT_HAND:
         raise OcrPhasesError(
-            f"The record is of a model object, {known['name']}, which no name loads: give it to "
+            f"The record is of a model object, {name}, which no name loads: give it to "
             "OCRSession.from_model and measure the page again."
         )
     # A folder is known by its content, a hub id by its commit, and what is built in by its name.
-    local = revision.startswith("sha256:") and source != BUILT_IN
-    source = source if local else known["name"]
-    here = os.path.isdir(source) if local else source.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
+    if revision.startswith("sha256:") and source != BUILT_IN:
+        name, here = source, os.path.isdir(source)  # noqa: PTH112
+    else:
+        here = name.split(":")[0] in ("tiny", "dummy")
     if model is None and not here:
-        raise OcrPhasesError(f"The record's model {source} is not on this machine: name it with --model.")
-    settings = {name: known[name] for name in _MODEL_SETTINGS if known.get(name) is not None}
+        raise OcrPhasesError(f"The record's model {name} is not on this machine: name it with --model.")
+    settings |= {name: known[name] for name in _MODEL_SETTINGS if known.get(name) is not None}
     if not revision.startswith(("sha256:", "seed:")):
         settings["revision"] = revision
-    session = OCRSession.load(model or source, device=device, trust_remote_code=trust_remote_code, **settings)
-    if session.checkpoint.revision != revision:
-        then, now = (
-            each if len(each) <= 24 else f"{each[:20]}…" for each in (revision, session.checkpoint.revision)
-        )
+    session = OCRSession.load(model or name, **settings)
+    if (now := session.checkpoint.revision) != revision:
         raise OcrPhasesError(
-            f"The record was made with {known['name']} at {then}, here it is at {now}: "
+            f"The record was made with {known['name']} at {revision:.20}, here it is at {now:.20}: "
             "repeat it with the same weights (--model)."
         )
     return session

@@ -328,10 +328,10 @@ def help_text(setting: Field[Any]) -> str:
 class Request(RunSettings):
     """What `OCRSession.run_inference` was asked to do, with every default filled in.
 
-    ``pages`` holds one list of pages a row, ``prompts`` one resolved prompt a row.
+    ``pages`` are those of all rows in their order, ``prompts`` one resolved prompt a row.
     """
 
-    pages: list[list[Any]]
+    pages: list[Any]
     prompts: list[str]
     preset: str
     preset_choice: str

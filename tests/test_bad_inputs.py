@@ -43,7 +43,7 @@ from ocr_phases.inputs.images import load_page, page_count
 from ocr_phases.session import OCRSession, load_recorded
 from ocr_phases.settings import RunSettings
 from ocr_phases.show.overlay import region_boxes
-from ocr_phases.sweep_models import make_cells
+from ocr_phases.sweep_models import Sweep
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes
 _CHARACTERS = 100_000
@@ -204,7 +204,7 @@ def test_a_count_has_a_bound(name: str) -> None:
 def test_rows_and_lengths_of_a_sweep_have_a_bound() -> None:
     for batches, lengths in (([10**15], [1]), ([1], [10**15])):
         with pytest.raises(OcrPhasesError, match="give a whole number"):
-            make_cells(presets=["tiny"], batches=batches, lengths=lengths)
+            _ = Sweep(page="page.png", presets=["tiny"], batches=batches, lengths=lengths).cells
 
 
 @pytest.mark.parametrize("model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}])

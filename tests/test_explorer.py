@@ -703,7 +703,6 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
         assert named.wait(30)
         if stop:
             quick.stop_button.click()
-        return None, contextlib.nullcontext, {}
 
     def status_changed(change):
         statuses.append(change["new"])
@@ -713,7 +712,7 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     on_tokens = quick.live.on_tokens
     quick.live.on_tokens = lambda repeat, new: (tokens.append(new), on_tokens(repeat, new))
     quick.live.status.observe(status_changed, "value")
-    monkeypatch.setattr(tiny_session.prepared, "set_up", set_up)
+    monkeypatch.setattr("ocr_phases.recorder.Measurement.set_up", set_up)
     asyncio.run(quick.measure())
     if stop:
         assert (tokens, quick.runs) == ([], [])

@@ -25,7 +25,7 @@ from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.settings import RunSettings, SamplingSettings, resolve_infer
 from ocr_phases.steps.sampling import Sampler, windowed_processors
-from ocr_phases.sweep_models import make_cells
+from ocr_phases.sweep_models import Sweep
 from ocr_phases.text import stage_name
 
 ROOT = Path(__file__).parents[1]
@@ -368,7 +368,7 @@ def test_it_is_compared_and_swept(
         assert result.table["preset"].tolist() == [small]
         assert f"preset 'large' of {session.family.facts.title}" in result.failures["reason"].item()
     assert len(list((tmp_path / "runs").glob(f"{small}*n3.json"))) == 1
-    assert make_cells(presets=["crop"], lengths=[3])
+    assert Sweep(page="page.png", presets=["crop"], lengths=[3]).cells
 
 
 @pytest.mark.parametrize(

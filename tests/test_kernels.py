@@ -24,7 +24,7 @@ from wording import says
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.sentences import kernel_account, kernel_sentence, verdict
+from ocr_phases.analyse.sentences import kernel_account, verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import busy_ms, reduce_trace
@@ -255,7 +255,7 @@ def test_verdicts_with_and_without_floors(monkeypatch: pytest.MonkeyPatch) -> No
     assert "164 launches" in step["reason"] or "165 launches" in step["reason"]
     assert says(kernel_account(run), "Decode", "launch-bound")
     assert says(kernel_account(run), "CUDA graph")
-    assert kernel_sentence(run, "decode") in verdict(run)
+    assert "would remove most of the wait for launches" in verdict(run)
     graph = dataclasses.replace(run, model={**run.model, "strategy": "cuda_graph"})
     assert "CUDA graph" not in kernel_account(graph)
     assert not {"prepare", "decode"} & set(table.index.get_level_values("stage"))
@@ -344,7 +344,7 @@ def test_a_captured_run_s_sentence_leaves_out_the_read_of_the_first_token() -> N
     run = PhaseRun.load(RUNS / "h200-dummy-base-compiled.json")
     sentence = kernel_account(run)
     assert says(sentence, "Prefill is device-bound", "9.82 of 11.4 ms", "2 times in aten::item of fusion")
-    assert says(sentence, "Decode is device-bound", "0.604 of 0.604 ms")
+    assert says(sentence, "Decode is device-bound", "all of 0.604 ms")
     assert "sampling" not in sentence
     assert says(results.kernels(run).html(), "Attention in prefill and decode is n/a")
 
@@ -404,7 +404,7 @@ def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
     assert labels[0].endswith(step["verdict"])
     idle = max(0.0, step["wall_ms"] - step["busy_ms"])
     assert gaps.axes[1].get_title("left") == (
-        f"One decode step is idle for {analyse.of_text(idle, step['wall_ms'])}"
+        f"One profiled decode step is idle for {analyse.of_text(idle, step['wall_ms'])}"
     )
     assert "under the profiler" in gaps.axes[1].get_xlabel()
     drawn = sum(bar.get_extents().width for bars in gaps.axes[1].collections for bar in bars.get_paths())

@@ -60,6 +60,20 @@ def test_a_figure_is_drawn_in_the_notebook_s_colours_and_has_a_still() -> None:
     assert "var(--op-plot-ink" in data["text/html"]
 
 
+def test_tables_pages_and_paths_show_themselves(tmp_path: Path) -> None:
+    run = make_run()
+    for table in (*(getattr(run, name) for name in TABLES), compare(run, run).table):
+        elements = Elements(table._repr_html_())
+        assert not elements.stray and "table" in elements.tags()
+        assert Elements(table.head(1)._repr_html_()).tags() >= {"table"}
+    verdict_first = Elements(run.checks._repr_html_()).said
+    assert verdict_first.index("verdict") < verdict_first.index("measured")
+    assert run.page["file"] in run.page._repr_mimebundle_()["text/plain"]
+    assert "img" in Elements(run.page._repr_mimebundle_()["text/html"]).tags()
+    assert "run.json" in run.save(tmp_path / "run.json")._repr_html_()
+    assert all(f"plot.{name}()" in repr(run.plot) for name in PLOTS)
+
+
 def test_a_batch_shows_a_line_a_row() -> None:
     run = make_run(rows=3)
     shown = run._repr_mimebundle_()

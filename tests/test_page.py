@@ -14,6 +14,7 @@ import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,9 @@ from ocr_phases.inputs.packing import (
 from ocr_phases.record import describe_page
 
 
-def batch(views: list[list[PageViews]], prompts: list[str]) -> PageInputs:
-    return pack(views, prompts, stand_in, image_token_id=IMAGE_ID, bos_token_id=BOS, pad_token_id=PAD)
+def batch(views: list[PageViews], prompts: list[str]) -> PageInputs:
+    tokens = SimpleNamespace(encode=stand_in, image_token_id=IMAGE_ID, bos_id=BOS, pad_id=PAD)
+    return pack(views, prompts, tokens)
 
 
 def blank(width: int, height: int, colour: str = "white") -> Image.Image:
@@ -81,7 +83,7 @@ def test_pages_are_cut_and_packed_as_recorded(name: str, page: str) -> None:
     crops = np.concatenate([view.crops for view in views])
     assert bool(len(crops)) == case["crops_used"]
 
-    inputs = batch([views], [prompt])
+    inputs = batch(views, [prompt])
     assert inputs.prefill_len == case["input_len"]
     assert inputs.image_tokens == (case["image_tokens"],)
     assert inputs.text_tokens == (case["input_len"] - case["image_tokens"],)
@@ -657,7 +659,7 @@ WHOLE, CUT = make_views(blank(60, 60), SMALL), make_views(blank(200, 100), SMALL
 @example(1, 1, SMALL)
 def test_image_tokens_are_those_of_the_views(width: int, height: int, preset: Preset) -> None:
     views = make_views(blank(width, height), preset)
-    inputs = batch([[views]], [PROMPTS["free"]])
+    inputs = batch([views], [PROMPTS["free"]])
     count = image_token_count(preset, views.grid)
     assert int((inputs.input_ids == IMAGE_ID).sum()) == count == inputs.image_tokens[0]
 
@@ -676,7 +678,7 @@ def test_image_tokens_are_those_of_the_views(width: int, height: int, preset: Pr
 def test_batches_are_padded_on_the_left(rows: list[list[str]]) -> None:
     rows = [[piece.replace("<image>", "") for piece in row] for row in rows]
     pages = [[WHOLE, CUT][: len(row) - 1] for row in rows]
-    inputs = batch(pages, ["<image>".join(row) for row in rows])
+    inputs = batch(sum(pages, []), ["<image>".join(row) for row in rows])
     assert inputs.batch_size == len(rows)
     assert inputs.views_per_row == tuple(len(row) - 1 for row in rows)
     assert len(inputs.views) == sum(inputs.views_per_row)
@@ -709,7 +711,7 @@ def test_to_device() -> None:
         Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)) for size in ((60, 40, 3), (90, 200, 3))
     ]
     views = [make_views(page, SMALL) for page in pages]
-    inputs = batch([[views[0]], [views[1]]], [PROMPTS["free"], PROMPTS["markdown"]])
+    inputs = batch(views, [PROMPTS["free"], PROMPTS["markdown"]])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         moved = inputs.to("cpu", dtype)
         assert moved.pixel_values.dtype == dtype
@@ -728,15 +730,15 @@ def test_to_device() -> None:
 def test_pack_errors() -> None:
     views = make_views(blank(60, 60), SMALL)
     other = make_views(blank(60, 60), replace(SMALL, name="other", crops=False))
-    cases: list[tuple[list[list[PageViews]], list[str], str]] = [
-        ([], [], "list of pages"),
-        ([[views]], ["<image>", "<image>"], "list of pages.* 1 for 2"),
-        ([[]], ["text"], "'text' has no page"),
-        ([[views]], ["<image><image>"], "too many <image> .2 for 1 page"),
-        ([[views, views]], ["<image>"], "too few <image> .1 for 2 pages"),
-        ([[views]], ["text"], "too few <image> .0 for 1 page"),
-        ([[views], [other]], ["<image>", "<image>"], "same preset.*other, test"),
+    cases: list[tuple[list[PageViews], list[str], str]] = [
+        ([views], [], "The prompts have too few <image> .0 for 1 page"),
+        ([views], ["<image>", "<image>"], "The prompts have too many <image> .2 for 1 page"),
+        ([views], ["<image><image>"], "The prompt has too many <image> .2 for 1 page"),
+        ([views, views], ["<image>"], "too few <image> .1 for 2 pages"),
+        ([views], ["text"], "too few <image> .0 for 1 page"),
+        ([views], ["<image>", "text"], "too few <image>"),
+        ([views, other], ["<image>", "<image>"], "same preset.*other, test"),
     ]
-    for rows, prompts, message in cases:
+    for pages, prompts, message in cases:
         with pytest.raises(OcrPhasesError, match=message):
-            batch(rows, prompts)
+            batch(pages, prompts)

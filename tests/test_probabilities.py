@@ -24,7 +24,7 @@ from benchmarks import uncertain_regions
 from benchmarks.quality_figures import DOCUMENT
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.analyse.sentences import account, uncertain_sentence
+from ocr_phases.analyse.sentences import uncertain_sentence, verdict
 from ocr_phases.analyse.stages import UNCERTAIN_BELOW
 from ocr_phases.collectors import probabilities
 from ocr_phases.collectors.probabilities import Sureness, token_probabilities, windowed_mask
@@ -313,13 +313,13 @@ SURE = with_texts(["\ngood", "\nbad one"], [0.0])
 def test_a_report_tells_which_regions_are_uncertain() -> None:
     said = "1 of 2 regions is uncertain: its text has a mean token probability below 90 %."
     assert uncertain_sentence(UNSURE) == said
-    assert said in account(UNSURE) and said in results.text_notes(UNSURE).html()
+    assert said in verdict(UNSURE) and said in results.text_notes(UNSURE).html()
     page = results.page(UNSURE).html()
     assert "probability" in page and "uncertain" in page
     sure = results.page(SURE).html()
     assert "probability" in sure and "uncertain" not in sure
     unknown = replace(UNSURE, probabilities=None)
-    whole = results.page(unknown).html() + results.text_notes(unknown).html() + account(unknown)
+    whole = results.page(unknown).html() + results.text_notes(unknown).html() + verdict(unknown)
     assert "probability" not in whole and "uncertain" not in whole
 
 

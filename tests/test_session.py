@@ -25,7 +25,7 @@ from ocr_phases.collectors.live_checks import host_syncs_check
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.families import FAMILIES
 from ocr_phases.models import weights
-from ocr_phases.models.load import TokenReader, load_tokenizer, token_texts
+from ocr_phases.models.load import TokenReader, load_tokenizer
 from ocr_phases.recorder import _describe_row
 from ocr_phases.session import repeat_run
 from ocr_phases.settings import SamplingSettings
@@ -400,6 +400,11 @@ def test_temperature_zero_is_greedy():
 
 
 TOKENIZER = load_tokenizer(GOLDEN / "checkpoint")
+
+
+def token_texts(tokenizer, ids):
+    read = TokenReader(tokenizer).read
+    return [read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
 @settings(deadline=None, max_examples=60)

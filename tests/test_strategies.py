@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -257,13 +258,10 @@ def test_what_cannot_run_is_refused_in_one_sentence(options, message, tiny_sessi
 
 
 def test_the_vendor_class_and_missing_compilers_are_refused(monkeypatch):
-    check = partial(
-        strategies.check_strategy,
-        vision="eager",
-        autocast=False,
-        device="cpu",
-        family=NATIVES["deepseek-ocr"],
-    )
+    def check(strategy, vision="eager", family=NATIVES["deepseek-ocr"], device="cpu"):
+        request = SimpleNamespace(strategy=strategy, vision=vision, autocast=False)
+        strategies.check_strategy(request, family, device)
+
     check("eager")
     with pytest.raises(OcrPhasesError, match="vendor class runs only eagerly"):
         check("compiled", family=VENDORS["deepseek-ocr"])

@@ -283,7 +283,7 @@ def test_the_headline_names_the_larger_phase() -> None:
     assert "; vision is " in headline(make_run())
     assert headline(make_run(max_tokens=2)).startswith("The prefill is ")
     assert headline(make_run(generate=True)).startswith("generate() read this page in ")
-    assert "a batch of 3 rows took together" in headline(make_run(rows=3))
+    assert "these 3 rows took together" in headline(make_run(rows=3))
 
 
 def test_what_follows_from_a_record_is_worked_out_once_and_each_caller_has_a_copy() -> None:

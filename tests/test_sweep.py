@@ -14,6 +14,7 @@ import torch
 from conftest import GOLDEN, PAGES, TINY_CONFIG
 from elements import Elements
 from example_run import failed_cells, make_run
+from PIL import Image
 from wording import says
 
 from ocr_phases.analyse.scaling import (
@@ -33,20 +34,27 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import plots_many, results_many
 from ocr_phases.show.figures import figure_png
-from ocr_phases.sweep_models import AXES, Cell, CellOutcome, make_cells, sweep
+from ocr_phases.sweep_models import AXES, Cell, CellOutcome, Sweep, sweep
 from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
+
+
+def make_cells(**axes: Any) -> list[Cell]:
+    """The cells of a sweep over these lists."""
+    return Sweep(page=PAGE, **axes).cells
+
+
 CELLS = make_cells(presets=["tiny"], batches=[1, 2], lengths=[3])
 QUICK: dict[str, Any] = {"repeats": 1, "warmup": 0}
 
 
 def run_sweep(
-    session: Any, page: Path, cells: list[Cell], folder: Path, progress: Any = None, **options: Any
+    session: Any, page: str | Path, cells: list[Cell], folder: Path, progress: Any = None, **options: Any
 ) -> list[CellOutcome]:
     """What `OCRSession.sweep` says of all combinations of the values in ``cells``."""
     outcomes: list[CellOutcome] = []
-    values = zip(*(dataclasses.astuple(cell) for cell in cells), strict=True)
+    values = zip(*cells, strict=True)
     axes = {name: list(dict.fromkeys(each)) for name, each in zip(AXES, values, strict=True)}
     session.sweep(page, folder=folder, progress=outcomes.append, **axes, **options)
     return outcomes
@@ -194,6 +202,19 @@ def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path:
     with pytest.raises(OcrPhasesError, match="sweep with model tiny; you asked for"):
         run_sweep(golden_session, PAGE, CELLS, tmp_path, **QUICK)
     assert (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes() == before
+
+
+def test_the_pages_of_one_file_are_different_pages(tiny_session: Any, tmp_path: Path) -> None:
+    file, cell = tmp_path / "three.tif", CELLS[:1]
+    with Image.open(PAGE) as page:
+        page.save(file, save_all=True, append_images=[page.rotate(90), page.rotate(180)])
+    for number in ("#2", ""):
+        out = tmp_path / f"out{number}"
+        assert states(run_sweep(tiny_session, f"{file}{number}", cell, out, **QUICK)) == ["measured"]
+        same = f"{file}{number or '#1'}"
+        assert states(run_sweep(tiny_session, same, cell, out, **QUICK)) == ["kept"]
+        with pytest.raises(OcrPhasesError, match="sweep with another page"):
+            run_sweep(tiny_session, f"{file}#3", cell, out, **QUICK)
 
 
 @pytest.mark.parametrize("name", ["other.json", "other.status.json"])

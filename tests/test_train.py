@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -183,14 +184,10 @@ def test_the_forward_pass_is_the_library_s(codec: tokens.Codec, preset: str, siz
         counts = forward.Forward(network, kinds, torch.float32)(batch).counts
         expected = torch.zeros(3, 3)
         for row, prompt in enumerate(prompts):
-            packed = pack(
-                [[views[row]]],
-                [facts_of(None).text_of(prompt)],
-                codec.encode,
-                image_token_id=tokens.IMAGE,
-                bos_token_id=tokens.BOS,
-                pad_token_id=tokens.PAD,
+            reader = SimpleNamespace(
+                encode=codec.encode, image_token_id=tokens.IMAGE, bos_id=tokens.BOS, pad_id=tokens.PAD
             )
+            packed = pack([views[row]], [facts_of(None).text_of(prompt)], reader)
             start = packed.prefill_len
             ids = torch.tensor(texts[row])
             target = ids[lengths[row] :]

@@ -40,7 +40,9 @@ _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 RULES: dict[str, dict[str, Any]] = _TEXTS["rules"]
 EXPECTATIONS: dict[str, dict[str, Any]] = _TEXTS["expectations"]
 _RULE_OF_THUMB = "A rule of thumb for the full model on any GPU."
-_UNKNOWN = {"fix": "Measure again with this version of ocr_phases."}
+_UNKNOWN = {"expected": "", "why": "", "fix": "Measure again with this version of ocr_phases."}
+_NO_STEPS = Verdict("n/a", "there was no decode step")
+_NO_TREND = "too few steps for a trend"
 
 STAGE_COVERAGE = 0.97
 #: A loop: a period of at most so many tokens, at least so often and over at least so many tokens at the end.
@@ -67,37 +69,35 @@ def run_checks(run: PhaseRun) -> list[Verdict]:
 
     The expectations are for a model of the published size on a GPU: other records have none.
     """
-    return run_rules(run) + (_expectations(run) if _of_published_size(run) else [])
+    parameters = (run.model.get("parameters") or {}).get("total", 0)
+    published = run.device["kind"] == "cuda" and parameters >= _PUBLISHED_PARAMETERS
+    return run_rules(run) + (_expectations(run) if published else [])
 
 
 def run_rules(run: PhaseRun) -> list[Verdict]:
     """The checks that say whether a record may be believed, without the expectations."""
-    live = {str(check.get("name")): check for check in run.live_checks}
-    checks = []
-    for name, texts in RULES.items():
+    live, checks = {check["name"]: check for check in run.live_checks}, []
+    for name in dict.fromkeys([*RULES, *live]):
         if name in _FROM_RECORD:
             check = _FROM_RECORD[name](run)
         elif name in live:
-            check = _live(live[name], _expected_of(run, name))
+            verdict, measured = live[name].get("verdict", "n/a"), live[name].get("measured", "")
+            check = Verdict(verdict, measured, expected=live[name].get("expected") or _expected_of(run, name))
         else:
             check = Verdict("n/a", _why_missing(run, name))
-        checks.append(_worded(name, texts, check))
-    for name in live:
-        if name not in RULES:
-            checks.append(_worded(name, _TEXTS["stopped"].get(name, _UNKNOWN), _live(live[name])))
+        checks.append(_worded(name, check))
     return checks
 
 
 def noisy_checks(run: PhaseRun) -> list[Verdict]:
     """The checks that found the machine too busy to trust the figures."""
-    checks = [_worded(name, RULES[name], _FROM_RECORD[name](run)) for name in NOISE]
+    checks = [_worded(name, check(run)) for name, check in NOISE.items()]
     return with_verdict(checks, "noisy")
 
 
 def checks_table(run: PhaseRun) -> pd.DataFrame:
     """`run_checks` as a table, columns `CHECK_COLUMNS`."""
-    rows = [[getattr(check, column) for column in CHECK_COLUMNS] for check in run_checks(run)]
-    return pd.DataFrame(rows, columns=list(CHECK_COLUMNS))
+    return pd.DataFrame(map(vars, run_checks(run)), columns=list(CHECK_COLUMNS))
 
 
 def with_verdict(checks: Iterable[Verdict], verdict: str) -> list[Verdict]:
@@ -111,74 +111,54 @@ def worst_verdict(checks: Sequence[Verdict]) -> str:
     return next((verdict for verdict in ("fail", "noisy") if verdict in verdicts), "pass")
 
 
-def _of_published_size(run: PhaseRun) -> bool:
-    parameters = run.model.get("parameters") or {}
-    return run.device.get("kind") == "cuda" and parameters.get("total", 0) >= _PUBLISHED_PARAMETERS
-
-
-def _live(check: dict[str, Any], expected: str = "") -> Verdict:
-    verdict, measured = str(check.get("verdict", "n/a")), str(check.get("measured", ""))
-    return Verdict(verdict, measured, expected=str(check.get("expected", "")) or expected)
-
-
-def _worded(name: str, texts: dict[str, Any], check: Verdict) -> Verdict:
-    expected = check.expected or texts.get("expected", "")
-    why = texts.get("why", _RULE_OF_THUMB if name in EXPECTATIONS else "")
-    return replace(check, name=name, expected=expected, why=why, fix=texts["fix"])
+def _worded(name: str, check: Verdict) -> Verdict:
+    """The check with the texts of its row in ``checks.toml``."""
+    texts = {**RULES, **EXPECTATIONS, **_TEXTS["stopped"]}.get(name, _UNKNOWN)
+    why = texts.get("why", _RULE_OF_THUMB)
+    return replace(check, name=name, expected=check.expected or texts["expected"], why=why, fix=texts["fix"])
 
 
 def _expected_of(run: PhaseRun, name: str) -> str:
     """What a live check expects where that depends on the run; empty for the rule's own text."""
-    if name == "host_syncs":
-        return (
-            f"one wait every {count_text(run.request.get('eos_check_every', 1), 'step')}, for the end token"
-        )
-    if name == "parity":
-        low = run.request.get("autocast") or run.model["dtype"] != "float32"
-        return RULES[name]["expected"] + (", or a tie where they first differ" if low else ", all of them")
-    return ""
+    every = count_text(run.request.get("eos_check_every", 1), "step")
+    low = run.request.get("autocast") or run.model["dtype"] != "float32"
+    rest = "or a tie where they first differ" if low else "all of them"
+    return {
+        "host_syncs": f"one wait every {every}, for the end token",
+        "parity": f"{RULES['parity']['expected']}, {rest}",
+    }.get(name, "")
 
 
 def _why_missing(run: PhaseRun, name: str) -> str:
-    if run.request.get("generate"):
-        return "a one-shot generate() run has no phases"
-    if name == "parity":
-        return "not requested: ocr-phases verify compares with generate()"
-    if not _has_steps(run) and name in ("single_token_steps", "cache_reused", "mask_handed_over"):
-        return "there was no decode step"
-    if run.model["strategy"] != "eager":
-        return f"{run.model['strategy']} steps do not call the model's forward"
-    return "this record lacks it"
-
-
-def _has_steps(run: PhaseRun) -> bool:
-    return bool((run.spans["stage"] == "decode_step").any())
-
-
-_NO_STEPS = Verdict("n/a", "there was no decode step")
+    of_steps = name in ("single_token_steps", "cache_reused", "mask_handed_over")
+    reasons = {
+        "a one-shot generate() run has no phases": run.request.get("generate"),
+        "not requested: ocr-phases verify compares with generate()": name == "parity",
+        _NO_STEPS.measured: of_steps and not run["decode_steps"],
+        f"{run.model['strategy']} steps do not call the model's forward": run.model["strategy"] != "eager",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "this record lacks it")
 
 
 # -- rules that follow from a saved record ------------------------------------------------------------
 
 
 def _vision_in_prefill_only(run: PhaseRun) -> Verdict:
-    spans = run.spans
-    if not _has_steps(run):
+    if not run["decode_steps"]:
         return _NO_STEPS
-    vision = spans[spans["stage"].isin(VISION_STAGES) & (spans["phase"] == "decode")]
+    decode = run.spans[run.spans["phase"] == "decode"]
+    vision = decode[decode["stage"].isin(VISION_STAGES)]
     if len(vision):
-        steps = vision["step"].nunique()
-        names = ", ".join(sorted(vision["stage"].unique()))
-        took = ms_text(float(vision["device_ms"].sum()))
-        return Verdict("fail", f"{names} ran in {steps} steps and took {took}")
+        names, took = ", ".join(sorted(vision["stage"].unique())), ms_text(vision["device_ms"].sum())
+        return Verdict("fail", f"{names} ran in {vision['step'].nunique()} steps and took {took}")
     ran, profiled = vision_in_decode(run) if has_kernels(run) else (None, "")
     if ran:
         return Verdict("fail", profiled)
-    if run.model["strategy"] != "eager":
-        unseen = Verdict("n/a", f"{run.model['strategy']} steps show no stages")
-        return unseen if ran is None else Verdict("pass", profiled)
-    spans_seen = f"no vision span among {int((spans['phase'] == 'decode').sum()):,} of decode"
-    return Verdict("pass", f"{spans_seen}; {profiled}" if profiled else spans_seen)
+    eager = run.model["strategy"] == "eager"
+    if ran is None and not eager:
+        return Verdict("n/a", f"{run.model['strategy']} steps show no stages")
+    seen = f"no vision span among {len(decode):,} of decode" if eager else ""
+    return Verdict("pass", "; ".join(filter(None, (seen, profiled))))
 
 
 def _cache_linear(run: PhaseRun) -> Verdict:
@@ -198,14 +178,14 @@ def _decode_memory(run: PhaseRun) -> Verdict:
     if prefill is None or decode is None:
         return Verdict("n/a", "memory was not counted")
     text = f"{bytes_text(decode)} in decode, {bytes_text(prefill)} in the prefill"
-    of_model = run.memory.get("source") == "cuda_peak_allocated"
-    sizes = run.cache.get("bytes") or [0]
+    of_model, sizes = run.memory.get("source") == "cuda_peak_allocated", run.cache.get("bytes") or [0]
+    grew = sizes[-1] - sizes[0]
     # While a cache is copied to a larger one, the old one is still there.
-    explained = not of_model or decode <= prefill + 2 * (sizes[-1] - sizes[0])
+    explained = not of_model or decode <= prefill + 2 * grew
     if decode <= prefill * (_SAME_MEMORY if explained else 1):
         return Verdict("pass", text)
     if not explained:
-        return Verdict("fail", f"{text}; the cache grew by {bytes_text(sizes[-1] - sizes[0])} only")
+        return Verdict("fail", f"{text}; the cache grew by {bytes_text(grew)} only")
     why = "the growing cache explains it" if of_model else "the whole process is counted, not the model alone"
     return Verdict("note", f"{text}; {why}")
 
@@ -223,7 +203,7 @@ def _stage_coverage(run: PhaseRun) -> Verdict:
 def _decode_trend(run: PhaseRun) -> Verdict:
     trend = decode_trend(run)
     if trend is None:
-        return Verdict("n/a", "too few steps for a trend")
+        return Verdict("n/a", _NO_TREND)
     text = f"{trend.slope * 1e3:+.3f} µs a cached token, {trend_text(trend)}"
     if is_noisy(run):
         return Verdict("n/a", f"{text}; the machine was too busy to judge it")
@@ -237,7 +217,7 @@ def _decode_trend(run: PhaseRun) -> Verdict:
     text += f"; its bytes alone cost {due * 1e3:.3f} µs"
     # The growth beyond what slow reads of the cache explain, as a part of the median step. One repeat alone
     # cannot be told from a neighbour's start; repeats that differ are noisy.
-    excess = (trend.slope - _SLOW_READS * due) * trend.growth
+    excess = trend.shares[0] - _SLOW_READS * due * trend.growth
     runaway = excess > _RUNAWAY and len(run.repeats) > 1
     return Verdict("fail" if runaway else "pass" if excess <= _DRIFT else "note", text)
 
@@ -249,14 +229,11 @@ def trend_text(trend: Trend) -> str:
 
 
 def _outlier_steps(run: PhaseRun) -> Verdict:
-    if not _has_steps(run):
+    if not run["decode_steps"]:
         return _NO_STEPS
-    causes = outlier_causes(run)
-    if not causes:
-        return Verdict("pass", "none")
-    named = "; ".join(f"step {step}: {cause}" for step, cause in causes[:_NAMED_STEPS])
-    more = f"; and {len(causes) - _NAMED_STEPS} more" if len(causes) > _NAMED_STEPS else ""
-    return Verdict("note", named + more)
+    causes = [f"step {step}: {cause}" for step, cause in outlier_causes(run)]
+    more = [f"and {len(causes) - _NAMED_STEPS} more"] if len(causes) > _NAMED_STEPS else []
+    return Verdict("note" if causes else "pass", "; ".join([*causes[:_NAMED_STEPS], *more]) or "none")
 
 
 def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
@@ -293,17 +270,13 @@ def _cause(run: PhaseRun, step: int, cache_len: Any, times: pd.Series, late: pd.
 def _repetition_loop(run: PhaseRun) -> Verdict:
     loops = []
     for row, result in enumerate(run.results):
-        ids = result["ids"][:-1] if result.get("finish_reason") == "eos" else result["ids"]
-        loop = repetition_loop(ids)
-        if loop is not None:
-            period, covered = loop
+        ids = result["ids"][: -1 if result.get("finish_reason") == "eos" else None]
+        for period, covered in filter(None, [repetition_loop(ids)]):
             where = f"row {row + 1}: " if len(run.results) > 1 else ""
-            what = count_text(period, "token")
-            loops.append(f"{where}{what} repeated over the last {covered} of {len(ids)} tokens")
-    if not loops:
-        return Verdict("pass", "none")
+            what = f"{count_text(period, 'token')} repeated over the last {covered} of {len(ids)} tokens"
+            loops.append(where + what)
     ignored = "; the end token was ignored, which makes this likely" if run.request.get("ignore_eos") else ""
-    return Verdict("note", f"{'; '.join(loops)}{ignored}")
+    return Verdict("note", "; ".join(loops) + ignored) if loops else Verdict("pass", "none")
 
 
 def repetition_loop(ids: Sequence[int]) -> tuple[int, int] | None:
@@ -320,15 +293,13 @@ def repetition_loop(ids: Sequence[int]) -> tuple[int, int] | None:
     return None
 
 
+_RULES = (
+    *(_vision_in_prefill_only, _cache_linear, _decode_memory, _stage_coverage),
+    *(_decode_trend, _outlier_steps, _repetition_loop),
+)
 _FROM_RECORD: dict[str, Callable[[PhaseRun], Verdict]] = {
     **NOISE,
-    "vision_in_prefill_only": _vision_in_prefill_only,
-    "cache_linear": _cache_linear,
-    "decode_memory": _decode_memory,
-    "stage_coverage": _stage_coverage,
-    "decode_trend": _decode_trend,
-    "outlier_steps": _outlier_steps,
-    "repetition_loop": _repetition_loop,
+    **{rule.__name__.removeprefix("_"): rule for rule in _RULES},
 }
 
 
@@ -336,59 +307,54 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Verdict]] = {
 
 
 def _expectations(run: PhaseRun) -> list[Verdict]:
-    checks, values = [], _expected_values(run)
-    for name, texts in EXPECTATIONS.items():
-        value, text = values[name]
-        low, high = texts["range"]
-        if value is None or not np.isfinite(value):
-            check = Verdict("n/a", text or "not in this record")
-        else:
-            check = Verdict("note", f"{'in range' if low <= value <= high else 'out of range'}: {text}")
-        checks.append(_worded(name, texts, check))
+    checks = []
+    for name, (value, text) in _expected_values(run).items():
+        low, high = EXPECTATIONS[name]["range"]
+        measured = f"{'in range' if low <= value <= high else 'out of range'}: {text}"
+        check = Verdict("note", measured) if np.isfinite(value) else Verdict("n/a", text)
+        checks.append(_worded(name, check))
     return checks
 
 
-def _expected_values(run: PhaseRun) -> dict[str, tuple[float | None, str]]:
-    """The value of each expectation and its text; None where there is none, with the reason if known."""
-    prefill, step, language = run["prefill_ms"], run["inter_token_ms"], run["prefill_language_model_ms"]
-    peaks, trend = (run["decode_peak_bytes"], run["prefill_peak_bytes"]), decode_trend(run)
-    decode = stage_repeats(run).median(axis=1)
+def _expected_values(run: PhaseRun) -> dict[str, tuple[float, str]]:
+    """The value of each expectation and its text; NaN where there is none, and why."""
+    names = ("prefill_ms", "inter_token_ms", "vision_share", "prefill_language_model_ms")
+    peaks = ("decode_peak_bytes", "prefill_peak_bytes")
+    known = (np.nan if run[name] is None else run[name] for name in (*names, *peaks))
+    prefill, step, vision, language, *peak = known
+    decode, trend = stage_repeats(run).median(axis="columns"), decode_trend(run)
     forward = sum(decode.get(("decode", stage, ""), np.nan) for stage in ("language_model", "lm_head"))
-    shares = {
-        "expected_vision_share": run["vision_share"],
-        "expected_language_share": _ratio(language, prefill),
-        "expected_forward_share": _ratio(forward, decode.get(("decode", "decode", ""))),
-    }
-    ratio, memory = _ratio(prefill, step), _ratio(*peaks)
+    whole = decode.get(("decode", "decode", ""), np.nan)
     return {
-        "expected_prefill": (prefill, ms_text(prefill) if prefill else ""),
-        "expected_decode_step": (step, ms_text(step) if step else ""),
-        "expected_ratio": (ratio, f"{ratio:.1f} steps" if ratio else ""),
-        **{name: (share, percent_text(share) if share else "") for name, share in shares.items()},
-        "expected_constant_decode": (trend.shares[0], trend_text(trend))
-        if trend
-        else (None, "too few steps for a trend"),
-        "expected_memory": (memory, f"{percent_text(memory)} of the prefill's peak" if memory else ""),
+        "expected_prefill": _told(prefill, ms_text(prefill)),
+        "expected_decode_step": _told(step, ms_text(step)),
+        "expected_ratio": _told(prefill / step, f"{prefill / step:.1f} steps"),
+        "expected_vision_share": _told(vision, percent_text(vision)),
+        "expected_language_share": _told(language / prefill, percent_text(language / prefill)),
         "expected_cache_write": _cache_share(run, "prefill", ("kv_update",)),
+        "expected_forward_share": _told(forward / whole, percent_text(forward / whole)),
         "expected_cache_update": _cache_share(run, "decode", ("kv_update", "attention")),
+        "expected_constant_decode": (trend.shares[0], trend_text(trend)) if trend else (np.nan, _NO_TREND),
+        "expected_memory": _told(
+            peak[0] / peak[1], f"{percent_text(peak[0] / peak[1])} of the prefill's peak"
+        ),
     }
 
 
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if whole and part is not None else None
+def _told(value: float, text: str) -> tuple[float, str]:
+    return value, text if np.isfinite(value) else "not in this record"
 
 
-def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> tuple[float | None, str]:
+def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> tuple[float, str]:
     """The cache's part of the device's work in a phase."""
     if not has_kernels(run):
-        return None, "needs kernel times (kernels=True, on a CUDA device)"
+        return np.nan, "needs kernel times (kernels=True, on a CUDA device)"
     table = kv_cache_share(run)
     mine = table[(table["phase"] == phase) & table["part"].isin(parts)]
-    if mine.empty:
-        return None, "the profiler saw no such kernel"
     if set(mine["part"]) != set(parts):
-        return None, "a captured graph does not show which kernels are attention"
+        hidden = "a captured graph does not show which kernels are attention"
+        return np.nan, hidden if len(mine) else "the profiler saw no such kernel"
     shares = zip(mine["part"], mine["of_busy"], strict=True)
-    each = [f"{str(part).replace('_', ' ')} {percent_text(share)}" for part, share in shares]
+    each = ", ".join(f"{part.replace('_', ' ')} {percent_text(share)}" for part, share in shares)
     share = float(mine["of_busy"].sum())
-    return share, f"{percent_text(share)} of the GPU's work ({', '.join(each)})"
+    return share, f"{percent_text(share)} of the GPU's work ({each})"

@@ -20,11 +20,11 @@ from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, ceilings_apart, fig
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table, reference_of
 from ocr_phases.analyse.scaling import sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_warning
-from ocr_phases.analyse.stages import STAGE_KEYS, stage_repeats, stage_table
+from ocr_phases.analyse.stages import STAGE_KEYS, stage_medians, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.analyse.text import plain_text
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
-from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.record import PhaseRun, Table, elsewhere
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
 COMPARE_COLUMNS = (
@@ -62,8 +62,8 @@ def metrics_of(run: PhaseRun) -> pd.DataFrame:
     """Every metric of a record by name: figures (``prefill_ms``) first, then stages (``prefill/sam/global``).
 
     Columns ``unit``, ``phase``, ``stage``, ``view``, ``value`` and ``repeats``, what it was in each repeat.
-    Figures are `PhaseRun.summary`'s. Times are ms on the device clock: a stage's is the median over repeats
-    of its sum, of decode's stages of its median over the steps. A figure that is no stage has no ``stage``.
+    Figures are `PhaseRun.summary`'s. Times are ms on the device clock: a stage's is `stage_medians`', and in
+    a repeat its sum, or its median step in decode. A figure that is no stage has no ``stage``.
     """
     summary, each = run.summary(), figure_repeats(run)
     rows: list[tuple[Any, ...]] = [
@@ -76,11 +76,12 @@ def metrics_of(run: PhaseRun) -> pd.DataFrame:
     if size := summary[_EXACT]:
         rows.append((_EXACT, "bytes", "", "", "", size, [size]))
     sums, decode = stage_repeats(run), run.spans[run.spans["phase"] == "decode"]
+    medians = stage_medians(run)
     sums.update(decode.groupby([*STAGE_KEYS, "repeat"])["device_ms"].median().unstack("repeat"))
     for key in stage_table(run)[list(STAGE_KEYS)].itertuples(index=False, name=None):
         if key[1] not in (key[0], "decode_step"):
             name, times = "/".join(filter(None, key)), sums.loc[key].tolist()
-            rows.append((name, "ms", *key, float(np.median(times)), times))
+            rows.append((name, "ms", *key, medians[key], times))
     columns = ["metric", "unit", *STAGE_KEYS, "value", "repeats"]
     return pd.DataFrame(rows, columns=columns).set_index("metric")
 
@@ -243,7 +244,7 @@ class Comparison:
         (`text_changes`) come last, with the unit `SHARE` and neither ratio nor interval.
         """
         rows = [row for run, label in self._others for row in self._rows(run, label)]
-        table = pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
+        table = Table(rows, columns=list(COMPARE_COLUMNS))
         return table.fillna(dict.fromkeys(["verdict", "phase", "stage", "view"], ""))
 
     @property

@@ -165,19 +165,18 @@ def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
-def kernel_clauses(run: PhaseRun, phase: str) -> list[str]:
-    """What limits ``prefill`` or ``decode``, in clauses; none where the profiler did not see it."""
-    table = stage_verdict(run)
-    clauses = []
+def kernel_sentences(run: PhaseRun, phase: str) -> list[str]:
+    """What limits ``prefill`` or ``decode``, a sentence each; none where the profiler did not see it."""
+    table, sentences = stage_verdict(run), []
     for row in table[(table["phase"] == phase) & (table["stage"] == WHOLES[phase])].to_dict("records"):
-        unit = " a step" if phase == "decode" else ""
-        works = of_text(row["busy_ms"], row["wall_ms"])
-        clauses.append(f"{phase} is {row['verdict']}: the GPU is busy {works}{unit}{_at_floor(row)}")
+        unit = " a profiled step" if phase == "decode" else ""
+        works = of_text(row["busy_ms"], row["wall_ms"]) + unit + _at_floor(row)
+        sentences.append(f"{phase.capitalize()} is {row['verdict']}: the GPU is busy {works}.")
         if phase == "prefill":
-            clauses += _waits(run)
+            sentences += _waits(run)
         elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
-            clauses.append("a CUDA graph (strategy cuda_graph) would remove most of the wait for launches")
-    return clauses
+            sentences.append("A CUDA graph (strategy cuda_graph) would remove most of the wait for launches.")
+    return sentences
 
 
 def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
@@ -220,15 +219,15 @@ def _table(run: PhaseRun, name: str, *per_step: str) -> pd.DataFrame:
 
 
 def _waits(run: PhaseRun) -> list[str]:
-    """The operator that waits longest before the prefill's first token, as a clause; none if it is short."""
+    """The operator that waits longest before the prefill's first token; none if it is short."""
     table, waits = kernel_table(run), host_syncs(run)
     total = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
     inside = (waits["phase"] == "prefill") & (waits["stage"] != "sampling")  # which reads that token
     waits = waits[inside & (waits["operator"] != "")]
     each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
     return [
-        f"the host waits for the GPU {count_text(round(count), 'time')} in {operator} of "
-        f"{stage_name(stage)}, {ms_text(ms)} under the profiler"
+        f"The host waits for the GPU {count_text(round(count), 'time')} in {operator} of "
+        f"{stage_name(stage)}, {ms_text(ms)} under the profiler."
         for (stage, operator), count, ms in each.itertuples(name=None)
         if ms >= _CLEAR_WAIT * total
     ]
@@ -276,7 +275,9 @@ def _reason(row: Mapping[Any, Any]) -> str:
 
 
 def of_text(busy: float, wall: float) -> str:
-    """``2.1 of 18.6 ms``."""
-    texts = ms_text(min(busy, wall)), ms_text(wall)
+    """``2.1 of 18.6 ms``; a profiled device may have been busy for longer: ``all of 18.6 ms``."""
+    if busy >= wall:
+        return f"all of {ms_text(wall)}"
+    texts = ms_text(busy), ms_text(wall)
     first, unit = texts[0].rsplit(" ", 1)
     return f"{first} of {texts[1]}" if texts[1].endswith(f" {unit}") else f"{texts[0]} of {texts[1]}"

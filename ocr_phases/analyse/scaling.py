@@ -21,7 +21,7 @@ from ocr_phases.analyse.statistics import leaders
 from ocr_phases.analyse.text import plain_text, text_measures
 from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR
-from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.record import PhaseRun, Table, elsewhere
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.text import count_text, filled, ms_text
@@ -103,7 +103,7 @@ class SweepResult:
     @cached_property
     def table(self) -> pd.DataFrame:
         """`sweep_table` of the records."""
-        return sweep_table(self.runs)
+        return Table(sweep_table(self.runs))
 
     @cached_property
     def cost_quality(self) -> pd.DataFrame:

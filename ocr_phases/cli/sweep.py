@@ -76,13 +76,13 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
         load_truth(arguments.truth, name)
     if others := unnamed_pages(arguments.page):
         print(others, file=sys.stderr)
-    from ocr_phases.sweep_models import AXES, Cell, CellOutcome, make_cells, sweep
+    from ocr_phases.sweep_models import AXES, Cell, CellOutcome, Sweep, sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])
     axes = {name: values for name in AXES if (values := getattr(arguments, name))}
     models = arguments.models or models
-    count = len(make_cells(**axes)) * len(models)
+    count = len(Sweep(page=arguments.page, **axes).cells) * len(models)
     folder = _folder(arguments)
     with tqdm(total=count, unit="cell", disable=None, leave=False) as bar:
 

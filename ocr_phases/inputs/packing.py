@@ -5,10 +5,12 @@ Every size, grid and count here reproduces the vendor's preprocessing as recorde
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,13 +18,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError, public
-from ocr_phases.families import IMAGE_TAG, Preset
+from ocr_phases.families import IMAGE_TAG, FamilyFacts, Preset
+from ocr_phases.files import each_page
 from ocr_phases.inputs.images import as_rgb
 from ocr_phases.record import elsewhere
+from ocr_phases.settings import RunSettings
 from ocr_phases.text import count_text
+
+Page = str | Path | bytes | Image.Image
+Pages = Page | Sequence[Page]
 
 _PIXELS_PER_TOKEN = 16 * 4  # per side: patches of 16, then two convolutions of stride 2
 _PAD_COLOUR = (127, 127, 127)
+_IMAGE = -1  # an image token before it has its id, which a text may have too
 
 # What each of the 256 grey levels becomes. A table, so that every device gives the same bits: CUDA divides by
 # a constant through its reciprocal, which can land on the other side of a bfloat16 rounding.
@@ -235,73 +243,69 @@ def _normalised(pixels: np.ndarray, device: torch.device | str, dtype: torch.dty
     return levels[torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).contiguous().int()]
 
 
-def pack(
-    views_per_row: Sequence[Sequence[PageViews]],
-    prompts: Sequence[str],
-    encode: Callable[[str], list[int]],
-    *,
-    image_token_id: int,
-    bos_token_id: int,
-    pad_token_id: int,
-) -> PageInputs:
+def make_rows(page: Pages, asked: RunSettings, family: FamilyFacts) -> tuple[list[Page], list[str]]:
+    """All pages in their order, and one resolved prompt a row, as the ``family`` has prompts.
+
+    A list of pages, or ``file.pdf#2-4``, is a batch of one page a row; with a single prompt that names
+    several ``<image>``, or the family's prompt for many pages, it is one row of several pages.
+    """
+    given = list(page) if isinstance(page, Iterable) and not isinstance(page, str | bytes) else [page]
+    if not given:
+        raise OcrPhasesError("There is no page in the list: give at least one.")
+    named = (each_page(str(item)) if isinstance(item, str | Path) else [item] for item in given)
+    pages: list[Page] = list(itertools.chain.from_iterable(named))
+    prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    count = len(pages) if len(prompts) == 1 else 1
+    texts = [family.text_of(text, grounding=asked.grounding, pages=count) for text in prompts]
+    return pages, texts * len(pages) if len(texts) == 1 and texts[0].count(IMAGE_TAG) == 1 else texts
+
+
+class Tokens(Protocol):
+    """What turns text into ids, without special tokens around it, and the ids of those."""
+
+    @property
+    def image_token_id(self) -> int: ...
+    @property
+    def bos_id(self) -> int: ...
+    @property
+    def pad_id(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+
+
+def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> PageInputs:
     """Put pages and prompts together into one batch, one row a prompt.
 
-    Each ``<image>`` of a prompt becomes the image tokens of that row's next page; the text between is
-    tokenised piece by piece with `encode`, which must add no special tokens; BOS goes in front, padding on
-    the left.
+    Each ``<image>`` of the prompts becomes the image tokens of the next page; the text between is tokenised
+    piece by piece; BOS goes in front, padding on the left.
 
-    Raises OcrPhasesError for an empty batch, rows and prompts of different number, a row without a page, a
-    prompt with more or fewer ``<image>`` than its row has pages, and pages of different presets.
+    Raises OcrPhasesError for prompts that have more or fewer ``<image>`` than there are pages, or one without
+    any, and for pages of different presets.
     """
-    if not prompts or len(views_per_row) != len(prompts):
+    counts = tuple(prompt.count(IMAGE_TAG) for prompt in prompts)
+    if not all(counts) or sum(counts) != len(views):
+        many = "many" if sum(counts) > len(views) else "few"
+        whose = "The prompt has" if len(prompts) == 1 else "The prompts have"
         raise OcrPhasesError(
-            f"Give one list of pages for each prompt: got {len(views_per_row)} for {len(prompts)} prompts."
+            f"{whose} too {many} {IMAGE_TAG} ({sum(counts)} for {count_text(len(views), 'page')}): "
+            "write one for each page."
         )
-    views = tuple(view for row in views_per_row for view in row)
     presets = {view.preset for view in views}
     if len(presets) > 1:
         names = ", ".join(sorted(preset.name for preset in presets))
         raise OcrPhasesError(f"All pages of a batch must have the same preset: cut them for one of {names}.")
-    rows = [
-        _row(*pair, encode, image_token_id, bos_token_id) for pair in zip(views_per_row, prompts, strict=True)
-    ]
-    shape = len(rows), max(len(row) for row, _ in rows)
-    input_ids = torch.full(shape, pad_token_id, dtype=torch.int64)
-    attention_mask = torch.zeros(shape, dtype=torch.int64)
-    images_seq_mask = torch.zeros(shape, dtype=torch.bool)
-    for index, (ids, is_image) in enumerate(rows):
-        input_ids[index, -len(ids) :] = torch.tensor(ids, dtype=torch.int64)
-        attention_mask[index, -len(ids) :] = 1
-        images_seq_mask[index, -len(ids) :] = torch.tensor(is_image)
-    counts = tuple(len(row) for row in views_per_row)
-    return PageInputs(input_ids, attention_mask, images_seq_mask, views, counts, tuple(prompts))
-
-
-def _row(
-    views: Sequence[PageViews],
-    prompt: str,
-    encode: Callable[[str], list[int]],
-    image_token_id: int,
-    bos_token_id: int,
-) -> tuple[list[int], list[bool]]:
-    """One prompt's token ids, and for each whether it is an image token."""
-    pieces = prompt.split(IMAGE_TAG)
-    wanted, given = len(pieces) - 1, len(views)
-    if not given:
-        raise OcrPhasesError(f"The prompt {prompt!r} has no page: give at least one for each prompt.")
-    if wanted != given:
-        many = "few" if wanted < given else "many"
-        raise OcrPhasesError(
-            f"The prompt has too {many} {IMAGE_TAG} ({wanted} for {count_text(given, 'page')}): "
-            "write one for each page."
-        )
-    ids, is_image = [bos_token_id], [False]
-    for index, piece in enumerate(pieces):
-        if index:
-            count = image_token_count(views[index - 1].preset, views[index - 1].grid)
-            ids += [image_token_id] * count
-            is_image += [True] * count
-        text = encode(piece) if piece else []
-        ids += text
-        is_image += [False] * len(text)
-    return ids, is_image
+    left, rows = iter(views), []
+    for prompt in prompts:
+        first, *pieces = prompt.split(IMAGE_TAG)
+        ids = [tokens.bos_id, *tokens.encode(first)]
+        for piece in pieces:
+            view = next(left)
+            ids += [_IMAGE] * image_token_count(view.preset, view.grid) + tokens.encode(piece)
+        rows.append(ids)
+    input_ids = torch.full((len(rows), max(map(len, rows))), tokens.pad_id)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, ids in enumerate(rows):
+        input_ids[row, -len(ids) :] = torch.tensor(ids)
+        attention_mask[row, -len(ids) :] = 1
+    images_seq_mask = input_ids == _IMAGE
+    input_ids[images_seq_mask] = tokens.image_token_id
+    return PageInputs(input_ids, attention_mask, images_seq_mask, tuple(views), counts, tuple(prompts))

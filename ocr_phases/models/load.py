@@ -80,6 +80,11 @@ class Checkpoint:
         return self.model.config.get_text_config().eos_token_id
 
     @property
+    def bos_id(self) -> int:
+        """The id in front of a prompt."""
+        return self.model.config.get_text_config().bos_token_id
+
+    @property
     def pad_id(self) -> int:
         """The id that fills rows: the tokenizer's pad token, else the end token."""
         pad = self.tokenizer.pad_token_id
@@ -271,12 +276,6 @@ class TokenReader:
             return ""
         self._waiting = []
         return text if known else f"{text}<{token}>"
-
-
-def token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text each of ``ids`` adds, as `TokenReader` tells it."""
-    reader = TokenReader(tokenizer)
-    return [reader.read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
 def image_token(config: dict[str, Any], tokenizer: Any) -> int:

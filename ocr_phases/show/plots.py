@@ -67,7 +67,7 @@ _NAMED_OUTLIERS = 4
 _SMALL_SHARE = 0.01  # of a whole: what is smaller is drawn with others
 _BAR, _AROUND = 0.3, 1.1  # inches of a bar, and around a chart of bars
 _STEP_COLOURS = LinearSegmentedColormap.from_list("steps", [GOLD, ORANGE, VERMILLION], 16)
-_UNITS = {"prefill": "the prefill", "decode": "one decode step"}
+_UNITS = {"prefill": "the prefill", "decode": "one profiled decode step"}
 _WHOLES = {"prefill": "whole prefill", "decode_step": "whole step"}
 _CAUSES = {
     "host sync": ("the host had waited for the device", PURPLE),
@@ -241,7 +241,7 @@ def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
     """
     if repeat is None:
         repeat = typical_repeat(run)
-    return plot_spans(run.spans[run.spans["repeat"] == repeat], f" (repeat {repeat})")
+    return plot_spans(run.spans[run.spans["repeat"] == repeat], f" (repeat {run.repeats.index(repeat) + 1})")
 
 
 def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:

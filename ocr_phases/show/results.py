@@ -131,7 +131,7 @@ def overview(run: PhaseRun) -> Section:
     figures = key_metrics(run)
     folded = block("cards", figures=figures[_FIRST_CARDS:]), lines_html(findings(run))
     more = fold("Further figures and findings", *folded)
-    shown = table_html(row_table(run), caption="Each row") if len(run.results) > 1 else ""
+    shown = fold("Each row", table_html(row_table(run))) if len(run.results) > 1 else ""
     return Section(head_html(run), block("cards", figures=figures[:_FIRST_CARDS]), more, shown)
 
 
@@ -224,6 +224,7 @@ def stages(run: PhaseRun) -> Section:
     table = table.drop(columns=[*spread, *([] if table["view"].any() else ["view"])])
     shown = timed_table(run, table, "Time of each phase and its stages", strong=whole)
     repeats = repeat_table(run).dropna(axis="columns", how="all")
+    repeats["repeat"] = range(1, len(repeats) + 1)  # a person counts from one
     repeats = repeats if repeats["steps"].any() else repeats.drop(columns="steps")
     return Section(shown, table_html(repeats, caption="Time of each repeat"))
 
@@ -292,7 +293,7 @@ def memory(run: PhaseRun) -> Section:
 def kernels(run: PhaseRun) -> Section:
     """What limits each stage by the kernel view, under its own heading; empty without one.
 
-    Decode's figures are per step. A view that failed gives its error.
+    Decode's figures are per profiled step. A view that failed gives its error.
     """
     if run.kernels is None:
         return Section()
@@ -308,7 +309,7 @@ def kernels(run: PhaseRun) -> Section:
     tool, steps = run.kernels["tool"], run.kernels["steps"]
     told = table_html(
         table[[*keys, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "works"]],
-        caption=f"From one more run under {tool} with {steps} decode steps; decode is per step.",
+        caption=f"From one more run under {tool} with {steps} decode steps; decode is per profiled step.",
         headings=_KERNELS,
         strong=whole,
     )
@@ -485,6 +486,7 @@ def method(run: PhaseRun) -> Section:
     blocks = [element("h3", title) + pairs(dict(_facts(values))) for title, values in parts.items()]
     conditions = conditions_table(run).dropna(axis="columns", how="all")
     if len(conditions):
+        conditions["repeat"] += 1
         blocks.append(table_html(conditions, caption="The machine during each repeat", headings=_CONDITIONS))
     config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
     blocks.append(fold("The model's configuration", preformatted(config), classes="op-fold"))

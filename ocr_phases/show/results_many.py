@@ -1,31 +1,39 @@
-"""Comparisons and sweeps as tables and pictures: for a cell, a panel, a report and a terminal."""
+"""Tables, comparisons and sweeps: for a cell, a panel, a report and a terminal."""
 
 from __future__ import annotations
+
+import base64
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, Comparison, in_units
+from ocr_phases.analyse.checks import CHECK_COLUMNS
+from ocr_phases.analyse.comparison import COMPARE_COLUMNS, EQUAL, EQUIVALENT, Comparison, in_units
+from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.scaling import (
     LOADED,
+    SWEEP_COLUMNS,
     SweepResult,
     cost_quality_sentence,
     decode_curves,
     loaded_ways,
 )
 from ocr_phases.errors import public
+from ocr_phases.inputs.images import page_image
+from ocr_phases.record import Plots, RecordedPage
 from ocr_phases.show import plots_many as draw
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.overlay import printable
-from ocr_phases.show.results import Bundle, Section, bundle, head_html
+from ocr_phases.show.results import Bundle, Section, bundle, checks_html, facts_bundle, head_html
 from ocr_phases.show.web import (
     MISSING,
     Html,
     fold,
     fragment,
     note,
+    notebook_style,
     preformatted,
     section_heading,
     table_html,
@@ -33,6 +41,9 @@ from ocr_phases.show.web import (
 
 #: What tells cells apart besides their batch size and length.
 _WAYS = ["model", "attention", "dtype", "preset", "strategy", "vision"]
+_MOST_ROWS = 60
+_END = 10  # rows at each end of a longer table
+_LONGEST_TEXT = 120
 _TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
 _HEADINGS = {
     "interval": ("95 % interval", ""),
@@ -45,8 +56,49 @@ _HEADINGS = {
 }
 
 
+# -- tables of any result ----------------------------------------------------------------------------
+
+
+def frame_html(table: pd.DataFrame) -> str:
+    """A table of a result in a notebook; of one with many columns those that fit, of a long one its ends."""
+    shown = _known_table(table)
+    if shown is None:
+        ends = pd.concat([table.head(_END), table.tail(_END)]) if len(table) > _MOST_ROWS else table
+        words = ends.select_dtypes(exclude="number").columns
+        ends = ends.assign(**{name: ends[name].map(_one_line) for name in words})
+        rows = f"{len(table):,} rows, the first and the last {_END}" if len(ends) < len(table) else ""
+        shown = table_html(ends, caption=rows)
+    return str(notebook_style() + shown)
+
+
+def _known_table(table: pd.DataFrame) -> Html | None:
+    columns = tuple(table.columns)
+    if columns == COMPARE_COLUMNS:
+        return compare_html(table)
+    if columns == SWEEP_COLUMNS:
+        return cells_html(table)
+    if columns == CHECK_COLUMNS:
+        return checks_html([Verdict(**dict(zip(columns, row, strict=True))) for row in table.to_numpy()])
+    return None
+
+
+def _one_line(value: object) -> object:
+    return printable(value, _LONGEST_TEXT) if isinstance(value, str) else value
+
+
+def recorded_page_bundle(page: RecordedPage) -> Bundle:
+    """A page of a record: its picture, where the record has it, and what is known of it."""
+    data = page.get("data")
+    facts = {name.replace("_", " "): value for name, value in page.items() if name != "data"}
+    image = page_image(data and base64.b64decode(data))
+    return facts_bundle("Page", facts, [] if image is None else [(image, str(page["file"]))])
+
+
+# -- comparisons --------------------------------------------------------------------------------------
+
+
 @public
-class ComparePlots:
+class ComparePlots(Plots):
     """The plots of a comparison: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
 
     def __init__(self, comparison: Comparison) -> None:
@@ -115,8 +167,11 @@ def comparison_bundle(comparison: Comparison) -> Bundle:
     return bundle(shown.html(), f"{comparison.verdict}\n{_words(in_units(comparison.headline, baseline))}")
 
 
+# -- sweeps -------------------------------------------------------------------------------------------
+
+
 @public
-class SweepPlots:
+class SweepPlots(Plots):
     """The plots of a sweep: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
 
     def __init__(self, sweep: SweepResult) -> None:

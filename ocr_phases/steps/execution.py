@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.models.wiring import Family
+from ocr_phases.settings import Request
 
 #: cuDNN's attention builds a plan for every new KV length, which decode meets at every step.
 DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
@@ -47,18 +48,18 @@ def eos_interval(strategy: str) -> int:
     return 1 if strategy == "eager" else 16
 
 
-def check_strategy(
-    strategy: str, vision: str, *, family: Family, device: torch.device | str, autocast: bool
-) -> None:
-    """Raise `OcrPhasesError` where ``strategy`` or ``vision`` cannot run with this model and device."""
-    asked = {name: way for name, way in (("strategy", strategy), ("vision", vision)) if way != "eager"}
+def check_strategy(request: Request, family: Family, device: torch.device | str) -> None:
+    """Raise `OcrPhasesError` where its ``strategy`` or ``vision`` cannot run with this model and device."""
+    asked = {name: way for name in ("strategy", "vision") if (way := getattr(request, name)) != "eager"}
     kind, class_ = torch.device(device).type, family.implementation
     missing = _missing_compiler(kind) if "compiled" in asked.values() else None
-    instead = "use 'eager', or 'compiled' where there is a C++ compiler"
+    graph = (
+        f" needs a CUDA device, this is {device}: use 'eager', or 'compiled' where there is a C++ compiler."
+    )
     refusals = [
         (class_ != "native", f": the {class_} class runs only eagerly, so load implementation='native'."),
-        (autocast, " has the model's own dtype only: drop it, or drop autocast."),
-        (strategy == "cuda_graph" and kind != "cuda", f" needs a CUDA device, this is {device}: {instead}."),
+        (request.autocast, " has the model's own dtype only: drop it, or drop autocast."),
+        (request.strategy == "cuda_graph" and kind != "cuda", graph),
         (missing, f" needs {missing}: install it, or use 'eager'."),
     ]
     for refused, why in refusals:

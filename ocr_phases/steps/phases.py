@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
@@ -256,14 +255,13 @@ def decode(
     eos_check_every: int = 1,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
     step: Any = None,
-    around: AbstractContextManager | None = None,
 ) -> DecodeState:
     """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token included.
 
     Tokens are read, and the end looked for, every ``eos_check_every`` steps; what ran beyond the end is cut
     from ``state.ids``, and rows that end early are filled with ``pad_id``. ``on_tokens`` gets the new ids of
     each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``. ``step`` runs the forwards in
-    place of the model class, over the cache of the `prefill` that had it. The steps run within ``around``.
+    place of the model class, over the cache of the `prefill` that had it.
     """
     timeline = timeline or NoTimeline()
     state.read()
@@ -272,7 +270,7 @@ def decode(
     kernels = decode_execution(model) if step is None else step.execution()
     # A step of its own may be compiled, which hooks on the model would undo.
     hooks = stage_hooks(model, state.family, timeline if step is None else NoTimeline(), [])
-    with kernels, hooks, timeline.in_phase("decode"), around or contextlib.nullcontext():
+    with kernels, hooks, timeline.in_phase("decode"):
         while any(running) and (steps := min(eos_check_every, max_new_tokens - state.generated)) > 0:
             for number in range(1, steps + 1):
                 decode_step(model, state, timeline, read=number == steps, step=step)
@@ -300,10 +298,15 @@ def generate(
     step: Any = None,
     **decode_options: Any,
 ) -> DecodeState:
-    """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`."""
+    """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`.
+
+    ``on_tokens`` gets the prefill's token too, where it stays.
+    """
     state = prefill(model, inputs, timeline, sampler=sampler, step=step)
     if first_token == "redecode":
         redecode(state)
+    elif on_tokens := decode_options.get("on_tokens"):
+        on_tokens([list(ids) for ids in state.ids])
     return decode(model, state, max_new_tokens, timeline, step=step, **decode_options)
 
 

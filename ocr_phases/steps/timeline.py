@@ -8,7 +8,8 @@ step is in ``docs/bench.md``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _DECIMALS = 6  # of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record
 
 
+#: What is entered around a phase of that name.
+Around = Callable[[str], AbstractContextManager[Any]]
 #: A moment: an event recorded on the device (None on a CPU), and `perf_counter` seconds.
 Mark = tuple[Any, float]
 
@@ -55,11 +58,12 @@ class Timeline:
     """The spans of one repeat. `span` opens one; `rows` reads them all once, at the end.
 
     Spans nest; leaving one closes everything still open inside it, so that a phase that raises leaves
-    neither an NVTX range nor a profiler range behind.
+    neither an NVTX range nor a profiler range behind. ``around(phase)`` is entered around each whole phase.
     """
 
     @checked()
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", around: Around = contextlib.nullcontext) -> None:
+        self.around = around
         self._device = torch.device(resolve_device(str(device)))
         # Asking for it at every mark would cost as much as the mark.
         cuda = self._device.type == "cuda"
@@ -108,7 +112,7 @@ class Timeline:
         before = self.phase, self.step
         self.phase, self.step = phase, step
         try:
-            with self.span(stage or phase):
+            with contextlib.nullcontext() if stage else self.around(phase), self.span(stage or phase):
                 yield
         finally:
             self.phase, self.step = before

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -160,14 +161,10 @@ def read_cases(
     prompt = facts_of(None).text_of("markdown")
     for start in range(0, len(cases), batch):
         chosen = cases[start : start + batch]
-        packed = pack(
-            [[case.views] for case in chosen],
-            [prompt] * len(chosen),
-            codec.encode,
-            image_token_id=checkpoint.image_token_id,
-            bos_token_id=BOS,
-            pad_token_id=PAD,
+        tokens = SimpleNamespace(
+            encode=codec.encode, image_token_id=checkpoint.image_token_id, bos_id=BOS, pad_id=PAD
         )
+        packed = pack([case.views for case in chosen], [prompt] * len(chosen), tokens)
         longest = limit or int(1.2 * max(case.tokens for case in chosen)) + _SPARE
         options = {"eos_ids": (EOS,), "pad_id": PAD, "eos_check_every": 16}
         inputs = packed.to(device, checkpoint.model.dtype)

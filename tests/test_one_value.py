@@ -1,0 +1,131 @@
+"""One figure has one value: under one name every place shows the same number, but for its digits."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from itertools import combinations
+
+import pytest
+from approving import seen
+from example_run import REGIONS, failed_cells, make_run, two_page_run
+from kernel_example import with_kernels
+from matplotlib.text import Text
+from test_approved import RECORDS
+
+from ocr_phases import PhaseRun
+from ocr_phases.analyse.comparison import metrics_of
+from ocr_phases.analyse.scaling import SweepResult, sweep_table
+from ocr_phases.analyse.sentences import headline, key_metrics_text, typical_sentence, verdict
+from ocr_phases.analyse.stages import repeat_table, stage_medians
+from ocr_phases.batch.figures import page_figures
+from ocr_phases.cli.results import run_result
+from ocr_phases.schema import Truth
+from ocr_phases.show import results
+
+MADE = {
+    "one-shot": lambda: make_run(generate=True),
+    "one token": lambda: make_run(max_tokens=1),
+    "two pages": two_page_run,
+    "with kernels": lambda: with_kernels(make_run(cuda=True, repeats=12)),
+    "with a truth": lambda: make_run(rows=2).with_truth(Truth(REGIONS[1][2], (), "true.json")),
+}
+SECTIONS = (results.overview, results.stages, results.latency, results.vision, results.floors)
+SECTIONS += (results.timeline, results.memory, results.kernels, results.text, results.checks)
+NUMBER = r"\d[\d,]*(?:\.\d+)?(?: (?:ms|s|B|kB|MB|GB)\b| %)?"
+SIZES = {"s": 1e3, "%": 0.01, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+#: What is shown, with the name of each number in angle brackets; Q is a number without a name.
+SHOWN = r"""
+Inter-token latency <inter_token_ms> median; p90 <inter_token_ms_p90>, p99 <inter_token_ms_p99>
+A decode step takes <inter_token_ms>, <times_floor> times its floor of <step_floor_ms> // ^vision <vision_ms>$
+ecode is [\w-]+: the GPU is busy <step_busy_ms> of <profiled_step_ms> a profiled step // of the <page_ms> that
+whole decode step <inter_token_ms> <step_floor_ms> <times_floor> bandwidth // prefill or more <stage_coverage>
+Each decode step: <inter_token_ms> in the median of <steps_of_all_repeats> // decode whole phase 1 <decode_ms>
+vision is 30 to 50 % of the prefill (?:in|out of) range: <vision_share> // prefill whole phase 1 <prefill_ms>
+[Pp]refill is [\w-]+: the GPU is busy <prefill_busy_ms> of <prefill_ms> // prepare whole phase 1 <prepare_ms>
+tokenised again: <text_tokens> tokens, a ratio of <compression_ratio> // Time to first token <ttft_ms> prepare
+<decode_peak_bytes> in decode, <prefill_peak_bytes> in the prefill // Decode <decode_ms> <decode_steps> steps?
+15 decode steps (?:in|out of) range: <prefill_in_steps> steps // whole prefill <prefill_ms> <prefill_floor_ms>
+One profiled decode step is idle for Q of <profiled_step_ms> // generate\(\) read this page in <generate_ms>\.
+<tokens> generated tokens from <valid_image_tokens> valid // Prefill <prefill_ms> <prefill_len> prompt tokens
+Vision share <vision_share> <vision_ms> of the prefill // a compression ratio of <generated_compression_ratio>
+Vision is <vision_share> of a prefill of <prefill_ms> // 50 to 200 ms (?:in|out of) range: <prefill_ms>
+a token (?:in|out of) range: <inter_token_ms> // as long as <prefill_in_steps> decode steps\.
+a step keeps the GPU busy for <step_busy_ms> // generate\(\) <generate_ms> <tokens> tokens
+decode step, <times_floor> times its floor // KV cache <kv_cache_bytes> \S+ \S+ a token
+prefill <prefill_ms>, decode <decode_ms>> // The prefill is idle for Q of <prefill_ms> // ^decode <decode_ms>$
+vision is <vision_share> of the prefill // fastest decode step is <inter_token_ms> // ^prepare <prepare_ms>$
+became <growth> (?:slower|faster) over // Tokens per second <tokens_per_s> mean // Peak memory <peak_bytes> in
+a cached token, -?<growth> of a step // This is repeat <typical_repeat> of // \(repeat <typical_repeat>\)
+"""
+LINES = re.sub(r"<(\w+)>", r"(?P<\1>Q)", SHOWN.strip()).replace("Q", NUMBER)
+PATTERNS = [re.compile(line, re.MULTILINE) for line in re.split(" // |\n", LINES)]
+
+
+def texts(run: PhaseRun) -> Iterator[str]:
+    """All that is shown of a record, as plain text."""
+    yield "\n".join([repr(run), key_metrics_text(run), headline(run), verdict(run), typical_sentence(run)])
+    yield SweepResult({"a": run}, failed_cells()).verdict
+    for section in SECTIONS:
+        for part in section(run).parts:
+            drawn = [] if isinstance(part, str) else part.figure.findobj(Text)
+            yield "\n".join(text.get_text() for text in drawn) if drawn else seen(part)
+
+
+def exact(run: PhaseRun) -> Iterator[tuple[str, float]]:
+    """The figures of a record's tables and of ``--json``."""
+    yield from run_result(run)["metrics"].items()
+    yield from sweep_table({"a": run}).iloc[0].items()
+    yield from page_figures(run, "job", "page", "digest")["row"].items()
+    yield from metrics_of(run)["value"].items()
+    yield from repeat_table(run).median().drop("steps").items()
+    yield from (("/".join(filter(None, key)), ms) for key, ms in stage_medians(run).items())
+
+
+def number(text: str) -> tuple[float, float]:
+    """A number as it is shown in its base unit, and half of what its last digit is worth."""
+    digits, _, unit = text.replace(",", "").partition(" ")
+    size = SIZES.get(unit, 1.0)
+    return float(digits) * size, 0.5 * size * 10.0 ** -len(digits.partition(".")[2])
+
+
+@cache
+def read(name: str) -> tuple[PhaseRun, str]:
+    """A record, and all that is shown of it, white space and borders of cells collapsed."""
+    run = PhaseRun.load(RECORDS[name]) if name in RECORDS else MADE[name]()
+    return run, re.sub(r"[ |]+", " ", "\n".join(texts(run)))
+
+
+@pytest.mark.parametrize("name", [*RECORDS, *MADE])
+def test_a_name_has_one_value(name: str) -> None:
+    run, shown = read(name)
+    found = defaultdict(set)
+    for figure, value in exact(run):
+        if isinstance(value, int | float) and value == value:
+            found[figure].add((float(value), 1e-9 * abs(value)))
+    for match in (match for pattern in PATTERNS for match in pattern.finditer(shown)):
+        for figure, text in match.groupdict().items():
+            found[figure].add(number(text))
+    apart = {
+        figure: (one, other)
+        for figure, numbers in found.items()
+        for one, other in combinations(numbers, 2)
+        if abs(one[0] - other[0]) > (one[1] != other[1]) * (one[1] + other[1]) + 1e-9 * abs(one[0])
+    }
+    assert not apart and len(found) > 20
+
+
+def test_every_pattern_is_seen() -> None:
+    shown = "\n".join(read(name)[1] for name in [*RECORDS, *MADE])
+    assert not [pattern.pattern for pattern in PATTERNS if not pattern.search(shown)]
+
+
+@pytest.mark.parametrize("name", [*RECORDS, *MADE])
+def test_a_first_screen_is_short(name: str) -> None:
+    """At most 120 words before anything is unfolded, a number with its unit counted as one."""
+    unfolded = re.sub(
+        r"<details.*?</details>|<img.*?>", "", results.overview(read(name)[0]).html(), flags=re.DOTALL
+    )
+    assert len(re.findall(rf"{NUMBER}|\S*\w\S*", seen(unfolded))) <= 120
