@@ -53,13 +53,11 @@ def check_strategy(request: Request, family: Family, device: torch.device | str)
     asked = {name: way for name in ("strategy", "vision") if (way := getattr(request, name)) != "eager"}
     kind, class_ = torch.device(device).type, family.implementation
     missing = _missing_compiler(kind) if "compiled" in asked.values() else None
-    graph = (
-        f" needs a CUDA device, this is {device}: use 'eager', or 'compiled' where there is a C++ compiler."
-    )
+    gpu = f" needs a CUDA device, this is {device}: use 'eager', or 'compiled' where there is a C++ compiler."
     refusals = [
         (class_ != "native", f": the {class_} class runs only eagerly, so load implementation='native'."),
         (request.autocast, " has the model's own dtype only: drop it, or drop autocast."),
-        (request.strategy == "cuda_graph" and kind != "cuda", graph),
+        (request.strategy == "cuda_graph" and kind != "cuda", gpu),
         (missing, f" needs {missing}: install it, or use 'eager'."),
     ]
     for refused, why in refusals:
