@@ -234,13 +234,14 @@ class Measurement:
     def measure(
         self,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """All of it: set-up, warm-up and repeats, then what is measured apart from them.
 
         Raises what the callbacks raise: the runs finished by then are kept.
         """
         request, total = self.request, self.request.warmup + self.request.repeats
+        progress = progress or (lambda done, total: None)
         try:
             with execution(self.device):
                 self.set_up()

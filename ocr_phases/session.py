@@ -43,16 +43,13 @@ class OCRSession:
     """
 
     def __init__(self, checkpoint: Checkpoint, asked: ModelSettings | None = None) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint, self.prepared = checkpoint, Prepared(checkpoint)
         self._asked = asked  # None of a model object
         self.model: Any = checkpoint.model
-        self.tokenizer = checkpoint.tokenizer
-        self.family = checkpoint.family
-        self.device = checkpoint.device
-        self.dtype = checkpoint.dtype
+        self.tokenizer, self.family = checkpoint.tokenizer, checkpoint.family
+        self.device, self.dtype = checkpoint.device, checkpoint.dtype
         #: The ids that end a generation and that fill rows, and text to ids without special tokens around it.
         self.eos_id, self.pad_id, self.encode = checkpoint.eos_id, checkpoint.pad_id, checkpoint.encode
-        self.prepared = Prepared(checkpoint)
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
 
@@ -165,7 +162,7 @@ class OCRSession:
         prompt: str | Sequence[str] = "markdown",
         *,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> PhaseRun:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
@@ -307,8 +304,9 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
         settings["revision"] = revision
     session = OCRSession.load(model or name, **settings)
     if (now := session.checkpoint.revision) != revision:
+        then, now = (f"{each:.20}{'…' * (len(each) > 20)}" for each in (revision, now))
         raise OcrPhasesError(
-            f"The record was made with {known['name']} at {revision:.20}, here it is at {now:.20}: "
+            f"The record was made with {known['name']} at {then}, here it is at {now}: "
             "repeat it with the same weights (--model)."
         )
     return session

@@ -121,8 +121,8 @@ class Sweep:
     ignore_eos: bool | None = None
     truth: str | Path | None = None
     retry_failed: bool = False
-    progress: Callable[[CellOutcome], None] = lambda outcome: None
-    on_run: Callable[[Cell, int, int], None] = lambda cell, done, total: None
+    progress: Callable[[CellOutcome], None] | None = None
+    on_run: Callable[[Cell, int, int], None] | None = None
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -164,7 +164,8 @@ class Sweep:
                 runs = output_folder(kept / place / "runs")
                 with only_writer(runs.parent):
                     for outcome in self._outcomes(runs, load):
-                        self.progress(outcome)
+                        if self.progress is not None:
+                            self.progress(outcome)
                 free_memory()
             return elsewhere("analyse.scaling.SweepResult").load(kept)
 
@@ -226,7 +227,7 @@ class Sweep:
         session = only(sessions, tuple(cell.of_model.items()), partial(load, **cell.of_model))
         # A batch would hold the page as often as it has rows; nothing of a sweep shows probabilities.
         options = {**cell.of_run, "embed_page": cell.batch == 1, "token_probabilities": False}
-        pages, told = [self.page] * cell.batch, partial(self.on_run, cell)
+        pages, told = [self.page] * cell.batch, self.on_run and partial(self.on_run, cell)
         return session.run_inference(pages, progress=told, **options, **self.request)
 
 
@@ -296,7 +297,7 @@ def sweep(
     models: Sequence[str] = ("tiny",),
     *,
     load: Mapping[str, Any] | None = None,
-    loading: Callable[[str], None] = lambda name: None,
+    loading: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Any:
     """Measure ``page`` with each of ``models`` at every combination, one model loaded at a time.
@@ -311,7 +312,8 @@ def sweep(
         raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
 
     def loaded(settings: ModelSettings, **changed: Any) -> Any:
-        loading(settings.model)
+        if loading is not None:
+            loading(settings.model)
         return elsewhere("session.OCRSession").load(**{**vars(settings), **changed})
 
     loads: dict[str, Load] = {}

@@ -107,19 +107,19 @@ def test_what_cannot_be_read_stays() -> None:
     assert one_line("\u2026" * 200) == "..." * 200
 
 
-_BOX = "<|ref|>{label}<|/ref|><|det|>[[{x}, 1, {end}, 400]]<|/det|>a\n"
+_BOX = "<|ref|>{}<|/ref|><|det|>[[{}, {}, 600, 400]]<|/det|>a\n"
 REGIONS = {
-    "5,000 regions in one place": [("text", 1)] * 5_000,
-    "5,000 regions that overlap": [("text", number % 20) for number in range(5_000)],
-    "5,000 labels": [(f"label {number}", number % 500) for number in range(5_000)],
+    "5,000 regions in one place": [("text", 1, 1)] * 5_000,
+    "5,000 regions that overlap": [("text", number % 20, 1) for number in range(5_000)],
+    "5,000 regions almost in one place": [("text", number % 70, number // 70) for number in range(5_000)],
+    "5,000 labels": [(f"label {number}", number % 500, 1) for number in range(5_000)],
 }
 
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_regions_are_matched_and_drawn_in_time(name: str) -> None:
-    text = "".join(_BOX.format(label=label, x=x, end=x + 400) for label, x in REGIONS[name])
-    found = parse_grounding(text)
-    held, labels = [list(region.boxes) for region in found.regions], [label for label, _ in REGIONS[name]]
+    found = parse_grounding("".join(_BOX.format(*region) for region in REGIONS[name]))
+    held, labels = [list(region.boxes) for region in found.regions], [label for label, *_ in REGIONS[name]]
     assert len(read_in_time(lambda held: match_boxes(held, held), held)) == 5_000
     assert len(read_in_time(lambda found: matched_regions(found, found), found)) == 5_001
     assert len(read_in_time(lambda found: region_boxes(found.regions, (1000, 1400)), found)) == 5_000

@@ -104,7 +104,7 @@ def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
     assert compared.verdict
     comparison.few_repeats([run, base], ["a", "b"])
     results_many.compare_html(compared.table[compared.table["stage"] != ""])
-    results_many.environment_html(comparison.environment_table([run, base]))
+    results_many.environment_html(compared.differs)
 
 
 def floor_tables(run: PhaseRun, base: PhaseRun) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pandas as pd
@@ -67,15 +65,13 @@ def test_real_model_output() -> None:
     assert (grounding.dropped, any(region.repaired for region in grounding.regions)) == (0, False)
 
 
-def test_offsets() -> None:
-    first, second = marked("title", "[[1, 2, 3, 4]]"), marked("text", "[[5, 6, 7, 8]]")
+def test_a_region_knows_its_place_in_the_text() -> None:
+    first, second = marked("title", "[[1, 500, 998, 999]]"), marked("text", "[[5, 6, 7, 8]]")
     text = f"Hi {first} A \n{second}B"
     one, two = parse_grounding(text).regions
-    assert text[one.start : one.content_start] == first
-    assert text[one.content_start : one.end] == " A \n"
-    assert one.end == two.start
-    assert text[two.content_start : two.end] == "B"
+    assert (text[one.start : one.content_start], text[one.content_start : one.end]) == (first, " A \n")
     assert two == Region(1, "text", ((5, 6, 7, 8),), False, one.end, len(text) - 1, len(text), "B")
+    assert one.pixel_boxes(100, 2000) == [(0, 1001, 99, 2000)]
 
 
 @pytest.mark.parametrize(
@@ -106,33 +102,23 @@ def test_box_lists(listing: str, boxes: object, repaired: bool, dropped: int) ->
     assert boxes_of(listing) == (boxes, repaired, dropped)
 
 
+ODD_LABEL = 'the <b>red</b> car\'s "{0}"\n价格 [[1, 2, 3, 4]]'
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "labels"),
     [
-        "<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]",
-        "<|ref|>text<|/ref|> <|det|>[[1, 2, 3, 4]]<|/det|>",
-        "text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>",
-        "<|ref|>just a phrase<|/ref|>",
-        "",
+        ("<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]", []),
+        ("<|ref|>text<|/ref|> <|det|>[[1, 2, 3, 4]]<|/det|>", []),
+        ("text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>", []),
+        ("<|ref|>just a phrase<|/ref|>", []),
+        ("", []),
+        ("<|ref|>a<|/ref|><|det|>[[1, 2" + marked("b", "[[1, 2, 3, 4]]"), ["b"]),
+        (marked(ODD_LABEL, "[[1, 2, 3, 4]]"), [ODD_LABEL]),
     ],
 )
-def test_anything_else_is_text(text: str) -> None:
-    assert parse_grounding(text).regions == ()
-
-
-def test_unclosed_markup_leaves_the_next_region_alone() -> None:
-    text = "<|ref|>a<|/ref|><|det|>[[1, 2" + marked("b", "[[1, 2, 3, 4]]")
-    assert [region.label for region in parse_grounding(text).regions] == ["b"]
-
-
-def test_labels_are_data() -> None:
-    label = 'the <b>red</b> car\'s "{0}"\n价格 [[1, 2, 3, 4]]'
-    assert parse_grounding(marked(label, "[[1, 2, 3, 4]]")).regions[0].label == label
-
-
-def test_pixels_truncate() -> None:
-    region = parse_grounding(marked("text", "[[1, 500, 998, 999]]")).regions[0]
-    assert region.pixel_boxes(100, 2000) == [(0, 1001, 99, 2000)]
+def test_what_is_no_markup_is_text(text: str, labels: list[str]) -> None:
+    assert [region.label for region in parse_grounding(text).regions] == labels
 
 
 @pytest.mark.parametrize(
@@ -166,53 +152,35 @@ def test_tokens_go_where_their_first_character_stands() -> None:
     assert token_regions(grounding, []) == []
 
 
-def test_region_table() -> None:
+def test_what_regions_and_types_of_them_cost() -> None:
     head, body = marked("title", "[[1, 2, 3, 4]]"), marked("image", "[[9, 2, 3, 4], [1, 2, 3, 4]]")
-    texts = ["Sure", " ", head, "Tit", "le\n", body, "\n"]
-    ms = [float("nan"), 1.0, 2.0, 3.0, 4.0, 5.0, 5.0]
+    texts = ["Sure", " ", head, "Tit", "le\n", body, "\n", head]
     grounding = parse_grounding("".join(texts))
+    ms = [float("nan"), 1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 20.0]
     table = region_table(grounding, tokens_of(texts, ms, token_regions(grounding, texts)))
-    assert list(table.columns) == list(REGION_COLUMNS)
-    assert table["region"].tolist() == [PREAMBLE, 0, 1]
-    assert table["label"].tolist() == ["preamble", "title", "image"]
-    assert table["boxes"].tolist() == [0, 1, 2]
-    assert table["repaired"].tolist() == [False, False, True]
-    assert table["tokens"].tolist() == [2, 3, 2]
-    assert table["characters"].tolist() == [4, 5, 0]
-    assert table["text"].tolist() == ["Sure", "Title", ""]
-    assert table["decode_ms"].tolist() == [1.0, 9.0, 10.0]
-    assert table["ms_per_char"].tolist()[:2] == [0.25, 1.8]
-    assert pd.isna(table["ms_per_char"].iloc[2])
-    assert table["share"].tolist() == [0.05, 0.45, 0.5]
-
-
-def test_type_table() -> None:
-    parts = [marked("text", "[[1, 2, 3, 4]]") + "ab", marked("image", "[[5, 6, 7, 8]]")]
-    texts = ["Hey", parts[0], parts[1], parts[0]]
-    grounding = parse_grounding("".join(texts))
-    table = region_table(grounding, tokens_of(texts, [1.0, 2.0, 8.0, 5.0], token_regions(grounding, texts)))
+    assert tuple(table.columns) == REGION_COLUMNS
+    assert table.fillna(-1.0).to_numpy().tolist() == [
+        [PREAMBLE, "preamble", 0, False, 2, 4, 1.0, 0.25, 1 / 40, "Sure"],
+        [0, "title", 1, False, 3, 5, 9.0, 1.8, 9 / 40, "Title"],
+        [1, "image", 2, True, 2, 0, 10.0, -1.0, 10 / 40, ""],
+        [2, "title", 1, False, 1, 0, 20.0, -1.0, 20 / 40, ""],
+    ]
     types = type_table(table)
-    assert list(types.columns) == list(TYPE_COLUMNS)
-    assert types["label"].tolist() == ["image", "text", "preamble"]
-    assert types["regions"].tolist() == [1, 2, 1]
-    assert types["tokens"].tolist() == [1, 2, 1]
-    assert types["characters"].tolist() == [0, 4, 3]
-    assert types["decode_ms"].tolist() == [8.0, 7.0, 1.0]
-    assert types["share"].tolist() == [0.5, 7 / 16, 1 / 16]
-    assert types["ms_per_char"].tolist()[1:] == [7 / 4, 1 / 3]
-    assert pd.isna(types["ms_per_char"].iloc[0])
-    empty = type_table(region_table(parse_grounding(""), tokens_of([], [], [])))
-    assert (list(empty.columns), len(empty)) == (list(TYPE_COLUMNS), 0)
+    assert tuple(types.columns) == TYPE_COLUMNS
+    assert types.fillna(-1.0).to_numpy().tolist() == [
+        ["title", 2, 4, 5, 29.0, 5.8, 29 / 40],
+        ["image", 1, 2, 0, 10.0, -1.0, 10 / 40],
+        ["preamble", 1, 2, 4, 1.0, 0.25, 1 / 40],
+    ]
 
 
-def test_region_table_without_tokens_or_time() -> None:
-    grounding = parse_grounding(marked("title", "[[1, 2, 3, 4]]") + "x")
-    table = region_table(grounding, tokens_of([], [], []))
+def test_regions_without_tokens_or_time_have_a_table() -> None:
+    table = region_table(parse_grounding(marked("title", "[[1, 2, 3, 4]]") + "x"), tokens_of([], [], []))
     assert table[["label", "tokens", "decode_ms"]].to_numpy().tolist() == [["title", 0, 0.0]]
     assert table["share"].isna().all()
     empty = region_table(parse_grounding(""), tokens_of([], [], []))
-    assert empty.empty
-    assert empty["decode_ms"].dtype == "float64"
+    assert empty.empty and empty["decode_ms"].dtype == "float64"
+    assert tuple(type_table(empty).columns) == TYPE_COLUMNS
 
 
 def test_region_table_refuses_tokens_of_another_text() -> None:
@@ -274,12 +242,3 @@ def test_what_is_written_is_read_back(written: list[tuple[str, list[list[int]]]]
         in_order = [(min(a, c), min(b, d), max(a, c), max(b, d)) for a, b, c, d in boxes]
         assert list(region.boxes) == in_order
         assert region.repaired == ([list(box) for box in in_order] != boxes)
-
-
-def test_import_is_light() -> None:
-    code = (
-        "import sys, ocr_phases.analyse.grounding; print({'torch', 'matplotlib', 'PIL'} & set(sys.modules))"
-    )
-    root = GOLDEN.parent.parent
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
-    assert done.stdout.strip() == "set()"

@@ -12,43 +12,42 @@ import numpy as np
 import pytest
 from conftest import PAGES
 from example_run import make_run
+from grounding_texts import marked
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.grounding import intersection_over_union, match_boxes, parse_grounding
+from ocr_phases.analyse.grounding import (
+    MATCHED_IOU,
+    grid_box,
+    intersection_over_union,
+    match_boxes,
+    parse_grounding,
+)
 from ocr_phases.analyse.quality import (
     QUALITY_COLUMNS,
     check_for_pages,
-    find_truth,
     load_truth,
     quality_table,
     text_measures,
 )
 from ocr_phases.analyse.text import plain_text
-from ocr_phases.schema import TrueRegion, Truth
+from ocr_phases.schema import Truth
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(" ".join)
 
 
 @given(WORDS, WORDS)
 def test_error_rates_are_jiwers(written: str, true: str) -> None:
-    measures = text_measures(written, true)
-    assert measures["cer"][0] == pytest.approx(jiwer.cer(true, written))
-    assert measures["wer"][0] == pytest.approx(jiwer.wer(true, written))
-    assert 0.0 <= measures["edit_distance"][0] <= 1.0
-    assert (measures["edit_distance"][0] == 0.0) == (written == true)
+    (edit, _), (cer, characters), (wer, words) = text_measures(written, true).values()
+    assert (cer, wer) == (pytest.approx(jiwer.cer(true, written)), pytest.approx(jiwer.wer(true, written)))
+    assert edit == pytest.approx(cer * len(true) / max(len(written), len(true)))
+    assert (characters, words) == (len(true), len(true.split()))
 
 
-def test_text_measures_by_hand() -> None:
-    assert text_measures("kitten", "sitting") == {
-        "edit_distance": (3 / 7, 7),
-        "cer": (3 / 7, 7),
-        "wer": (1.0, 1),
-    }
+def test_an_empty_text_lacks_everything() -> None:
     assert text_measures("", "a b") == {"edit_distance": (1.0, 3), "cer": (1.0, 3), "wer": (1.0, 2)}
-    assert text_measures("a b c d", "a b")["wer"] == (1.0, 2)
 
 
 @pytest.mark.parametrize(
@@ -95,26 +94,42 @@ def test_marks_of_regions_and_pages_do_not_count() -> None:
     assert "A" in plain_text(parse_grounding(broken).without_marks(broken))
 
 
+def quality_of(written: str, truth: Truth) -> dict[tuple[str, str], float]:
+    found = quality_table(make_run(text=written), truth)
+    assert tuple(found.columns) == QUALITY_COLUMNS
+    return {(line.measure, line.label): line.value for line in found.itertuples()}
+
+
 def table(*rows: str) -> str:
     cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
+A, B, C, X = (table(f"{name}1", f"{name}2").replace("<td>", f"<td>{name * 9}") for name in "abcx")
+
+
 @pytest.mark.parametrize(
-    ("written", "similarity"),
+    ("true", "written", "similarity"),
     [
-        (table("ab", "cd"), 1.0),
-        (table("ab", "cx"), 1 - 1 / 7),  # one cell's text of seven nodes
-        (table("ab"), 1 - 3 / 7),  # a row of two cells is missing
-        (table("ab", "cd").replace("<td>a", '<td colspan="2">a'), 1 - 1 / 7),
-        ("no table", 0.0),
-        ("| a | b |\n| --- | --- |\n| **c** | $d$ |", 1.0),
-        ("<table></table>", 1 - 6 / 7),
+        (table("ab", "cd"), table("ab", "cd"), 1.0),
+        (table("ab", "cd"), table("ab", "cx"), 1 - 1 / 7),  # one cell's text of seven nodes
+        (table("ab", "cd"), table("ab"), 1 - 3 / 7),  # a row of two cells is missing
+        (table("ab", "cd"), table("ab", "cd").replace("<td>a", '<td colspan="2">a'), 1 - 1 / 7),
+        (table("ab", "cd"), "no table", 0.0),
+        (table("ab", "cd"), "| a | b |\n| --- | --- |\n| **c** | $d$ |", 1.0),
+        (table("ab", "cd"), "<table></table>", 1 - 6 / 7),
+        (table(["a b", "c"]), "<TABLE><TH>a<br>b<th>c", 0.0),  # it does not end
+        (table(["a b", "c"]), "<TABLE><TH>a<br>b<th>c</TABLE>", 1.0),
+        # One that is missing or too many spoils no other.
+        (A + B + C, B + C, 2 / 3),
+        (A + B + C, A + C, 2 / 3),
+        (A + B + C, X + A + B + C, 1.0),
+        (A + B + C, X + B + C, 1 - 3.8 / 7 / 3),  # its rows and columns are right
+        (A * 200, A * 150, 3 / 4),
     ],
 )
-def test_tables_are_compared_as_trees(written: str, similarity: float) -> None:
-    found = quality_of(written, Truth(table("ab", "cd")))
-    assert found["table_similarity", ""] == pytest.approx(similarity)
+def test_tables_are_compared_as_trees(true: str, written: str, similarity: float) -> None:
+    assert quality_of(written, Truth(true))["table_similarity", ""] == pytest.approx(similarity)
 
 
 def test_a_large_table_is_compared_in_seconds() -> None:
@@ -127,29 +142,30 @@ def test_a_large_table_is_compared_in_seconds() -> None:
     assert endless["edit_distance", ""] == 1.0
 
 
-def test_every_box_of_a_region_counts() -> None:
-    truth = Truth(
-        "a", tuple(TrueRegion("text", box, "a") for box in ((0, 0, 100, 100), (500, 500, 600, 600)))
-    )
-    text = "<|ref|>text<|/ref|><|det|>[[0, 0, 100, 100], [500, 500, 600, 600]]<|/det|>a"
-    assert quality_of(text, truth)["box_recall", ""] == 1.0
+COORDINATES = st.tuples(*[st.integers(0, 40)] * 2, *[st.integers(20, 60)] * 2)
+SIDE = st.lists(st.lists(COORDINATES, max_size=2), max_size=8)
 
 
-def quality_of(written: str, truth: Truth) -> dict[tuple[str, str], float]:
-    found = quality_table(make_run(text=written), truth)
-    assert tuple(found.columns) == QUALITY_COLUMNS
-    return {(line.measure, line.label): line.value for line in found.itertuples()}
+@given(SIDE, SIDE)
+def test_the_best_boxes_meet_first(ours: list[list[Any]], theirs: list[list[Any]]) -> None:
+    ours, theirs = ([[grid_box(box) for box in boxes] for boxes in side] for side in (ours, theirs))
+    left = {}
+    for mine, boxes in enumerate(ours):
+        for other, their_boxes in enumerate(theirs):
+            overlaps = [intersection_over_union(box, np.array(their_boxes).reshape(-1, 4)) for box in boxes]
+            left[mine, other] = float(np.max([*np.concatenate([*overlaps, [0.0]])]))
+    expected = []
+    while left and max(left.values()) >= MATCHED_IOU:
+        mine, other = max(left, key=lambda pair: left[pair])
+        expected.append((mine, other, left[mine, other]))
+        left = {pair: overlap for pair, overlap in left.items() if mine != pair[0] and other != pair[1]}
+    assert match_boxes(ours, theirs) == expected
 
 
-def test_boxes_by_hand() -> None:
-    others = np.array([(5, 0, 15, 10), (20, 20, 30, 30)])
-    assert intersection_over_union((0, 0, 10, 10), others).tolist() == [50 / 150, 0.0]
-    assert intersection_over_union((1, 1, 1, 1), np.array([(1, 1, 1, 1)])).tolist() == [0.0]
-    # The best pair first; a box is in one pair only.
-    ours = [[(0, 0, 10, 10)], [(0, 0, 10, 9)], []]
-    assert match_boxes(ours, [[(0, 0, 10, 10)], [(50, 50, 60, 60)]]) == [(0, 0, 1.0)]
-    # Of a loop the first region is the page's.
-    assert match_boxes([ours[0]] * 3, [ours[0]]) == [(0, 0, 1.0)]
+def test_intersection_over_union() -> None:
+    others = np.array([(5, 0, 15, 10), (20, 20, 30, 30), (3, 3, 3, 3)])
+    assert intersection_over_union((0, 0, 10, 10), others).tolist() == [50 / 150, 0.0, 0.0]
+    assert intersection_over_union((3, 3, 3, 3), others).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_regions_order_and_labels_are_measured(tmp_path: Path) -> None:
@@ -157,19 +173,15 @@ def test_regions_order_and_labels_are_measured(tmp_path: Path) -> None:
     page = {"size": [999, 999], "regions": [{"label": k, "box": v, "text": k} for k, v in boxes.items()]}
     (tmp_path / "page.json").write_text(json.dumps(page))
     truth = load_truth(tmp_path, "page.png")
-    marks = "".join(
-        f"<|ref|>{label}<|/ref|><|det|>[[{', '.join(map(str, boxes[label]))}]]<|/det|>{label}\n\n"
-        for label in ("text", "title")
+    found = quality_of(
+        "".join(marked(label, [list(boxes[label])]) + label for label in ("text", "title")), truth
     )
-    found = quality_of(marks, truth)
     assert found["box_recall", ""] == pytest.approx(2 / 3)
-    assert (found["box_recall", "image"], found["box_recall", "title"], found["box_iou", ""]) == (
-        0.0,
-        1.0,
-        1.0,
-    )
-    assert found["order_distance", ""] == 1.0
+    assert (found["box_recall", "image"], found["box_recall", "title"]) == (0.0, 1.0)
+    assert (found["box_iou", ""], found["order_distance", ""]) == (1.0, 1.0)
     assert found["cer", ""] > 0
+    every = marked("text", [list(box) for box in boxes.values()]) + "a"  # all boxes of a region count
+    assert quality_of(every, truth)["box_recall", ""] == 1.0
 
 
 def omnidocbench(**changes: Any) -> list[dict[str, Any]]:
@@ -247,15 +259,6 @@ def test_what_has_no_quality_says_so(tmp_path: Path) -> None:
         load_truth(tmp_path / "x.txt")
 
 
-def test_a_truth_is_found_in_a_folder(tmp_path: Path) -> None:
-    assert find_truth("a.png", tmp_path) is None
-    for name in ("a.txt", "a.md", "scan-3.txt"):
-        (tmp_path / name).write_text(f"# {name}")
-    assert find_truth(tmp_path / "a.png", tmp_path) == tmp_path / "a.md"
-    assert find_truth("scan.pdf#3", tmp_path) == tmp_path / "scan-3.txt"
-    assert load_truth(tmp_path / "a.md").text == "# a.md"
-
-
 def test_the_truth_of_one_page_is_for_one_page(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("a")
     (tmp_path / "page.json").write_text('{"regions": []}')
@@ -275,23 +278,3 @@ def test_the_built_in_model_reads_its_sample(tiny_session: Any) -> None:
     assert found["table_similarity", ""] > 0.95
     assert found["box_recall", ""] == 1.0
     assert found["box_iou", ""] > 0.9
-
-
-@pytest.mark.parametrize(
-    ("written", "similarity"),
-    [
-        ("abc", 1.0),
-        ("bc", 2 / 3),  # the first is missing
-        ("ac", 2 / 3),
-        ("xabc", 1.0),  # one too many
-        ("xbc", 1 - 3.8 / 7 / 3),  # one in place of another: its rows and columns are right
-        ("", 0.0),
-    ],
-)
-def test_a_missing_table_spoils_no_other(written: str, similarity: float) -> None:
-    tables = {
-        name: table(f"{name}1", f"{name}2").replace("<td>", f"<td>{name * 9}")
-        for name in ("a", "b", "c", "x")
-    }
-    found = quality_of("\n\n".join(map(tables.get, written)), Truth("\n\n".join(map(tables.get, "abc"))))
-    assert found["table_similarity", ""] == pytest.approx(similarity)

@@ -178,7 +178,7 @@ def test_the_truth_of_several_pages_is_named_by_all_of_them(tmp_path: Path) -> N
 
 def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    for name in ("scan.md", "sub/scan.md", "doc-3.txt"):
+    for name in ("scan.txt", "scan.md", "sub/scan.md", "doc-3.txt"):
         (tmp_path / name).write_text(name)
     assert page_truth(tmp_path, "sub/scan.png") == Truth("sub/scan.md", file="scan.md")
     assert page_truth(tmp_path, "other/scan.png") == Truth("scan.md", file="scan.md")

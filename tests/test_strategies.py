@@ -110,8 +110,7 @@ def test_every_way_to_decode_equals_eager(
     options |= {"eos_check_every": every, "on_tokens": reads.append}
     mine = generate(model, inputs, tokens, sampler=Sampler(sampling, seed), step=static(case), **options)
     assert mine.ids == eager.ids
-    told = -(-(len(mine.lengths) - 1) // every) + (first_token == "prefill")
-    assert len(reads) == told
+    assert len(reads) == -(-(len(mine.lengths) - 1) // every) + (first_token == "prefill")
 
 
 @pytest.mark.parametrize("case", CASES)

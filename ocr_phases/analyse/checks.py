@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def worst_verdict(checks: Sequence[Verdict]) -> str:
 
 def _worded(name: str, check: Verdict) -> Verdict:
     """The check with the texts of its row in ``checks.toml``."""
-    texts = {**RULES, **EXPECTATIONS, **_TEXTS["stopped"]}.get(name, _UNKNOWN)
+    texts = (RULES | EXPECTATIONS | _TEXTS["stopped"]).get(name, _UNKNOWN)
     why = texts.get("why", _RULE_OF_THUMB)
     return replace(check, name=name, expected=check.expected or texts["expected"], why=why, fix=texts["fix"])
 
@@ -162,13 +163,12 @@ def _vision_in_prefill_only(run: PhaseRun) -> Verdict:
 
 
 def _cache_linear(run: PhaseRun) -> Verdict:
-    lengths, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
+    held, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
     each = run.cache.get("bytes_per_token")
     if len(sizes) < 2 or not each:
         return Verdict("n/a", "the cache did not grow")
-    good = [size == length * each for length, size in zip(lengths, sizes, strict=False)]
     text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
-    off = good.count(False) + abs(len(lengths) - len(sizes))
+    off = sum(size != (count or 0) * each for count, size in zip_longest(held, sizes))
     return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line") if off else Verdict("pass", text)
 
 
@@ -194,10 +194,9 @@ def _stage_coverage(run: PhaseRun) -> Verdict:
     coverage = run["stage_coverage"]
     if coverage is None:
         return Verdict("n/a", "there is no prefill")
-    text = f"{coverage * 100:.1f} %"
-    if coverage > _OVERLAP:
-        return Verdict("fail", f"{text}: stages overlap, so one is counted twice")
-    return Verdict("pass" if coverage >= STAGE_COVERAGE else "note", text)
+    overlap = ": stages overlap, so one is counted twice" if coverage > _OVERLAP else ""
+    verdict = "fail" if overlap else "pass" if coverage >= STAGE_COVERAGE else "note"
+    return Verdict(verdict, f"{coverage * 100:.1f} %{overlap}")
 
 
 def _decode_trend(run: PhaseRun) -> Verdict:
@@ -208,18 +207,17 @@ def _decode_trend(run: PhaseRun) -> Verdict:
     if is_noisy(run):
         return Verdict("n/a", f"{text}; the machine was too busy to judge it")
     bandwidth = (run.device.get("ceilings") or {}).get("bandwidth_bytes_per_s")
-    per_token = run.cache.get("bytes_per_token")
-    if not bandwidth or not per_token:
+    if not bandwidth or not run.cache.get("bytes_per_token"):
         place = "beyond" if abs(trend.shares[0]) > _DRIFT else "within"
         drift = f"{place} the usual drift of a machine; no measured bandwidth to compare with"
         return Verdict("note", f"{text}, {drift}")
-    due = per_token / bandwidth * 1e3
-    text += f"; its bytes alone cost {due * 1e3:.3f} µs"
+    due = run.cache["bytes_per_token"] / bandwidth * 1e3
     # The growth beyond what slow reads of the cache explain, as a part of the median step. One repeat alone
     # cannot be told from a neighbour's start; repeats that differ are noisy.
     excess = trend.shares[0] - _SLOW_READS * due * trend.growth
     runaway = excess > _RUNAWAY and len(run.repeats) > 1
-    return Verdict("fail" if runaway else "pass" if excess <= _DRIFT else "note", text)
+    verdict = "fail" if runaway else "pass" if excess <= _DRIFT else "note"
+    return Verdict(verdict, f"{text}; its bytes alone cost {due * 1e3:.3f} µs")
 
 
 def trend_text(trend: Trend) -> str:
@@ -238,33 +236,28 @@ def _outlier_steps(run: PhaseRun) -> Verdict:
 
 def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
     """The outlier steps, each with its likely cause."""
-    table, each, host = step_table(run), step_repeats(run), step_repeats(run, "host_ms")
-    median = float(table["device_ms"].median()) if len(table) else 0.0
-    late = OUTLIER_FACTOR * float(host.median(axis=1).median()) if len(host) else 0.0
-    slow = table[table["outlier"]]
-    return [
-        (int(step), _cause(run, int(step), cache_len, each.loc[step] / median, host.loc[step] > late))
-        for step, cache_len in zip(slow["step"], slow["cache_len"], strict=True)
-    ]
-
-
-def _cause(run: PhaseRun, step: int, cache_len: Any, times: pd.Series, late: pd.Series) -> str:
-    """``times`` are the step's over the median step, ``late`` says a slow host; a value a repeat."""
-    every = run.request.get("eos_check_every") or 1
-    slow = times > OUTLIER_FACTOR
-    if step == 0:
-        return "the first step, which sets up what the others reuse"
-    if not slow.all() and (slow.mean() <= 0.5 or times.max() > SPIKE_FACTOR):
-        return f"in {slow.sum()} of {count_text(len(times), 'repeat')}: something else ran on this machine"
-    if every > 1 and (step + 1) % every == 0:
-        return "the end token is read here, which waits for the device"
-    # The step that made cache_len entries is the first to hold one more than a full block.
-    grew = isinstance(cache_len, int | np.integer) and attended(run, np.array(cache_len)) == cache_len
-    if grew and int(cache_len) % _CACHE_BLOCK <= 1:
-        return f"the cache reached {int(cache_len)} entries: it moves to larger memory or another kernel"
-    if run.device.get("kind") != "cuda":
-        return "the host was held up"
-    return "the host was late, so the device waited" if late.all() else "the device itself took longer"
+    table, host, found = step_table(run), step_repeats(run, "host_ms"), []
+    every, cuda = run.request.get("eos_check_every") or 1, run.device["kind"] == "cuda"
+    times = step_repeats(run) / table["device_ms"].median()
+    late = host > OUTLIER_FACTOR * host.median(axis="columns").median()
+    slow = table[table["outlier"]].fillna({"cache_len": 0})
+    for step, held in slow[["step", "cache_len"]].astype(int).itertuples(index=False, name=None):
+        over = times.loc[step] > OUTLIER_FACTOR
+        some = not over.all() and (over.mean() <= 0.5 or times.loc[step].max() > SPIKE_FACTOR)
+        # The step that made as many entries is the first to hold one more than a full block.
+        grew = held > 0 and held % _CACHE_BLOCK <= 1 and attended(run, np.array(held)) == held
+        other = "something else ran on this machine"
+        causes = {
+            "the first step, which sets up what the others reuse": step == 0,
+            f"in {over.sum()} of {count_text(len(over), 'repeat')}: {other}": some,
+            "the end token is read here, which waits for the device": every > 1 and (step + 1) % every == 0,
+            f"the cache reached {held} entries: it moves to larger memory or another kernel": grew,
+            "the host was held up": not cuda,
+            "the host was late, so the device waited": late.loc[step].all(),
+            "the device itself took longer": True,
+        }
+        found.append((step, next(cause for cause, holds in causes.items() if holds)))
+    return found
 
 
 def _repetition_loop(run: PhaseRun) -> Verdict:

@@ -165,10 +165,16 @@ def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
 
 
-def kernel_sentences(run: PhaseRun, phase: str) -> list[str]:
-    """What limits ``prefill`` or ``decode``, a sentence each; none where the profiler did not see it."""
-    table, sentences = stage_verdict(run), []
-    for row in table[(table["phase"] == phase) & (table["stage"] == WHOLES[phase])].to_dict("records"):
+def kernel_sentences(run: PhaseRun, *phases: str) -> list[str]:
+    """What limits ``prefill`` and ``decode``, a sentence each; none without a view, or where it saw none."""
+    if run.kernels is None:
+        return []
+    if "error" in run.kernels:
+        return [f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."]
+    table, sentences = stage_verdict(run), list[str]()
+    wholes = {row["phase"]: row for row in table.to_dict("records") if WHOLES[row["phase"]] == row["stage"]}
+    for phase in filter(wholes.get, phases):
+        row = wholes[phase]
         unit = " a profiled step" if phase == "decode" else ""
         works = of_text(row["busy_ms"], row["wall_ms"]) + unit + _at_floor(row)
         sentences.append(f"{phase.capitalize()} is {row['verdict']}: the GPU is busy {works}.")

@@ -80,15 +80,11 @@ class _Page(Struct):
     kind: str | None = None
 
 
-class _Attribute(Struct):
-    data_source: str | None = None
-
-
 class _Info(Struct):
     image_path: str
     width: _Size
     height: _Size
-    page_attribute: _Attribute | None = None
+    page_attribute: dict[str, Any] | None = None
 
 
 class _Block(Struct):
@@ -127,8 +123,9 @@ def find_truth(page: str | Path, folder: str | Path) -> Path | None:
 def check_for_pages(path: str | Path, pages: int) -> None:
     """Raise `OcrPhasesError` where ``path`` is the truth of one page and there are several."""
     file = Path(path)
-    many = pages < 2 or file.is_dir() or (file.suffix.lower() == ".json" and isinstance(_read(file), list))
-    if not many:
+    if pages < 2 or file.is_dir():
+        return
+    if file.suffix.lower() != ".json" or not isinstance(_read(file), list):
         raise OcrPhasesError(f"The truth {path} is of one page: give a folder with one for each page.")
 
 
@@ -210,8 +207,8 @@ def _of_annotations(pages: Sequence[_Annotated], page: str, file: str) -> Truth 
         for block in sorted(blocks, key=lambda block: (block.order is None, block.order or 0))
         if not block.ignore and block.category_type not in _NO_TEXT
     ]
-    category = (info.page_attribute and info.page_attribute.data_source) or ""
-    return _of_regions(regions, file=file, category=category, ignored=_NO_TEXT)
+    category = (info.page_attribute or {}).get("data_source") or ""
+    return _of_regions(regions, file=file, category=str(category), ignored=_NO_TEXT)
 
 
 def _of_regions(regions: Sequence[TrueRegion], **others: Any) -> Truth:
@@ -307,23 +304,17 @@ def _has_boxes(truth: Truth, run: PhaseRun, row: int) -> bool:
 
 def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[_Line]:
     """Box recall and mean IoU of the matched, for all and by label, and the order's distance."""
-    placed = [(region.label, region.box) for region in theirs if region.box]
-    pairs = match_boxes([[box] for region in ours for box in region.boxes], [[box] for _, box in placed])
-    overlaps = {place: overlap for _, place, overlap in pairs}
-    groups: dict[str, list[float | None]] = {}
-    for place, (label, _) in enumerate(placed):
-        for group in dict.fromkeys(("", label)):
-            groups.setdefault(group, []).append(overlaps.get(place))
+    placed = pd.DataFrame([(each.label, each.box) for each in theirs if each.box], columns=["label", "box"])
+    pairs = match_boxes([[box] for each in ours for box in each.boxes], [[box] for box in placed["box"]])
+    placed["iou"] = pd.Series({place: overlap for _, place, overlap in pairs}, dtype="float64")
     lines: list[_Line] = []
-    for label, each in groups.items():
-        found = [overlap for overlap in each if overlap is not None]
-        lines.append(("box_recall", label, len(found) / len(each), len(each)))
-        if found:
-            lines.append(("box_iou", label, sum(found) / len(found), len(found)))
-    if order := [place for _, place, _ in sorted(pairs)]:
-        distance = Levenshtein.normalized_distance(order, sorted(order))
-        lines.append(("order_distance", "", distance, len(order)))
-    return lines
+    for label, each in [("", placed), *placed[placed["label"] != ""].groupby("label", sort=False)]:
+        found = each["iou"].dropna()
+        lines.append(("box_recall", str(label), len(found) / len(each), len(each)))
+        lines.append(("box_iou", str(label), found.mean(), len(found)))
+    order = [place for _, place, _ in sorted(pairs)]
+    lines.append(("order_distance", "", Levenshtein.normalized_distance(order, sorted(order)), len(order)))
+    return [line for line in lines if line[-1]]
 
 
 # -- region by region -----------------------------------------------------------------------------------

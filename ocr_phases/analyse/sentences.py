@@ -32,21 +32,20 @@ UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTA
 _CLEAR_GAP = 0.15
 _CLEAR_TREND = 0.10
 _PHASES = ("prefill", "decode")
-#: What happened once, before the timed runs: its part of the model's facts, and its time there.
+#: What happened once, before the timed runs, by its name among the model's facts.
 _ONCE = {
-    "compiling the decode step": ("strategy", "compile_ms"),
-    "capturing it": ("strategy", "capture_ms"),
-    "capturing the prefill": ("strategy", "prefill_capture_ms"),
-    "compiling the vision encoders": ("vision", "compile_ms"),
+    "compile_ms": "compiling the decode step",
+    "capture_ms": "capturing it",
+    "prefill_capture_ms": "capturing the prefill",
+    "vision_compile_ms": "compiling the vision encoders",
 }
 
 
 def subject(run: PhaseRun) -> str:
     """Model, device, dtype, strategy and date in one line."""
-    how = ", ".join(str(run.model[name]) for name in ("dtype", "strategy") if run.model.get(name))
-    taken = str(run.created).replace("T", " ").replace("+00:00", " UTC").replace("Z", " UTC")
-    model, device = run.model.get("name") or "unknown model", run.device.get("name") or "unknown device"
-    return " · ".join(filter(None, (str(model), str(device), how, taken)))
+    how, taken = f"{run.model['dtype']}, {run.model['strategy']}", run.created.replace("T", " ")
+    taken = taken.replace("+00:00", " UTC").replace("Z", " UTC")
+    return " · ".join((run.model["name"], run.device["name"], how, taken))
 
 
 def headline(run: PhaseRun) -> str:
@@ -80,8 +79,8 @@ def findings(run: PhaseRun) -> list[str]:
 def _limits(run: PhaseRun) -> list[str]:
     """What limits the times, a sentence each, of the larger phase first."""
     larger, floor = _larger_phase(run), [floor_sentence(run)]
-    first = _kernels(run, larger)
-    other = _kernels(run, *(phase for phase in _PHASES if phase != larger))
+    first = kernel_sentences(run, larger)
+    other = kernel_sentences(run, *(phase for phase in _PHASES if phase != larger))
     ordered = [*first, *other, *floor] if first else [*floor, *other]
     return list(dict.fromkeys(filter(None, ordered)))  # of a kernel view that failed, both say so
 
@@ -173,15 +172,7 @@ def _quality(run: PhaseRun) -> dict[str, float]:
 
 def kernel_account(run: PhaseRun) -> str:
     """What limits both phases by the kernel view; empty without one."""
-    return " ".join(dict.fromkeys(_kernels(run, *_PHASES)))
-
-
-def _kernels(run: PhaseRun, *phases: str) -> list[str]:
-    if run.kernels is None:
-        return []
-    if "error" in run.kernels:
-        return [f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."]
-    return [sentence for phase in phases for sentence in kernel_sentences(run, phase)]
+    return " ".join(kernel_sentences(run, *_PHASES))
 
 
 def floor_sentence(run: PhaseRun) -> str:
@@ -266,9 +257,9 @@ def _caveats(run: PhaseRun) -> list[str]:
     request, totals, uncertain = run.request, end_to_end_ms(run), uncertain_sentence(run)
     limit, ignored = count_text(request["max_new_tokens"], "token"), bool(request.get("ignore_eos"))
     spread, many = f"{ms_text(totals.min())} to {ms_text(totals.max())}", len(totals) > 1
-    made = {"strategy": run.model.get("strategy_setup") or {}, "vision": run.model.get("vision_setup") or {}}
-    once = {text: made[setup].get(name) for text, (setup, name) in _ONCE.items()}
-    spent = ", ".join(f"{text} {ms_text(ms)}" for text, ms in once.items() if ms is not None)
+    vision = (run.model.get("vision_setup") or {}).get("compile_ms")
+    once = {**(run.model.get("strategy_setup") or {}), "vision_compile_ms": vision}
+    spent = [f"{text} {ms_text(once[name])}" for name, text in _ONCE.items() if once.get(name) is not None]
     caveats = {
         uncertain: bool(uncertain),
         "The end token was ignored, so the run made the requested number of tokens.": ignored,
@@ -276,7 +267,7 @@ def _caveats(run: PhaseRun) -> list[str]:
         "A single repeat shows no spread between runs.": not many,
         f"Times are medians of {len(totals)} repeats, which took {spread}.": many,
         "There was no warm-up, so these times include one-time set-up.": request["warmup"] == 0,
-        f"Compile and capture time is not included: {spent}.": bool(spent),
+        f"Compile and capture time is not included: {', '.join(spent)}.": bool(spent),
     }
     return [sentence for sentence, holds in caveats.items() if holds]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -77,6 +77,7 @@ def _stream_safe(signs: re.Match[str]) -> str:
     return "".join(_THIRTY.sub(joined, "".join(run)) if marks else "".join(run) for marks, run in runs)
 
 
+@lru_cache(maxsize=4)  # a truth is read as a text, and for its tables
 def _html(text: str) -> str:
     """Markdown with HTML as HTML alone, of which the tables stay as they are."""
     parts = _split_tables(few_blanks(text))

@@ -157,19 +157,16 @@ class Picture:
     def bundle(self, *, still: bool = True) -> tuple[dict[str, str], dict[str, Any]]:
         """What a cell shows, by MIME type, and about it; without ``still`` words stand for the drawing."""
         alt, drawn = plain(self.alt), self.html()
-        data = {"text/plain": alt}
         width = round(self.figure.get_size_inches()[0] * FIGURE_DPI)  # CSS pixels
-        small = len(drawn) <= _LARGEST_SVG
+        if len(drawn) > _LARGEST_SVG:
+            data = {"image/png": base64.b64encode(figure_png(self.figure)).decode(), "text/plain": alt}
+            return data, {"image/png": {"width": width, "alt": alt}}
+        instead = Html(_NO_DRAWING)
+        if still:
+            png = data_address(figure_png(self.figure), "image/png")
+            instead = element("img", src=png, alt=alt, width=width)
         theme = f"<style>{asset_text('notebook.css')}</style>"
-        if small and not still:
-            data["text/html"] = f"{drawn}{STILL}{_NO_DRAWING}</div>{theme}"
-            return data, {}
-        png = figure_png(self.figure)
-        data["image/png"] = base64.b64encode(png).decode()
-        if small:
-            image = element("img", src=data_address(png, "image/png"), alt=alt, width=width)
-            data["text/html"] = f"{drawn}{STILL}{image}</div>{theme}"
-        return data, {"image/png": {"width": width, "alt": alt}}
+        return {"text/html": f"{drawn}{STILL}{instead}</div>{theme}", "text/plain": alt}, {}
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
         return self.bundle()
