@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm
 
 from ocr_phases import record
 from ocr_phases.collectors import machine
@@ -148,6 +150,11 @@ class Repeat(NamedTuple):
     cache: dict[str, Any]
 
 
+def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
+    """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its own."""
+    return tqdm(steps, total=total, unit=unit, file=sys.stdout, disable="ipykernel" not in sys.modules)
+
+
 class Measurement:
     """A request with every default filled in, its packed inputs, its runs so far and its record.
 
@@ -241,12 +248,14 @@ class Measurement:
         Raises what the callbacks raise: the runs finished by then are kept.
         """
         request, total = self.request, self.request.warmup + self.request.repeats
-        progress = progress or (lambda done, total: None)
+        numbers: Iterable[int] = range(-request.warmup, request.repeats)
+        if progress is None:
+            numbers, progress = bar_in_cell(numbers, "run"), lambda done, total: None
         try:
             with execution(self.device):
                 self.set_up()
                 self.memory, self.conditions = PeakMemory(self.device), Conditions(self.device)
-                for number in range(-request.warmup, request.repeats):
+                for number in numbers:
                     progress(number + request.warmup, total)
                     notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
                     with self.conditions.of(number):

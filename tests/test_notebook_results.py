@@ -48,7 +48,7 @@ def test_what_a_record_shows_is_found_and_explained_in_a_cell() -> None:
     assert set(TABLES) | {"plot", "report", "explore"} <= set(dir(run))
     assert all(getattr(run.plot, name).__doc__ for name in PLOTS)
     assert all(getattr(PhaseRun, name).__doc__ for name in TABLES)
-    assert list(inspect.signature(run.plot.page).parameters) == ["color", "row", "page", "ax"]
+    assert list(inspect.signature(run.plot.page).parameters) == ["page", "color", "row", "ax"]
 
 
 def test_a_figure_is_drawn_in_the_notebook_s_colours_and_has_a_still() -> None:

@@ -33,7 +33,8 @@ from ocr_phases.models.wiring import NATIVE_NEEDS
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
-from ocr_phases.show import regions, results, web
+from ocr_phases.show import page as page_view
+from ocr_phases.show import results, web
 from ocr_phases.versions import asset
 
 
@@ -43,7 +44,7 @@ def fragments(run: PhaseRun) -> str:
         results.head_html(run),
         results.overview(run).html(),
         results.stages(run).html(),
-        regions.regions_html(region_table(grounding, run.token_table)),
+        page_view.regions_html(region_table(grounding, run.token_table)),
         results.text_html(run.text or ""),
         results.checks_html(run_checks(run)),
         results.method(run).html(),

@@ -14,7 +14,7 @@ from ocr_phases.explorer.panes import Pane
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results_many
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.overlay import draw_boxes, printable
+from ocr_phases.show.page import draw_boxes, printable
 from ocr_phases.show.web import Html, element, fold, fragment, image_html, note, preformatted, table_html
 
 _PAGE_WIDTH = 420  # CSS pixels of a page beside others

@@ -14,7 +14,7 @@ import ipywidgets as widgets
 from ocr_phases.explorer.places import placed
 from ocr_phases.files import save_new
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.show.web import element
 from ocr_phases.text import bytes_text, count_text
 from ocr_phases.versions import asset

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 
 from ocr_phases.explorer.form import Asked
 from ocr_phases.explorer.messages import error_sentence
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.show.web import Html, element
 
 _SIGNS = {"waiting": "○", "running": "▶", "done": "✓", "failed": "✗", "stopped": "■", "not run": "–"}

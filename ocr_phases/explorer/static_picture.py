@@ -13,9 +13,8 @@ from PIL import Image
 from ocr_phases.analyse.sentences import headline, subject
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import blank_figure, figure_png
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import plot_page, printable
 from ocr_phases.show.plots import plot_latency
-from ocr_phases.show.regions import plot_page
 from ocr_phases.show.results import run_title
 from ocr_phases.show.web import Html, data_address, element, fragment
 
