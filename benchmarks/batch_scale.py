@@ -21,10 +21,10 @@ import psutil
 from ocr_phases.batch.child import LocalPool, Outcome, WorkerRequest
 from ocr_phases.batch.driver import measure_pages
 from ocr_phases.batch.figures import FIGURES, write_figures
+from ocr_phases.batch.index import write_index
 from ocr_phases.batch.jobs import find_pages, make_jobs
 from ocr_phases.batch.store import attempt_folder, list_pages
 from ocr_phases.batch.worker import serve
-from ocr_phases.cli.batch import write_index
 from ocr_phases.files import RECORD
 from ocr_phases.record import PhaseRun
 
@@ -36,9 +36,9 @@ def work(done: Path) -> None:
 
     def copy(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         ready()
-        with attempt_folder(Path(request["folder"])) as place:
-            for name in (RECORD, FIGURES):
-                shutil.copy(done / name, place)
+        place = attempt_folder(Path(request["folder"]))
+        for name in (RECORD, FIGURES):
+            shutil.copy(done / name, place)
         return Outcome(place=place.name)
 
     serve(copy)

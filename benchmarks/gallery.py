@@ -24,8 +24,9 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import decode_curves
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
-from ocr_phases.show import plots, regions
-from ocr_phases.show.overlay import draw_decode_time
+from ocr_phases.show import page as page_view
+from ocr_phases.show import plots
+from ocr_phases.show.page import draw_boxes
 from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages, plot_ratios
 from ocr_phases.versions import asset
 
@@ -52,7 +53,7 @@ def latency(run: PhaseRun) -> Figure:
 def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:
     """The page of a run coloured by decode time, ``height`` pixels high."""
     grounding = parse_grounding(run.text or "")
-    page = draw_decode_time(run.page_image(), grounding, region_table(grounding, run.token_table))
+    page = draw_boxes(run.page_image(), grounding, region_table(grounding, run.token_table), by_time=True)
     return page.resize((round(page.width * height / page.height), height), Image.Resampling.LANCZOS)
 
 
@@ -180,7 +181,7 @@ def main(records: str | None = None) -> None:
         "types": (
             "Time by type of region",
             f"{here}: the same invoice.",
-            drawn(regions.plot_region_types(runs["invoice"])),
+            drawn(page_view.plot_region_types(runs["invoice"])),
         ),
         "latency": (
             "Decode latency",
@@ -197,7 +198,7 @@ def main(records: str | None = None) -> None:
         "kernels": (
             "Kernels",
             f"{there}: how long the GPU is busy in each stage, and what limits it.",
-            drawn(plots.plot_busy(gpu)),
+            drawn(plots.plot_kernels(gpu)),
         ),
         "compare": (
             "Two runs compared",

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.waits``: how long people wait for this tool, as the table of docs/waits.md.
+"""``python -m benchmarks.waits``: how long people wait for this tool, as a table.
 
 Processor seconds (user and system, with child processes) hold on a busy machine, wall seconds do not. Each
 thing is done twice before it counts, so that its files are in the system's cache.

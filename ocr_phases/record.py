@@ -111,8 +111,8 @@ class RunPlots(Plots):
     memory = _plot("show.plots.plot_memory")
     roofline = _plot("show.plots.plot_roofline")
     kernels = _plot("show.plots.plot_kernels")
-    page = _plot("show.regions.plot_page")
-    regions = _plot("show.regions.plot_region_types")
+    page = _plot("show.page.plot_page")
+    regions = _plot("show.page.plot_region_types")
 
     def __init__(self, run: PhaseRun) -> None:
         self._run = run

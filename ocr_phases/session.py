@@ -43,16 +43,13 @@ class OCRSession:
     """
 
     def __init__(self, checkpoint: Checkpoint, asked: ModelSettings | None = None) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint, self.prepared = checkpoint, Prepared(checkpoint)
         self._asked = asked  # None of a model object
         self.model: Any = checkpoint.model
-        self.tokenizer = checkpoint.tokenizer
-        self.family = checkpoint.family
-        self.device = checkpoint.device
-        self.dtype = checkpoint.dtype
+        self.tokenizer, self.family = checkpoint.tokenizer, checkpoint.family
+        self.device, self.dtype = checkpoint.device, checkpoint.dtype
         #: The ids that end a generation and that fill rows, and text to ids without special tokens around it.
         self.eos_id, self.pad_id, self.encode = checkpoint.eos_id, checkpoint.pad_id, checkpoint.encode
-        self.prepared = Prepared(checkpoint)
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
 
@@ -165,7 +162,7 @@ class OCRSession:
         prompt: str | Sequence[str] = "markdown",
         *,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> PhaseRun:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
@@ -178,7 +175,8 @@ class OCRSession:
         ``kernels`` (`ocr_phases.analyse.kernels`) run after everything that is timed.
         ``on_tokens(repeat, new ids a row)`` is called after the prefill and while decoding (repeat -1 is
         warm-up), ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
-        each. Either may raise `Stopped`: the record is then of the repeats finished by then.
+        each. Either may raise `Stopped`: the record is then of the repeats finished by then. Without
+        ``progress`` a notebook's cell shows a bar.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, `Stopped`
         where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
@@ -307,8 +305,9 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
         settings["revision"] = revision
     session = OCRSession.load(model or name, **settings)
     if (now := session.checkpoint.revision) != revision:
+        then, now = (f"{each:.20}{'…' * (len(each) > 20)}" for each in (revision, now))
         raise OcrPhasesError(
-            f"The record was made with {known['name']} at {revision:.20}, here it is at {now:.20}: "
+            f"The record was made with {known['name']} at {then}, here it is at {now}: "
             "repeat it with the same weights (--model)."
         )
     return session

@@ -26,7 +26,7 @@ from ocr_phases.errors import OcrPhasesError, checked
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
 from ocr_phases.inputs.images import load_page
 from ocr_phases.record import PhaseRun, describe_page, elsewhere
-from ocr_phases.recorder import describe_model, one_sentence, page_id
+from ocr_phases.recorder import bar_in_cell, describe_model, one_sentence, page_id
 from ocr_phases.schema import Truth
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.store import (
@@ -121,8 +121,8 @@ class Sweep:
     ignore_eos: bool | None = None
     truth: str | Path | None = None
     retry_failed: bool = False
-    progress: Callable[[CellOutcome], None] = lambda outcome: None
-    on_run: Callable[[Cell, int, int], None] = lambda cell, done, total: None
+    progress: Callable[[CellOutcome], None] | None = None
+    on_run: Callable[[Cell, int, int], None] | None = None
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -163,8 +163,9 @@ class Sweep:
             for place, load in loads.items():
                 runs = output_folder(kept / place / "runs")
                 with only_writer(runs.parent):
-                    for outcome in self._outcomes(runs, load):
-                        self.progress(outcome)
+                    for outcome in bar_in_cell(self._outcomes(runs, load), "cell", len(self.cells)):
+                        if self.progress is not None:
+                            self.progress(outcome)
                 free_memory()
             return elsewhere("analyse.scaling.SweepResult").load(kept)
 
@@ -226,7 +227,7 @@ class Sweep:
         session = only(sessions, tuple(cell.of_model.items()), partial(load, **cell.of_model))
         # A batch would hold the page as often as it has rows; nothing of a sweep shows probabilities.
         options = {**cell.of_run, "embed_page": cell.batch == 1, "token_probabilities": False}
-        pages, told = [self.page] * cell.batch, partial(self.on_run, cell)
+        pages, told = [self.page] * cell.batch, self.on_run and partial(self.on_run, cell)
         return session.run_inference(pages, progress=told, **options, **self.request)
 
 
@@ -296,7 +297,7 @@ def sweep(
     models: Sequence[str] = ("tiny",),
     *,
     load: Mapping[str, Any] | None = None,
-    loading: Callable[[str], None] = lambda name: None,
+    loading: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Any:
     """Measure ``page`` with each of ``models`` at every combination, one model loaded at a time.
@@ -311,7 +312,8 @@ def sweep(
         raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
 
     def loaded(settings: ModelSettings, **changed: Any) -> Any:
-        loading(settings.model)
+        if loading is not None:
+            loading(settings.model)
         return elsewhere("session.OCRSession").load(**{**vars(settings), **changed})
 
     loads: dict[str, Load] = {}
@@ -323,5 +325,5 @@ def sweep(
         if name in loads:
             raise OcrPhasesError(f"Two of the models are called {name}: give them different names.")
         # A wrong setting of any model is refused before the first is loaded.
-        loads[name] = partial(loaded, ModelSettings(model=model, **(load or {})))
+        loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
     return Sweep(page=page, **options).run(loads)

@@ -30,10 +30,10 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         return Outcome(device="cpu")
     folder = Path(request["folder"])
     if request.get("mode") == "render":
-        with attempt_folder(folder) as place:
-            (place / "images").mkdir()
-            for name in ("images/0.jpg", "report.html"):
-                (place / name).touch()
+        place = attempt_folder(folder)
+        (place / "images").mkdir()
+        for name in ("images/0.jpg", "report.html"):
+            (place / name).touch()
         return Outcome(place=place.name)
     source = Path(request["job"]["source"])
     try:
@@ -58,12 +58,12 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         time.sleep(0.2)
     if word == "full":
         raise Refused("output", f"{folder} cannot be written (No space left on device).")
-    with attempt_folder(folder) as place:
-        if word == "wait" and not source.with_suffix(".began").exists():
-            source.with_suffix(".began").touch()
-            while not source.with_suffix(".go").exists():
-                time.sleep(0.01)
-        shutil.copy(RECORD, place / "run.json")
+    place = attempt_folder(folder)
+    if word == "wait" and not source.with_suffix(".began").exists():
+        source.with_suffix(".began").touch()
+        while not source.with_suffix(".go").exists():
+            time.sleep(0.01)
+    shutil.copy(RECORD, place / "run.json")
     return Outcome(place=place.name)
 
 

@@ -65,7 +65,7 @@
     figures: every("svg.op-svg")
       .filter((svg) => svg.checkVisibility())
       .map((svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width),
-    contrast: { ink: drawn("ink"), muted: drawn("muted"), blue: drawn("blue") },
+    contrast: { ink: drawn("ink"), muted: drawn("muted") },
     language: document.documentElement.lang,
     mains: every("main").length,
     repeatedIds: ids.length - new Set(ids).size,

@@ -41,7 +41,7 @@ from ocr_phases.families import facts_of
 from ocr_phases.inputs.images import load_page, page_count
 from ocr_phases.session import OCRSession, load_recorded
 from ocr_phases.settings import RunSettings
-from ocr_phases.show.overlay import region_boxes
+from ocr_phases.show.page import region_boxes
 from ocr_phases.sweep_models import Sweep
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes

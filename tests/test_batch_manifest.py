@@ -176,14 +176,14 @@ def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "preset\ntiny\n", "line 2 names no page"),
+        ("a.csv", "preset\ntiny\n", "line 2: it names no page"),
         ("a.csv", "page,colour\nx.png,red\n", "unknown setting colour.*page, model"),
         ("a.csv", "page,seed\nx.png,many\n", "seed is 'many'"),
         ("a.csv", "page,embed_page\nx.png,perhaps\n", "give True or False"),
         ("a.csv", "page\nx.png,1\n", "a column without a name"),
         ("a.csv", "", "names no page"),
         ("a.jsonl", "{", "line 1: it is not valid JSON"),
-        ("a.jsonl", "[1]", "line 1 is no object"),
+        ("a.jsonl", "[1]", "line 1: it is no object"),
         ("a.jsonl", '{"page": 3}', "names no page"),
         ("none.jsonl", None, "cannot be read"),
     ],
@@ -226,3 +226,8 @@ def test_a_link_to_itself_is_a_page_that_cannot_be_read(tmp_path):
     (tmp_path / "good.png").write_bytes(b"1")
     found = find_pages([f"{tmp_path}/**/*.png"], [], tmp_path / "out" / "pages")
     assert [page.name for page in found] == ["good.png", "self.png"]
+
+
+def test_an_argument_that_is_not_there_is_refused_before_others_are_read(folder):
+    with pytest.raises(OcrPhasesError, match=r"none\.png does not exist"):
+        next(find_pages([str(folder), str(folder / "none.png")], KNOWN))

@@ -25,7 +25,8 @@ from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import list_pages
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
-from ocr_phases.show import plots, plots_many, regions, results, results_many
+from ocr_phases.show import page as page_view
+from ocr_phases.show import plots, plots_many, results, results_many
 from ocr_phases.store import file_hash, write_status
 from ocr_phases.versions import asset
 
@@ -85,7 +86,7 @@ def token_tables(run: PhaseRun, base: PhaseRun) -> None:
         if result["text"] is not None:
             result_markdown(result["text"])
     figures.page_figures(run, "", "", "")
-    regions.region_tables_html(run)
+    page_view.region_tables_html(run)
 
 
 def verified(run: PhaseRun, base: PhaseRun) -> None:
@@ -104,7 +105,7 @@ def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
     assert compared.verdict
     comparison.few_repeats([run, base], ["a", "b"])
     results_many.compare_html(compared.table[compared.table["stage"] != ""])
-    results_many.environment_html(comparison.environment_table([run, base]))
+    results_many.environment_html(compared.differs)
 
 
 def floor_tables(run: PhaseRun, base: PhaseRun) -> None:
@@ -143,11 +144,11 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
         plots_many.plot_ratios(ratios),
     ]
     if has_kernels(run):
-        figures += [plots.plot_busy(run), plots.plot_idle_gaps(run)]
+        figures += [plots.plot_kernels(run), plots.plot_idle_gaps(run)]
     for figure in figures:
         figure.savefig(io.BytesIO(), dpi=20)
     try:
-        results.head_html(run), regions.page_html(run)
+        results.head_html(run), page_view.page_html(run)
     except OcrPhasesError as error:  # the embedded page is read when it is shown
         assert run.page["file"] in str(error) or "image" in str(error)
 

@@ -42,7 +42,8 @@ from ocr_phases.families import PROMPTS
 from ocr_phases.files import LOCK_NAME, only_writer
 from ocr_phases.models.load import Checkpoint
 from ocr_phases.report.render import page_report
-from ocr_phases.show import regions, results
+from ocr_phases.show import page as page_view
+from ocr_phases.show import results
 from ocr_phases.steps import phases
 from ocr_phases.text import first_difference
 
@@ -487,7 +488,7 @@ def test_any_text_becomes_fragments_without_a_script(text: str) -> None:
         [
             results.head_html(run),
             results.text_html(text),
-            regions.regions_html(region_table(grounding, run.token_table)),
+            page_view.regions_html(region_table(grounding, run.token_table)),
         ]
     )
     elements = Elements(document)

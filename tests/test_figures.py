@@ -13,7 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import plots, regions
+from ocr_phases.show import page as page_view
+from ocr_phases.show import plots
 from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, Picture, figure_svg
 
 PLOTS = (
@@ -21,7 +22,7 @@ PLOTS = (
     plots.plot_vision_stages,
     plots.plot_phase_timeline,
     plots.plot_memory,
-    regions.plot_region_types,
+    page_view.plot_region_types,
 )
 
 
@@ -42,7 +43,7 @@ def test_an_svg_stands_alone(plot: object, shape: str) -> None:
 
 
 def test_what_the_model_wrote_is_nothing_but_text_in_it() -> None:
-    root = ElementTree.fromstring(figure_svg(regions.plot_region_types(make_run(text=ATTACK)), "x"))
+    root = ElementTree.fromstring(figure_svg(page_view.plot_region_types(make_run(text=ATTACK)), "x"))
     assert any("<svg onload" in (element.text or "") for element in root.iter())
     assert not any("script" in element.tag or "onload" in element.attrib for element in root.iter())
 
@@ -137,7 +138,7 @@ def test_a_picture_of_very_many_marks_comes_as_pixels_only() -> None:
     figure = Figure(figsize=(3, 2))
     axes = figure.subplots()
     small, _ = Picture(figure, "few")._repr_mimebundle_()
-    assert set(small) == {"image/png", "text/plain", "text/html"}
+    assert set(small) == {"text/plain", "text/html"}
     drawn, still, _ = small["text/html"].partition(STILL)
     assert drawn.count("<svg") == 1 and "<img" not in drawn and still
     axes.broken_barh([(place, 0.5) for place in range(5_000)], (0, 1))

@@ -392,7 +392,7 @@ def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
 @pytest.mark.filterwarnings("error")
 def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
     run = with_kernels(view=view)
-    busy, gaps = plots.plot_busy(run), plots.plot_idle_gaps(run)
+    busy, gaps = plots.plot_kernels(run), plots.plot_idle_gaps(run)
     for figure in (busy, gaps):
         assert figure_png(figure).startswith(b"\x89PNG")
         sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()}
@@ -414,7 +414,7 @@ def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
 
 def test_a_view_without_kernels_says_so_in_its_pictures() -> None:
     empty = reduce_trace({"traceEvents": []}, [])
-    for plot in (plots.plot_busy, plots.plot_idle_gaps):
+    for plot in (plots.plot_kernels, plots.plot_idle_gaps):
         assert [text.get_text() for text in plot(with_kernels(view=empty)).axes[0].texts][0].endswith(".")
 
 

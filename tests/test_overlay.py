@@ -14,14 +14,13 @@ from conftest import GOLDEN
 from grounding_texts import CASE, fuzzed, marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, ImageColor
 
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
 from ocr_phases.analyse.regions import region_table
-from ocr_phases.show.overlay import (
+from ocr_phases.show.page import (
     LABEL_COLOURS,
     draw_boxes,
-    draw_decode_time,
     label_colour,
     printable,
 )
@@ -64,7 +63,7 @@ def test_golden_boxes_are_outlined_at_their_pixels() -> None:
     right, bottom = page.width - 1, page.height - 1
     for (x1, y1, x2, y2), colour in zip(CASE["boxes_px"], colours, strict=True):
         for corner in [(x1, y1), (min(x2, right), min(y2, bottom))]:
-            assert drawn.getpixel(corner) == colour
+            assert drawn.getpixel(corner) == ImageColor.getrgb(colour)
     outside = np.ones((page.height, page.width), dtype=bool)
     for x1, y1, x2, y2 in CASE["boxes_px"]:
         outside[y1 : y2 + 1, x1 : x2 + 1] = False
@@ -91,11 +90,12 @@ def test_tags_are_drawn_beside_each_other() -> None:
     both = parse_grounding(marked("title", listing) + marked("table", listing))
     tagged = np.asarray(draw_boxes(white(800, 800), first))
     twice = np.asarray(draw_boxes(white(800, 800), both))
-    solid = (tagged == LABEL_COLOURS["title"]).all(axis=2)
+    title, other = (ImageColor.getrgb(LABEL_COLOURS[label]) for label in ("title", "table"))
+    solid = (tagged == title).all(axis=2)
     solid[318:332, 318:332] = False  # the boxes themselves
     assert solid.sum() > 100
-    assert (twice[solid] == LABEL_COLOURS["title"]).all()
-    assert (twice == LABEL_COLOURS["table"]).all(axis=2).sum() > 100
+    assert (twice[solid] == title).all()
+    assert (twice == other).all(axis=2).sum() > 100
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_any_page_can_be_drawn_on(size: tuple[int, int], mode: str) -> None:
     page = Image.new(mode, size, 1)
     drawn = draw_boxes(page, grounding)
     assert (drawn.size, drawn.mode) == (size, "RGB")
-    slow = draw_decode_time(page, grounding, table)
+    slow = draw_boxes(page, grounding, table, by_time=True)
     assert slow.width >= size[0]
     assert slow.height > size[1]
 
@@ -132,7 +132,7 @@ def test_decode_time_colours() -> None:
     cheap, dear = marked("text", "[[0, 0, 400, 400]]"), marked("text", "[[500, 500, 999, 999]]")
     grounding = parse_grounding(cheap + dear)
     table = pd.DataFrame({"region": [0, 1], "decode_ms": [0.0, 80.0]})
-    drawn = draw_decode_time(white(500, 500), grounding, table).convert("L")
+    drawn = draw_boxes(white(500, 500), grounding, table, by_time=True).convert("L")
     cheap_grey, dear_grey = drawn.getpixel((60, 60)), drawn.getpixel((420, 420))
     assert isinstance(cheap_grey, int)
     assert isinstance(dear_grey, int)
@@ -145,23 +145,23 @@ def test_time_without_a_box_is_named() -> None:
     only_boxed = table[table["region"].isin(boxed)]
     page = white(600, 800)
     with_note, without = (
-        draw_decode_time(page, grounding, table),
-        draw_decode_time(page, grounding, only_boxed),
+        draw_boxes(page, grounding, table, by_time=True),
+        draw_boxes(page, grounding, only_boxed, by_time=True),
     )
     assert with_note.height > without.height
 
 
 @pytest.mark.parametrize("text", ["", "no boxes at all", marked("text", "[[1, 2, 3, 4]]")])
 def test_decode_time_of_nothing(text: str) -> None:
-    draw_decode_time(white(300, 200), *timed(text, ms_per_character=0.0))
+    draw_boxes(white(300, 200), *timed(text, ms_per_character=0.0), by_time=True)
     empty = pd.DataFrame({"region": [], "decode_ms": []})
-    draw_decode_time(white(300, 200), parse_grounding(text), empty)
+    draw_boxes(white(300, 200), parse_grounding(text), empty, by_time=True)
 
 
 def test_label_colours_are_the_same_in_every_process() -> None:
     labels = ["title", "stamp", "签名", "\ud800", ""]
     code = (
-        "import json, sys; from ocr_phases.show.overlay import label_colour; "
+        "import json, sys; from ocr_phases.show.page import label_colour; "
         "print(json.dumps([label_colour(x) for x in json.loads(sys.argv[1])])); "
         "assert 'torch' not in sys.modules"
     )
@@ -172,7 +172,7 @@ def test_label_colours_are_the_same_in_every_process() -> None:
         check=True,
         cwd=Path(__file__).parent.parent,
     )
-    assert json.loads(done.stdout) == [list(label_colour(label)) for label in labels]
+    assert json.loads(done.stdout) == [label_colour(label) for label in labels]
     assert label_colour("title") == LABEL_COLOURS["title"]
 
 
@@ -187,4 +187,4 @@ def test_printable() -> None:
 def test_any_text_can_be_drawn(text: str, size: tuple[int, int]) -> None:
     grounding, table = timed(text)
     assert draw_boxes(white(*size), grounding).size == size
-    assert draw_decode_time(white(*size), grounding, table).height > size[1]
+    assert draw_boxes(white(*size), grounding, table, by_time=True).height > size[1]

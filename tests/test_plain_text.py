@@ -27,7 +27,8 @@ from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
-from ocr_phases.show import plots, plots_many, regions
+from ocr_phases.show import page as page_view
+from ocr_phases.show import plots, plots_many
 from ocr_phases.show.figures import figure_svg
 from ocr_phases.show.web import element
 from ocr_phases.text import plain, plain_streams
@@ -111,7 +112,7 @@ def hostile_figures() -> dict[str, Figure]:
     return {
         "sentence": plots.sentence_figure(HOSTILE),
         "latency": plots.plot_token_latency(runs[0]),
-        "regions": regions.plot_region_types(labelled),
+        "regions": page_view.plot_region_types(labelled),
         "prefill": plots_many.plot_prefill_stages(runs, [HOSTILE, "b"]),
         "decode": plots_many.plot_decode(runs, [HOSTILE, "b"]),
         "ratios": plots_many.plot_ratios(ratios),

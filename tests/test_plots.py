@@ -122,8 +122,8 @@ def test_timeline_takes_the_typical_repeat_or_the_one_asked_for() -> None:
     times = ["device_start_ms", "device_ms", "host_start_ms", "host_ms"]
     slow.loc[slow["repeat"] == 0, times] *= 3
     run = dataclasses.replace(run, spans=slow)
-    assert any("(repeat 0)" in text for text in words(plot_phase_timeline(run, repeat=0)))
-    assert not any("(repeat 0)" in text for text in words(plot_phase_timeline(run)))
+    assert any("(repeat 1)" in text for text in words(plot_phase_timeline(run, repeat=0)))
+    assert not any("(repeat 1)" in text for text in words(plot_phase_timeline(run)))
 
 
 def test_memory_says_when_there_is_nothing() -> None:
@@ -131,3 +131,25 @@ def test_memory_says_when_there_is_nothing() -> None:
     assert len(said) == 1 and says(said[0], "peak memory", "KV cache")
     assert any(says(text, "Peak memory", "not") for text in words(plot_memory(make_run(memory=False))))
     assert any(says(text, "cache", "not") for text in words(plot_memory(make_run(generate=True))))
+
+
+def test_latency_marks_a_spread_that_ends_above_and_a_floor_that_lies_below() -> None:
+    run = make_run()
+    slow = run.spans.copy()
+    slow.loc[(slow["repeat"] == 0) & (slow["step"] == 9), "device_ms"] *= 5
+    figure = plot_token_latency(dataclasses.replace(run, spans=slow), floor_ms=0.5)
+    said = words(figure)
+    assert "spread ends above" in said
+    assert any(says(text, "floor", "far below") for text in said)
+
+
+def test_a_plot_fits_the_caller_s_small_figure() -> None:
+    figure = Figure(figsize=(5, 3))
+    plot_token_latency(make_run(cuda=True), floor_ms=1.0, ax=figure.subplots())
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    for artist in (axes.title, axes.xaxis.label, axes.yaxis.label, axes.get_legend()):
+        box = artist.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+    assert axes.bbox.height > 0.25 * figure.bbox.height

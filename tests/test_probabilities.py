@@ -33,7 +33,7 @@ from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import family_of
 from ocr_phases.schema import TrueRegion, Truth
 from ocr_phases.show import results
-from ocr_phases.show.overlay import draw_boxes, draw_decode_time, uncertain_in
+from ocr_phases.show.page import draw_boxes
 from ocr_phases.steps.phases import generate
 
 TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
@@ -328,14 +328,16 @@ def test_uncertain_boxes_are_dashed_and_the_legend_says_so() -> None:
     grounding = parse_grounding(SURE.text)
     plain = draw_boxes(page, grounding)
     assert plain.size == page.size
-    dashed = draw_boxes(page, grounding, uncertain_in(UNSURE.regions))
+    dashed = draw_boxes(page, grounding, UNSURE.regions)
     assert dashed.height > page.height
     colours = [len(np.unique(np.asarray(picture)[80:130, 4], axis=0)) for picture in (plain, dashed)]
     assert colours == [1, 2]  # down the second box's left side: the outline, or dashes on white
     upper = [np.asarray(picture)[:60] for picture in (plain, dashed)]
     assert (upper[0] == upper[1]).all()
-    timed = draw_decode_time(page, grounding, UNSURE.regions)
-    assert timed.height == draw_decode_time(page, grounding, SURE.regions).height + dashed.height - 300
+    timed = draw_boxes(page, grounding, UNSURE.regions, by_time=True)
+    assert (
+        timed.height == draw_boxes(page, grounding, SURE.regions, by_time=True).height + dashed.height - 300
+    )
 
 
 def test_the_explorer_has_them() -> None:

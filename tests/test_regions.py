@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from conftest import PAGES
 from example_run import SHAPES, make_run
@@ -12,7 +14,7 @@ from wording import says
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table, type_table
-from ocr_phases.show import regions
+from ocr_phases.show import page as page_view
 from ocr_phases.show.figures import figure_png
 
 
@@ -59,16 +61,16 @@ def test_any_text_in_a_record_adds_up_exactly(text: str, repeats: int, preamble:
 
 def test_a_page_says_what_its_regions_add_up_to() -> None:
     run = make_run()
-    document = regions.page_html(run)
+    document = page_view.page_html(run)
     assert document.count("<img") == 2
     assert "Regions add up to " in document
-    tables = regions.region_tables_html(run)
+    tables = page_view.region_tables_html(run)
     assert tables.count("<table") == 2
     assert "What each type of region cost to write" in tables
 
 
 def test_rows_of_a_batch_have_their_own_pictures_up_to_a_limit() -> None:
-    document = regions.page_html(make_run(rows=6))
+    document = page_view.page_html(make_run(rows=6))
     assert [f"Row {row}</h3>" in document for row in range(6)] == [True] * 4 + [False] * 2
     assert says(document, "4 of 6 rows")
 
@@ -77,13 +79,13 @@ def test_rows_of_a_batch_have_their_own_pictures_up_to_a_limit() -> None:
 @pytest.mark.filterwarnings("error")
 def test_every_shape_has_a_page_and_a_chart(shape: str) -> None:
     run = make_run(**SHAPES[shape])
-    assert regions.page_html(run)
-    assert regions.has_region_times(run) == (shape not in ("one token", "one step", "no text", "generate"))
-    assert figure_png(regions.plot_region_types(run)).startswith(b"\x89PNG")
+    assert page_view.page_html(run)
+    assert page_view.has_region_times(run) == (shape not in ("one token", "one step", "no text", "generate"))
+    assert figure_png(page_view.plot_region_types(run)).startswith(b"\x89PNG")
 
 
 def test_the_chart_of_a_batch_names_its_row() -> None:
-    figure = regions.plot_region_types(make_run(rows=2), row=1)
+    figure = page_view.plot_region_types(make_run(rows=2), row=1)
     assert "of row 1, " in figure.axes[0].get_title(loc="left")
 
 
@@ -91,8 +93,15 @@ def test_the_chart_names_types_as_text() -> None:
     text = "".join(
         f"<|ref|>${kind}_$x^2<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>text {kind}" for kind in range(20)
     )
-    figure = regions.plot_region_types(make_run(text="Sure. " + text))
+    figure = page_view.plot_region_types(make_run(text="Sure. " + text))
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(names) == 12
     assert all("$" in name or name == "preamble" for name in names)
     figure_png(figure)
+
+
+def test_no_page_of_an_unmarked_prompt_vanishes() -> None:
+    run = make_run()
+    document = page_view.page_html(dataclasses.replace(run, pages=run.pages * 2))
+    assert "Page 2 of 2" in document
+    assert "marks no pages: all boxes are on the first" in document

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import nbformat
 import pandas as pd
 import papermill
 import pytest
+from approving import seen
 from conftest import PAGES, RECORD
 from elements import Elements
 from example_run import ATTACK, SHAPES, make_run, page_image, report_of
+from test_approved import RECORDS
 
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
@@ -30,7 +33,8 @@ from ocr_phases.models.wiring import NATIVE_NEEDS
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
-from ocr_phases.show import regions, results, web
+from ocr_phases.show import page as page_view
+from ocr_phases.show import results, web
 from ocr_phases.versions import asset
 
 
@@ -40,7 +44,7 @@ def fragments(run: PhaseRun) -> str:
         results.head_html(run),
         results.overview(run).html(),
         results.stages(run).html(),
-        regions.regions_html(region_table(grounding, run.token_table)),
+        page_view.regions_html(region_table(grounding, run.token_table)),
         results.text_html(run.text or ""),
         results.checks_html(run_checks(run)),
         results.method(run).html(),
@@ -59,6 +63,15 @@ def test_every_shape_has_sound_fragments(shape: str) -> None:
     assert not elements.open
     assert not elements.stray
     assert "nan" not in elements.said
+
+
+@pytest.mark.parametrize("name", [*RECORDS, *SHAPES])
+def test_a_first_screen_is_short(name: str) -> None:
+    """At most 120 words before anything is unfolded, a number with its unit counted as one."""
+    run = PhaseRun.load(RECORDS[name]) if name in RECORDS else make_run(**SHAPES[name])
+    screen = re.sub(r"<details.*?</details>|<img.*?>", "", results.overview(run).html(), flags=re.DOTALL)
+    words = re.findall(r"\d[\d,.]* (?:ms|s|%|kB|MB|GB)(?!\w)|\S*\w\S*", seen(screen))
+    assert len(words) <= 120
 
 
 def test_no_fragment_lets_text_become_an_element() -> None:
@@ -207,7 +220,7 @@ def test_the_papermill_command_runs_every_notebook(name: str, engine: str, tmp_p
         found for cell in read_valid(tmp_path / "out.ipynb").cells for found in cell.get("outputs", [])
     ]
     assert not [output for output in outputs if output.output_type == "error"]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert any("<svg" in output.get("data", {}).get("text/html", "") for output in outputs)
 
 
 def read_valid(path: Path) -> nbformat.NotebookNode:

@@ -33,7 +33,7 @@ from ocr_phases.inputs.images import load_page
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.show.regions import page_html, plot_page
+from ocr_phases.show.page import page_html, plot_page
 from ocr_phases.steps.phases import generate
 from ocr_phases.steps.sampling import NoRepeatNGrams, windowed_processors
 
@@ -340,9 +340,10 @@ def test_regions_and_times_are_shown_on_their_page(several_pages):
     assert table["decode_ms"].sum() == times > 0
     shown = str(page_html(run))
     assert [f"Page {number} of 2" in shown for number in (1, 2, 3)] == [True, True, False]
-    assert plot_page(run, "time", page=1).axes
+    assert "1 region on later pages" in shown
+    assert plot_page(run, 1, "time").axes[0].get_title("left").endswith("page 2 of 2")
     with refused():
-        plot_page(run, page=2)
+        plot_page(run, 2)
 
 
 # -- every verb --------------------------------------------------------------------------------------

@@ -17,12 +17,11 @@ import pandas as pd
 import tomllib
 
 from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, ceilings_apart, figure_repeats, is_noisy
-from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of, quality_table, reference_of
-from ocr_phases.analyse.scaling import sweep_table, ways_sentence
+from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
+from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_warning
 from ocr_phases.analyse.stages import STAGE_KEYS, stage_medians, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
-from ocr_phases.analyse.text import plain_text
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
 from ocr_phases.record import PhaseRun, Table, elsewhere
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
@@ -41,15 +40,14 @@ _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 _SAID, _CAVEATS, _NOTES = (_TEXTS[part] for part in ("said", "caveats", "notes"))
 _EXACT = "kv_cache_bytes"  # follows from the tokens, not from a clock
 _HIGHER_IS_BETTER = ("tokens_per_s", *QUALITY_HIGHER)
-#: The figures of a whole run that follow a clock, with their phases.
-_FIGURES = {
-    "prepare_ms": "prepare",
-    "prefill_ms": "prefill",
-    "ttft_ms": "",
-    "vision_ms": "prefill",
-    "decode_ms": "decode",
-    "generate_ms": "generate",
-    **dict.fromkeys((*STEP_QUANTILES, "tokens_per_s"), "decode"),
+#: The figures of a whole run that follow a clock, and the phase of those that are not decode's.
+_FIGURES = ("prepare_ms", "prefill_ms", "ttft_ms", "vision_ms", "decode_ms", "generate_ms", *STEP_QUANTILES)
+_PHASES = {
+    "prepare": "prepare",
+    "prefill": "prefill",
+    "ttft": "",
+    "vision": "prefill",
+    "generate": "generate",
 }
 #: What is measured, is told in another part, or follows from the model's name and revision.
 _NO_SETTING = (
@@ -65,12 +63,11 @@ def metrics_of(run: PhaseRun) -> pd.DataFrame:
     Figures are `PhaseRun.summary`'s. Times are ms on the device clock: a stage's is `stage_medians`', and in
     a repeat its sum, or its median step in decode. A figure that is no stage has no ``stage``.
     """
-    summary, each = run.summary(), figure_repeats(run)
-    rows: list[tuple[Any, ...]] = [
-        (name, "ms" if "_ms" in name else "tokens/s", phase, "", "", summary[name], each[name].tolist())
-        for name, phase in _FIGURES.items()
-        if summary[name] is not None and each[name].notna().all()
-    ]
+    summary, each, rows = run.summary(), figure_repeats(run), list[tuple[Any, ...]]()
+    for name in (*_FIGURES, "tokens_per_s"):
+        phase, unit = _PHASES.get(name.partition("_")[0], "decode"), "ms" if "_ms" in name else "tokens/s"
+        if summary[name] is not None and each[name].notna().all():
+            rows.append((name, unit, phase, "", "", summary[name], each[name].tolist()))
     for phase, peaks in run.memory.get("peak_bytes", {}).items():
         rows.append((f"{phase}_peak_bytes", "bytes", phase, "", "", max(peaks), peaks))
     if size := summary[_EXACT]:
@@ -98,16 +95,14 @@ def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = No
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 
-def environment_table(
-    runs: Sequence[PhaseRun], labels: Sequence[str] | None = None, *, everything: bool = False
-) -> pd.DataFrame:
-    """What the records were measured with, columns ``part``, ``name`` and one a record; texts.
+def environment_table(runs: Sequence[PhaseRun], labels: Sequence[str]) -> pd.DataFrame:
+    """What differs in how the records were measured, columns ``part``, ``name`` and the labels; texts.
 
-    Parts are device, versions, model, page and request. Only what differs, unless ``everything``.
+    Parts are device, versions, model, page and request.
     """
-    named = zip(run_labels(runs) if labels is None else labels, runs, strict=True)
+    named = zip(labels, runs, strict=True)
     table = pd.DataFrame({label: _settings(run) for label, run in named}).fillna("–")
-    table = table if everything else table[table.nunique(axis="columns") > 1]
+    table = table[table.nunique(axis="columns") > 1]
     return table.rename_axis(["part", "name"]).reset_index(allow_duplicates=True)
 
 
@@ -145,13 +140,11 @@ def text_changes(baseline: PhaseRun, other: PhaseRun) -> pd.DataFrame:
 
 
 def _text_pairs(baseline: PhaseRun, other: PhaseRun, row: int) -> Iterator[tuple[str, float, float]]:
-    texts = [run.results[row]["text"] for run in (baseline, other)]
-    if _pages(baseline, row) != _pages(other, row) or None in texts:
+    ours, theirs = (own_text(run, row) for run in (baseline, other))
+    if _pages(baseline, row) != _pages(other, row) or ours is None or theirs is None:
         return
-    reference = reference_of(baseline, row)
-    if plain_text(reference.text):
-        found = quality_table(other, reference, row).set_index("measure")["value"]
-        yield "agreement", 1.0, float(found["agreement"])
+    if ours:
+        yield "agreement", 1.0, agreements({"": ours, "other": theirs}, "")["other"]
     truths = [truth and truth.says() for truth in (baseline.truth_of(row), other.truth_of(row))]
     if truths[0] == truths[1]:
         before, after = quality_of(baseline, row), quality_of(other, row)
@@ -176,10 +169,9 @@ def in_units(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
     ``baseline`` is that record's label. What follows from the other columns is left out.
     """
     table = table.drop(columns=["difference", "phase", "stage", "view"])
-    for unit, factor, name in (("bytes", 1e-6, "MB"), (SHARE, 100.0, "%")):
-        rows = table["unit"] == unit
-        table.loc[rows, ["baseline", "other"]] *= factor
-        table.loc[rows, "unit"] = name
+    factors, values = table["unit"].map({"bytes": 1e-6, SHARE: 100.0}).fillna(1.0), ["baseline", "other"]
+    table[values] = table[values].mul(factors, axis="index")
+    table["unit"] = table["unit"].replace({"bytes": "MB", SHARE: "%"})
     labels = {"baseline": baseline}
     if table["run"].nunique() == 1:
         labels["other"] = str(table["run"].iloc[0])
@@ -384,11 +376,14 @@ _FAR = 2.0  # a ratio from here on is told as such, not in percent
 
 def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """A note on intervals over few repeats; empty if all records have `LEAST_REPEATS`."""
-    few = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
-    few = {label: count for label, count in few.items() if count < LEAST_REPEATS}
-    counts = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
-    note = _NOTES["single" if 1 in few.values() else "few"]
-    return note.format(counts=counts, least=LEAST_REPEATS) if few else ""
+    counts = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
+    few = [
+        f"{label} has {count_text(count, 'repeat')}"
+        for label, count in counts.items()
+        if count < LEAST_REPEATS
+    ]
+    note = _NOTES["single" if 1 in counts.values() else "few"]
+    return note.format(counts=" and ".join(few), least=LEAST_REPEATS) if few else ""
 
 
 def _verdict_sentences(comparison: Comparison) -> Iterator[str]:
@@ -445,17 +440,13 @@ def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
     """What else differs, a sentence each."""
     yield ceilings_apart(baseline, other)
     same_name = baseline.model["name"] == other.model["name"]
+    known = [
+        {"run": run, "pages": _pages(run), "rows": len(run.results), "revision": run.model.get("revision")}
+        for run in (other, baseline)
+    ]
     for sentence, fact in _CAVEATS.items():
-        now, then = (
-            fact.format(
-                run=run,
-                pages=_pages(run),
-                rows=len(run.results),
-                revision=same_name and run.model.get("revision"),
-            )
-            for run in (other, baseline)
-        )
-        if now != then:
+        now, then = (fact.format(**facts) for facts in known)
+        if now != then and (same_name or fact != "{revision}"):
             yield sentence.format(label=label, other=now, baseline=then)
     if baseline.token_count == other.token_count and not same_tokens(baseline, other):
         yield _NOTES["same_count"].format(baseline=baseline)

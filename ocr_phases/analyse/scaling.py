@@ -50,8 +50,12 @@ POINT_COLUMNS = (
     *("name", "page_ms", "prompt_tokens", "peak_bytes", "lost", "measure", "reference", "noisy", "frontier"),
 )
 
-#: How a cell's model was loaded, in a name.
-LOADED = {"attention": "{} attention", "dtype": "{}"}
+_TEXTS: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+#: What a cell is called by, its settings that vary, in this order; and how its model was loaded.
+_NAMED = _TEXTS["named"]
+LOADED = {name: _NAMED[name] for name in ("attention", "dtype")}
 _POINTS = 60  # of a curve: single steps are noise here
 _TAILS = {"page_ms_p90": (0.9, 10), "page_ms_p99": (0.99, 100)}  # a quantile, and how many values it takes
 _NEAR_BEST = 0.01  # a loss that is no reason against a cell
@@ -97,8 +101,7 @@ class SweepResult:
                 "These records ignored the end token, so their texts have no end to compare: sweep again "
                 "with --truth."
             )
-        runs = {cell: run.with_truth(truth) for cell, run in self.runs.items()}
-        return replace(self, runs=runs)
+        return replace(self, runs={cell: run.with_truth(truth) for cell, run in self.runs.items()})
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -179,9 +182,8 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     rows = [{"cell": cell, **_cell_figures(run), **lost[cell]} for cell, run in records.items()]
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "float64"))
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
-    return table.sort_values(
-        order, key=lambda values: values != "eager" if values.name == "vision" else values
-    ).reset_index(drop=True)
+    eager_first = [name != "vision" for name in order]
+    return table.sort_values(order, ascending=eager_first).reset_index(drop=True)
 
 
 def _ways(run: PhaseRun) -> dict[str, Any]:
@@ -350,37 +352,26 @@ def category_table(pages: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
+def own_text(run: PhaseRun, row: int = 0) -> str | None:
+    """A row's text as plain text without marks; None where the record has none."""
+    text = run.results[row]["text"]
+    return text and plain_text(parse_grounding(text, run.model.get("family")).without_marks(text))
+
+
 def ended_text(run: PhaseRun) -> str:
     """A run's plain text, for others to agree with; empty where the end token was ignored."""
-    text = run.result["text"]
-    if run.request.get("ignore_eos") or not text:
-        return ""
-    return plain_text(parse_grounding(text, run.model.get("family")).without_marks(text))
+    return "" if run.request.get("ignore_eos") else own_text(run) or ""
 
 
 def richness(run: PhaseRun) -> tuple[int, bool, bool]:
     """By what a record becomes the reference of others: its prompt's length, then eager steps."""
-    eager = run.model["strategy"] == "eager", run.request["vision"] == "eager"
-    return run.request["prefill_len"], *eager
+    return run.request["prefill_len"], run.model["strategy"] == "eager", run.request["vision"] == "eager"
 
 
 # -- sentences, in the words of scaling.toml ----------------------------------------------------------
 
-_TEXTS: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
 _NOTES = _TEXTS["notes"]
 _TOLD = 3  # points beside the best
-#: What a cell is called by: its settings that vary, in this order.
-_NAMED = {
-    "model": "{}",
-    "preset": "{}",
-    "batch": "batch {}",
-    "strategy": "{} decode",
-    "vision": "vision {}",
-    "max_new_tokens": "{:,} tokens",
-    **LOADED,
-}
 _CELL = (*_NAMED, "device", "prefill_len")  # what identifies a cell
 #: By kind of strategy: its values in order, the columns of time and floor.
 _WAYS = {
@@ -491,12 +482,10 @@ def ways_sentence(table: pd.DataFrame, way: str) -> str:
     unit = texts["unit_of_rows" if way == "strategy" and batch > 1 else f"unit_of_{way}"]
     took[0] = f"{took[0]} {filled(unit, batch=batch)}"
     parts = ", ".join(f"{ms} {texts[name]}" for ms, name in zip(took, times.index, strict=False))
-    least = [
-        filled(texts[row["step_bound_by"] if way == "strategy" else "prefill"], least=took[-1])
-        + texts[row["floor_source"]]
-        for row in floor.to_dict("records")
-    ]
-    said, named = filled(texts[way], times="".join([parts, *least])), cell_name(rows.iloc[0], table, but=way)
+    for row in floor.to_dict("records"):
+        allows = texts[row["step_bound_by"] if way == "strategy" else "prefill"]
+        parts += filled(allows, least=took[-1], source=texts[row["floor_source"]])
+    said, named = filled(texts[way], times=parts), cell_name(rows.iloc[0], table, but=way)
     return f"At {named}, {said}" if named else said[0].upper() + said[1:]
 
 

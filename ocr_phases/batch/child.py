@@ -32,6 +32,8 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.versions import child_environment
 
 WorkerRequest = Mapping[str, Any]
+Environment = Mapping[str, str]
+Command = Sequence[str]
 
 #: Why an attempt failed, as the index names it.
 FAILURES = {
@@ -105,9 +107,7 @@ class Child:
     are messages on the pair of sockets that is the program's standard input.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER_COMMAND
-    ) -> None:
+    def __init__(self, environment: Environment | None = None, command: Command = WORKER_COMMAND) -> None:
         self.command = list(command)
         self.options: dict[str, Any] = {
             "env": {**child_environment(), **(environment or {})},
@@ -124,19 +124,24 @@ class Child:
         A worker that dies, takes too long or reports an unexpected error is replaced at the next page. It is
         killed when its page is ``unwanted()``.
         """
-        began = time.time()
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # it died since its last page, which is none of this one's attempts
         process = self.process or self._start()
+        began = self.started = time.time()
         try:
             outcome = self._answer(process, request, timeout)
-            stderr = self.stop(_END_SECONDS) if outcome.failure == "error" else ""
         except TimeoutError as error:
-            outcome, stderr = Outcome("timeout", str(error), time.time() - began, started=began), self.stop()
+            outcome = Outcome("timeout", str(error))
         except (OSError, EOFError):
-            stderr = self.stop(_END_SECONDS)
-            outcome = Outcome("died", _why_dead(process, stderr), time.time() - began, started=began)
-        return msgspec.structs.replace(outcome, slot=self.slot, stderr=stderr)
+            outcome = Outcome("died")
+        times = {"load_s": self.started - began, "seconds": time.time() - self.started}
+        known: dict[str, Any] = {"slot": self.slot, "started": self.started, **times}
+        if outcome.failure in ("timeout", "died", "error"):
+            known["stderr"] = self.stop(0.0 if outcome.failure == "timeout" else _END_SECONDS)
+        if outcome.failure == "died":
+            known["reason"] = _why_dead(process, known["stderr"])
+        worker = f"{platform.node()}:{process.pid}"
+        return msgspec.structs.replace(outcome, worker=worker, **known)
 
     def stop(self, patience: float = 0.0) -> str:
         """End the process, if there is one, which may do so itself within ``patience`` seconds.
@@ -182,6 +187,7 @@ class Child:
             message = self.pipe.recv_bytes()
             if message != READY:
                 break
+            self.started = time.time()
         return msgspec.json.decode(message, type=Outcome)
 
 
@@ -197,7 +203,7 @@ class LocalPool:
     """A worker process of this machine for each of ``environments``, which is put over this process's own."""
 
     def __init__(
-        self, environments: Sequence[Mapping[str, str]] = ({},), command: Sequence[str] = WORKER_COMMAND
+        self, environments: Sequence[Environment] = ({},), command: Command = WORKER_COMMAND
     ) -> None:
         self.children = [Child(environment, command) for environment in environments]
         self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.children)
@@ -283,9 +289,7 @@ _children: dict[tuple[str, ...], Child] = {}
 _one_page_at_a_time = threading.Lock()
 
 
-def run_on_worker(
-    request: WorkerRequest, timeout: float | None, command: Sequence[str] | None = None
-) -> Outcome:
+def run_on_worker(request: WorkerRequest, timeout: float | None, command: Command | None = None) -> Outcome:
     """One page in this dask worker's child, which stays for the next; one at a time, whatever its threads.
 
     Without a ``command`` it is this worker's own interpreter, which need not lie where the driver's does.
@@ -316,7 +320,7 @@ class DaskPool:
     Raises `OcrPhasesError` without dask.distributed, or where the scheduler does not answer.
     """
 
-    def __init__(self, address: str, command: Sequence[str] | None = None) -> None:
+    def __init__(self, address: str, command: Command | None = None) -> None:
         try:
             import distributed
 

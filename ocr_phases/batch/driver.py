@@ -48,17 +48,49 @@ _WAIT_SECONDS = 1.0
 
 @dataclass
 class Counts:
-    """Progress of a batch. ``kept`` pages were finished by an earlier command, ``again`` named twice."""
+    """Progress of a batch. ``kept`` pages were finished by an earlier command, ``again`` named twice.
+
+    ``alike`` counts the reasons of failures before any page went well, ``by_slot`` has the pages that failed
+    one after another in a worker's place.
+    """
 
     kept: int = 0
     done: int = 0
     failed: int = 0
     again: int = 0
+    alike: collections.Counter[str] = field(default_factory=collections.Counter)
+    by_slot: dict[str, set[str]] = field(default_factory=lambda: collections.defaultdict(set))
 
     @property
     def pages(self) -> int:
         """All pages that are accounted for."""
         return self.kept + self.done + self.failed + self.again
+
+    def judge(self, outcome: Outcome, page: str, last: bool) -> None:
+        """Raise `OcrPhasesError` after an attempt at a page (its id) that shows that no page can succeed."""
+        well, reason = self.kept + self.done, outcome.reason.rstrip(".")
+        if outcome.failure in ("output", "versions"):
+            raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
+        if outcome.failure == "model" and not (well or self.failed):
+            raise OcrPhasesError(outcome.reason)
+        if outcome.failure in _SOUND:
+            self.by_slot.pop(outcome.slot, None)
+        elif outcome.failure in _BROKEN and outcome.slot:
+            # A broken device fails its pages faster than sound ones do theirs: soon it had failed all.
+            self.by_slot[outcome.slot].add(page)
+            if len(self.by_slot[outcome.slot]) >= GIVE_UP_AFTER:
+                where = outcome.slot.partition(":")[0]
+                longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
+                raise OcrPhasesError(
+                    f"{GIVE_UP_AFTER} pages one after another failed in one worker on {where}, the last "
+                    f"with: {reason}. Mend the device or its model; if it is sound, leave these pages out"
+                    f"{longer}. {GOES_ON}"
+                )
+        self.alike[reason] += last and outcome.failure is not None and not well
+        if self.alike[reason] >= GIVE_UP_AFTER:
+            raise OcrPhasesError(
+                f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
+            )
 
 
 @dataclass
@@ -100,48 +132,10 @@ class Task:
         return outcome.failure is None
 
 
-class _Judge:
-    """Raises `OcrPhasesError` after an attempt that shows that going on makes no sense."""
-
-    def __init__(self, counts: Counts) -> None:
-        self.counts = counts
-        self.alike: collections.Counter[str] = collections.Counter()
-        self.by_slot: dict[str, set[str]] = collections.defaultdict(set)
-
-    def __call__(self, task: Task, last: bool) -> None:
-        outcome, well = task.attempts[-1], self.counts.kept + self.counts.done
-        reason = outcome.reason.rstrip(".")
-        if outcome.failure in ("output", "versions"):
-            raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
-        if outcome.failure == "model" and not (well or self.counts.failed):
-            raise OcrPhasesError(outcome.reason)
-        if outcome.failure in _SOUND:
-            self.by_slot.pop(outcome.slot, None)
-        elif outcome.failure in _BROKEN and outcome.slot:
-            # A broken device fails its pages faster than sound ones do theirs: soon it had failed all.
-            failed = self.by_slot[outcome.slot]
-            failed.add(task.known["id"])
-            if len(failed) >= GIVE_UP_AFTER:
-                where = outcome.slot.partition(":")[0]
-                longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
-                raise OcrPhasesError(
-                    f"{len(failed)} pages one after another failed in one worker on {where}, the last with: "
-                    f"{reason}. Mend the device or its model; if it is sound, leave these pages out{longer}. "
-                    f"{GOES_ON}"
-                )
-        if last and outcome.failure and not well:
-            self.alike[reason] += 1
-            if self.alike[reason] >= GIVE_UP_AFTER:
-                raise OcrPhasesError(
-                    f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
-                )
-
-
 def _run(
     tasks: Iterator[Task],
     pool: Pool,
     counts: Counts,
-    judge: Callable[[Task, bool], None],
     *,
     retries: int = 1,
     timeout: float | None = None,
@@ -149,8 +143,7 @@ def _run(
 ) -> Counts:
     """Hand ``tasks`` to a pool as there is room, try failed ones again, and put what was written in place.
 
-    ``judge`` looks at each attempt, and whether it was the task's last. Where it raises, or this is
-    interrupted, the workers end and what they were writing is cleared.
+    Where this is given up or interrupted, the workers end and what they were writing is cleared.
     """
     running = dict[Future[Outcome], Task]()
     try:
@@ -169,7 +162,8 @@ def _run(
                     take(task.folder, outcome.place)
                 clear_left_behind(task.folder)  # also what a lost worker left, whose task dask began again
                 del running[future]
-                judge(task, not again)
+                if task.mode != "render":
+                    counts.judge(outcome, task.known["id"], last=not again)
                 if again:
                     running[pool.submit(task.request, timeout)] = task
                 elif task.write():
@@ -213,7 +207,7 @@ def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: An
                 else:
                     yield task
 
-    return _run(tasks(), pool, counts, _Judge(counts), **options)
+    return _run(tasks(), pool, counts, **options)
 
 
 def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
@@ -228,7 +222,7 @@ def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
             clear_left_behind(folder)
             yield Task(folder, "render", json.loads((folder / STATUS).read_bytes()))
 
-    return _run(tasks(), pool, Counts(), lambda task, last: None, **options)
+    return _run(tasks(), pool, Counts(), **options)
 
 
 def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:

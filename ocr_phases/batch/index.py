@@ -7,9 +7,8 @@ import heapq
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pandas as pd
@@ -40,15 +39,12 @@ from ocr_phases.text import count_text
 #: ``agreement`` is else with the same page's record of the longest prompt, ``reference`` the record that is
 #: the truth, ``category`` the truth's, and ``page_id`` what the page is known by.
 _COLUMNS = """
-page:object status:object reason:object model:object preset:object
-ttft_ms:float64 prefill_ms:float64 inter_token_ms:float64 decode_ms:float64 page_ms:float64
-tokens:Int64 vision_share:float64 prompt_tokens:float64 image_tokens:float64 peak_bytes:float64
-compression:float64 vendor_compression:float64
-edit_distance:float64 cer:float64 table_similarity:float64 box_recall:float64 repetition:float64
-agreement:float64 reference:object category:object page_id:object
-warnings:object attempts:Int64 seconds:float64 device:object report:bool id:object folder:object
+page:object status:object reason:object model:object preset:object ttft_ms prefill_ms inter_token_ms decode_ms
+page_ms tokens:Int64 vision_share prompt_tokens image_tokens peak_bytes compression vendor_compression
+edit_distance cer table_similarity box_recall repetition agreement reference:object category:object
+page_id:object warnings:object attempts:Int64 seconds device:object report:bool id:object folder:object
 """
-_KINDS = dict(column.split(":") for column in _COLUMNS.split())
+_KINDS = {name: kind or "float64" for name, _, kind in (one.partition(":") for one in _COLUMNS.split())}
 PAGE_COLUMNS = tuple(_KINDS)
 #: The costliest regions of all pages, the costliest first; columns as in `regions.region_table`.
 REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_char", "text", "folder")
@@ -59,8 +55,7 @@ _SLOWEST = 25
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
 
 
-@dataclass(frozen=True, eq=False)
-class BatchIndex:
+class BatchIndex(NamedTuple):
     """``pages`` (columns `PAGE_COLUMNS`), ``regions`` (`REGION_COLUMNS`) and the table files written."""
 
     pages: pd.DataFrame
@@ -131,22 +126,22 @@ def _no_formula(cell: Any) -> Any:
 def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
     """What a page's status and figures say, by `PAGE_COLUMNS`, and the figures."""
     folder = out / entry["folder"]
-    row = {"page": entry["page"], "id": entry["id"], "folder": entry["folder"], "report": False}
+    row: dict[str, Any] = {**entry, "status": FAILED, "reason": "", "report": False}
     try:
         status = page_status(out, entry)
         if status is None:
-            return {**row, "status": UNFINISHED, "reason": ""}, None
+            return {**row, "status": UNFINISHED}, None
         row |= {name: status["settings"].get(name) for name in ("model", "preset")}
         row |= {"attempts": len(status["attempts"]), "seconds": status["attempts"][-1].seconds}
         if status["failure"]:
-            return {**row, "status": FAILED, "reason": f"{status['failure']}: {status['reason']}"}, None
+            return {**row, "reason": f"{status['failure']}: {status['reason']}"}, None
         figures = read_figures(folder, check_record(folder / RECORD, status), entry["id"], entry["page"])
     except OcrPhasesError as error:
-        return {**row, "status": FAILED, "reason": str(error)}, None
-    row |= {**figures["row"], "status": DONE, "reason": ""}
+        return {**row, "reason": str(error)}, None
+    row |= {**figures["row"], "status": DONE}
     if report := status["report"]:
         row |= {"reason": report["reason"], "report": report["state"] == "done"}
-        warned = [figures["row"]["warnings"], "" if row["report"] else "report not rendered"]
+        warned = [row["warnings"], "" if row["report"] else "report not rendered"]
         row["warnings"] = ", ".join(filter(None, warned))
     return row, figures
 

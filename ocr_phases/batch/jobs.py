@@ -41,6 +41,7 @@ LIST_SUFFIXES = (".csv", ".jsonl")
 #: Folders in one another: what is beyond is a page that failed, as in a file of too many pages.
 DEEPEST = 100
 
+_NO_PAGE = "names no page: give files, folders, globs or a list of pages"
 _COUNT_SECONDS = 60.0  # for the pages of one file
 
 
@@ -84,6 +85,11 @@ def find_pages(
     pages cannot be counted, or are more than `MOST_FILE_PAGES`, and a folder more than `DEEPEST` folders down
     are pages with a ``problem``.
     """
+    # Before anything is read. A list, or a page of a file, says itself what is wrong.
+    for argument in arguments:
+        others = glob.has_magic(argument), split_page(argument)[1], argument.lower().endswith(LIST_SUFFIXES)
+        if not any(others) and not os.path.lexists(_expanded(argument)):
+            raise OcrPhasesError(f"{argument} does not exist: name files, folders, globs or a list of pages.")
     own = None if results is None else results.resolve()
     counter = Child()  # pdfium may hang or crash over a file
     try:
@@ -92,18 +98,11 @@ def find_pages(
             for page in _named(argument, known, own, Counter() if left_out is None else left_out):
                 yield from _each_page(page, counter)
             if page is None:
-                raise OcrPhasesError(f"{argument} {_lacks(argument)}.")
+                empty = os.path.isdir(_expanded(argument))  # noqa: PTH112
+                lacks = "contains no image or PDF: name another folder" if empty else _NO_PAGE
+                raise OcrPhasesError(f"{argument} {lacks}.")
     finally:
         counter.stop()
-
-
-def _lacks(argument: str) -> str:
-    """What is wrong with an argument that names no page."""
-    if os.path.isdir(_expanded(argument)):  # noqa: PTH112
-        return "contains no image or PDF: name another folder"
-    if glob.has_magic(argument) or argument.lower().endswith(LIST_SUFFIXES):
-        return "names no page: give files, folders, globs or a list of pages"
-    return "does not exist: name files, folders, globs or a list of pages"
 
 
 def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Counter[str]) -> Iterator[Page]:
@@ -179,48 +178,40 @@ def _is_folder(path: Path) -> bool:
 
 def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
     try:
-        for where, row in _rows(path, read_regular(path).decode("utf-8-sig")):
-            page = row.pop("page", None)
-            if not isinstance(page, str) or not page.strip():
-                raise OcrPhasesError(f"{where} names no page: give its path under 'page'.")
-            if unknown := sorted(set(map(str, row)) - set(known)):
-                raise OcrPhasesError(
-                    f"{where} has an unknown setting {', '.join(unknown)}: use page, {', '.join(known)}."
-                )
-            name, given = page.strip(), {name: row[name] for name in row if row[name] not in (None, "")}
-            settings = {name: _setting(where, name, value) for name, value in given.items()}
-            yield Page(name, str((path.parent / _expanded(name)).absolute()), settings)
+        lines = io.StringIO(read_regular(path).decode("utf-8-sig"), newline="")
+        if path.suffix.lower() == ".csv":
+            reader = csv.DictReader(lines, restkey="a column without a name")
+            rows: Iterable[tuple[int, Any]] = ((reader.line_num, row) for row in reader)
+        else:
+            rows = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        for number, row in rows:
+            try:
+                page = _of_row(row, path.parent, known)
+            except OcrPhasesError as error:
+                problem = str(error).rstrip(".")
+                raise OcrPhasesError(f"{path}, line {number}: {problem}.") from error
+            yield page
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
 
 
-def _rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each row of a list is, and its columns."""
-    lines = io.StringIO(text, newline="")
-    if path.suffix.lower() == ".csv":
-        reader = csv.DictReader(lines, restkey="a column without a name")
-        yield from ((f"{path}, line {reader.line_num}", row) for row in reader)
-        return
-    for number, line in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        try:
-            row = parse_json(line.encode()) if line.strip() else None
-        except OcrPhasesError as error:
-            raise OcrPhasesError(f"{where}: {error}.") from error
-        if isinstance(row, dict):
-            yield where, row
-        elif line.strip():
-            raise OcrPhasesError(f'{where} is no object: write {{"page": "path", ...}}.')
-
-
-def _setting(where: str, name: str, value: Any) -> Any:
-    """A value of a list in the setting's own type."""
-    try:
+def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Page:
+    """The page of a list's row: of JSON, or the columns of a table."""
+    columns = parse_json(row.encode()) if isinstance(row, str) else row
+    if not isinstance(columns, dict):
+        raise OcrPhasesError('it is no object: write {"page": "path", ...}')
+    name = columns.pop("page", None)
+    if not isinstance(name, str) or not name.strip():
+        raise OcrPhasesError("it names no page: give its path under 'page'")
+    if unknown := sorted(set(map(str, columns)) - set(known)):
+        raise OcrPhasesError(f"unknown setting {', '.join(unknown)}: use page, {', '.join(known)}")
+    settings = {}
+    for setting, value in columns.items():
         if isinstance(value, dict):  # infer, in JSON
-            return conform({"value": value}, Plain, name)["value"]
-        return setting_from_text(name, str(value).strip())
-    except OcrPhasesError as error:
-        raise OcrPhasesError(f"{where}: {error}") from error
+            settings[setting] = conform({"value": value}, Plain, setting)["value"]
+        elif value not in (None, ""):
+            settings[setting] = setting_from_text(setting, str(value).strip())
+    return Page(name.strip(), str((folder / _expanded(name.strip())).absolute()), settings)
 
 
 def _each_page(page: Page, counter: Child) -> Iterator[Page]:
@@ -314,20 +305,18 @@ def code_versions() -> dict[str, Any]:
 
 
 def known_model(model: str) -> tuple[str | None, str | None]:
-    """What a model is known by: the commit of a hub id, or the hash of a folder or of a built-in model.
+    """What a model is known by: the commit of a hub id, or the hash of a checkpoint folder.
 
-    A folder's is of its config, safetensors headers, and size and time of the files, whose bytes are too many
-    to read; a built-in model's of the files in ``data/tiny``: dummy, too, has its tokenizer. None for what
-    cannot be read: loading it says what is wrong.
+    A hash is of the config, the safetensors headers, and size and time of the files, whose bytes are too many
+    to read. A built-in model's folder is ``data/tiny``: dummy, too, has its tokenizer. None for what cannot
+    be read: loading it says what is wrong.
     """
+    built_in = model.partition(":")[0] in ("tiny", "dummy")
     with contextlib.suppress(OSError, OcrPhasesError):
-        if model == "tiny" or model.partition(":")[0] == "dummy":
-            files = [*asset("data", "tiny").glob("*.json"), *weight_files(asset("data", "tiny"))]
-            known = [f"{path.name} {file_hash(path)}" for path in sorted(files)]
-        elif folder := local_folder(model):
-            states = [(path.name, path.stat()) for path in weight_files(folder)]
-            known = [folder_hash(folder), *(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in states)]
-        else:
+        folder = asset("data", "tiny") if built_in else local_folder(model)
+        if folder is None:
             return hub_commit(model), None
+        states = [(path.name, path.stat()) for path in (*folder.glob("*.json"), *weight_files(folder))]
+        known = [folder_hash(folder), *sorted(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in states)]
         return None, hashlib.sha256("\n".join(known).encode()).hexdigest()
     return None, None

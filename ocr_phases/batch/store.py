@@ -169,18 +169,9 @@ def page_run(folder: Path) -> PhaseRun:
     return run.with_truth(folder / TRUTH) if (folder / TRUTH).exists() else run
 
 
-@contextlib.contextmanager
-def attempt_folder(folder: Path) -> Iterator[Path]:
-    """A hidden folder for the files of one attempt; removed if the attempt fails.
-
-    Raises `OcrPhasesError` where it cannot be written.
-    """
-    place = output_folder(folder / f"{ATTEMPT}{uuid.uuid4().hex}")
-    try:
-        yield place
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        raise
+def attempt_folder(folder: Path) -> Path:
+    """A new hidden folder for the files of one attempt; `OcrPhasesError` where it cannot be written."""
+    return output_folder(folder / f"{ATTEMPT}{uuid.uuid4().hex}")
 
 
 def clear_left_behind(folder: Path) -> None:

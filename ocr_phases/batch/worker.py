@@ -9,13 +9,12 @@ still writes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
-import platform
 import queue
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -49,16 +48,10 @@ def serve(handler: Handler) -> None:
         os.dup2(nothing.fileno(), 0)
     requests: queue.Queue[bytes] = queue.Queue()
     threading.Thread(target=_read_requests, args=(pipe, requests), daemon=True).start()
+    ready = functools.partial(pipe.send_bytes, READY)
     while True:
-        request = json.loads(requests.get())
-        times = [time.time()]
-
-        def ready(times: list[float] = times) -> None:
-            times.append(time.time())
-            pipe.send_bytes(READY)
-
         try:
-            outcome = handler(request, ready)
+            outcome = handler(json.loads(requests.get()), ready)
         except Refused as error:
             outcome = Outcome(*error.args)
         except MemoryError as error:
@@ -66,15 +59,8 @@ def serve(handler: Handler) -> None:
         except Exception as error:  # noqa: BLE001 (the batch goes on; a process in an unknown state does not)
             traceback.print_exc()
             outcome = Outcome("error", f"{type(error).__name__}: {error}")
-        outcome = msgspec.structs.replace(
-            outcome,
-            seconds=time.time() - times[-1],
-            load_s=times[-1] - times[0],
-            started=times[-1],
-            worker=f"{platform.node()}:{os.getpid()}",
-            rss_bytes=psutil.Process().memory_info().rss,
-        )
-        pipe.send_bytes(msgspec.json.encode(outcome))
+        rss = psutil.Process().memory_info().rss
+        pipe.send_bytes(msgspec.json.encode(msgspec.structs.replace(outcome, rss_bytes=rss)))
         if outcome.failure == "error":
             sys.exit(1)
 
@@ -102,7 +88,8 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     if job.sha256 not in (None, run.page["sha256"]):
         raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
     unrendered = ""
-    with _failing_as("output"), attempt_folder(folder) as place:
+    with _failing_as("output"):
+        place = attempt_folder(folder)
         write_into(place, {RECORD: run.to_json()})
         write_figures(place, run, job.id, job.name)
         if request["mode"] == "notebook":
@@ -146,7 +133,8 @@ def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     folder = Path(request["folder"])
     with _failing_as("report"):
         run = page_run(folder)
-    with _failing_as("output"), attempt_folder(folder) as place:
+    with _failing_as("output"):
+        place = attempt_folder(folder)
         failed = _report(run, place, {"record": str(folder / RECORD)})
         (place / RECORD).unlink(missing_ok=True)
     return Outcome("report" if failed else None, failed, place=place.name)

@@ -15,7 +15,7 @@ import psutil
 
 from ocr_phases.files import save_new, split_page
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.show.web import element
 from ocr_phases.text import bytes_text, count_text
 from ocr_phases.versions import asset

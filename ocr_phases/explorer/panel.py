@@ -34,9 +34,8 @@ from ocr_phases.explorer.tabs import ComparePane, LinkedPane, PagePane, Pane, Re
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.figures import blank_figure, figure_png
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import plot_page, printable
 from ocr_phases.show.plots import plot_latency
-from ocr_phases.show.regions import plot_page
 from ocr_phases.show.results import Section, run_title
 from ocr_phases.show.web import (
     Html,

@@ -27,7 +27,7 @@ from ocr_phases.explorer.form import Asked
 from ocr_phases.explorer.view import LiveView
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Settings
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.show.web import Html, element
 from ocr_phases.text import ms_text
 

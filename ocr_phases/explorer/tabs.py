@@ -19,7 +19,7 @@ from ocr_phases.files import REPORT_FOLDER, folder_for
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.show.results import Section
 from ocr_phases.show.results_many import comparison_bundle
 from ocr_phases.show.web import Html, data_address, element, fragment, note, table_html

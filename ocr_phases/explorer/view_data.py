@@ -20,16 +20,14 @@ from ocr_phases.analyse.stages import typical_repeat
 from ocr_phases.analyse.text import few_blanks
 from ocr_phases.record import PHASES, PhaseRun
 from ocr_phases.show.figures import MUTED, PHASE_COLOURS, STAGE_COLOURS
-from ocr_phases.show.overlay import (
-    Colour,
-    hex_colour,
+from ocr_phases.show.page import (
     label_colour,
+    pages_of_row,
     printable,
     region_boxes,
     time_colour,
-    uncertain_in,
+    type_colour,
 )
-from ocr_phases.show.regions import pages_of_row
 from ocr_phases.show.web import jpeg_file
 from ocr_phases.text import count_text, ms_text, percent_text, plain, stage_name
 
@@ -69,7 +67,8 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
     found = [time for time in times if time is not None]
     pages = pages_of_row(run, row)
     table = regions_of(run, row)
-    uncertain = uncertain_in(table)
+    palette = [time_colour(step / (_COLOURS - 1)) for step in range(_COLOURS)]
+    uncertain = table.loc[table["uncertain"], "region"].tolist()
     return {
         "rows": _row_names(run),
         "note": _note(run, row, grounding),
@@ -83,14 +82,14 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
         "top": 1.3 * scale_of(found),
         "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
-        "palette": [_ground(time_colour(step / (_COLOURS - 1))) for step in range(_COLOURS)],
+        "palette": [(each, type_colour(each)) for each in palette],
         "regions": _regions(run, row, grounding, table),
         "rendered": _rendered(plain(text), parse_grounding(plain(text), family)),
         "kinds": [
             {
                 "label": printable(label),
                 "count": count,
-                "colour": hex_colour(label_colour(label)),
+                "colour": label_colour(label),
             }
             for label, count in labels.items()
         ],
@@ -169,7 +168,7 @@ def boxes(
             "y": y1,
             "width": max(x2 - x1, 1),
             "height": max(y2 - y1, 1),
-            "colour": hex_colour(colour),
+            "colour": colour,
             "uncertain": doubted,
             "tag": tag and {"text": tag.text, "x": tag.start[0], "y": tag.start[1], "size": tag.size},
         }
@@ -190,12 +189,6 @@ def whole(values: Iterable[Any]) -> list[int | None]:
 def scale_of(times: Sequence[float], part: float = _USUAL) -> float:
     """What this part of some times (ms) stays below, the bulk by default; 1 for no times."""
     return float(np.quantile(times, part)) if times else 1.0
-
-
-def _ground(colour: Colour) -> tuple[str, str]:
-    """A background and the colour of type on it."""
-    red, green, blue = colour
-    return hex_colour(colour), "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#ffffff"
 
 
 def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_gro
 from ocr_phases.families import FAMILIES, facts_of
 from ocr_phases.files import RECORD, TRACE_OWNER, rescued, same_file, write_given, write_into
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.overlay import draw_boxes, printable
+from ocr_phases.show.page import draw_boxes, printable
 
 ARTIFACTS = (
     rf"{'|'.join(re.escape(facts.result_name) for facts in FAMILIES.values())}"

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 import matplotlib
 import numpy as np
@@ -31,7 +31,7 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from ocr_phases.show.web import SHARPNESS, Html, asset_text, data_address, element
@@ -86,13 +86,14 @@ _INKS = {
 }
 _INK = re.compile(rf"(fill|stroke): ({'|'.join(_INKS)})\b")
 
-_SMALL: dict[str, Any] = {"fontsize": 9, "color": INK}
+SMALL: dict[str, Any] = {"fontsize": 9, "color": INK}
 _SENTENCE_LINE = 52  # characters
 _LETTERS = 15.0  # of small type in an inch
 _KEY_LETTERS = 8  # the room that a key takes beside its words
 _BELOW_LABEL, _BESIDE = 0.42, 1.0  # inches of the labels under axes, and beside them
 _MOST_MARKS = 1_000  # a figure is as many CSS pixels wide
-_BAR = 0.7
+_BAR = 0.7  # of the room of a row
+_ROW, _AROUND = 0.3, 1.1  # inches of a row, and around a chart of bars
 
 _Given = ParamSpec("_Given")
 
@@ -157,27 +158,24 @@ class Picture:
     def bundle(self, *, still: bool = True) -> tuple[dict[str, str], dict[str, Any]]:
         """What a cell shows, by MIME type, and about it; without ``still`` words stand for the drawing."""
         alt, drawn = plain(self.alt), self.html()
-        data = {"text/plain": alt}
         width = round(self.figure.get_size_inches()[0] * FIGURE_DPI)  # CSS pixels
-        small = len(drawn) <= _LARGEST_SVG
+        if len(drawn) > _LARGEST_SVG:
+            data = {"image/png": base64.b64encode(figure_png(self.figure)).decode(), "text/plain": alt}
+            return data, {"image/png": {"width": width, "alt": alt}}
+        instead = Html(_NO_DRAWING)
+        if still:
+            png = data_address(figure_png(self.figure), "image/png")
+            instead = element("img", src=png, alt=alt, width=width)
         theme = f"<style>{asset_text('notebook.css')}</style>"
-        if small and not still:
-            data["text/html"] = f"{drawn}{STILL}{_NO_DRAWING}</div>{theme}"
-            return data, {}
-        png = figure_png(self.figure)
-        data["image/png"] = base64.b64encode(png).decode()
-        if small:
-            image = element("img", src=data_address(png, "image/png"), alt=alt, width=width)
-            data["text/html"] = f"{drawn}{STILL}{image}</div>{theme}"
-        return data, {"image/png": {"width": width, "alt": alt}}
+        return {"text/html": f"{drawn}{STILL}{instead}</div>{theme}", "text/plain": alt}, {}
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
         return self.bundle()
 
 
-def figure_png(figure: Figure) -> bytes:
-    """A figure as a PNG of 200 dots per inch."""
-    return _saved(figure, format="png", dpi=FIGURE_DPI * SHARPNESS, metadata={"Software": None})
+def figure_png(figure: Figure, dpi: float = FIGURE_DPI * SHARPNESS) -> bytes:
+    """A figure as a PNG of so many dots per inch."""
+    return _saved(figure, format="png", dpi=dpi, metadata={"Software": None})
 
 
 def figure_svg(figure: Figure, alt: str) -> str:
@@ -186,9 +184,17 @@ def figure_svg(figure: Figure, alt: str) -> str:
     It holds no script, style sheet, comment or address. Ids are hashes of what they name, so two figures of
     one page share one only for the same thing. White is the page's own surface.
     """
+    _literal(figure)
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
     # Without a fixed salt the ids would differ from run to run. Settings are the whole process's.
     with _DRAWING, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}):
-        drawn = plain(_saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode())
+        figure.set_layout_engine(None)  # else savefig draws all of it once more to lay it out
+        try:
+            drawn = plain(_saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode())
+        finally:
+            figure.set_layout_engine(layout)
     # In front of the first group are metadata and a style sheet; comments hold the drawn texts.
     drawn = re.sub(r"<!--.*?-->", "", drawn[drawn.index("<g ") : drawn.rindex("</svg>")], flags=re.DOTALL)
     used = set(re.findall(r'(?:href="|url\()#(\w+)', drawn))
@@ -248,10 +254,7 @@ def new_figure(height: float, ax: Axes | None = None) -> tuple[Figure, Axes]:
 
 def figure_of(axes: Axes) -> Figure:
     """The figure that axes belong to, also where they lie in a part of it."""
-    figure = axes.figure
-    while not isinstance(figure, Figure):
-        figure = figure.figure
-    return figure
+    return axes.figure.figure
 
 
 def style_axes(axes: Axes) -> None:
@@ -267,7 +270,8 @@ def style_axes(axes: Axes) -> None:
 
 def title_axes(axes: Axes, text: str) -> None:
     """Set a plot's title, which states the finding; a long one takes several lines."""
-    axes.set_title(text, loc="left", fontsize=11.5, fontweight="bold", color=INK, pad=9, wrap=True)
+    # Its place given, matplotlib need not look for it above what is drawn: nothing is.
+    axes.set_title(text, loc="left", y=1.0, fontsize=11.5, fontweight="bold", color=INK, pad=9, wrap=True)
 
 
 def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
@@ -296,16 +300,10 @@ def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes 
     look |= {"ncols": max([1, *fitting]), "columnspacing": 1.2}
     if ax is None:
         figure.legend(handles=keys, loc="outside lower center", **look)
-    else:
-        below = ax.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
-        ax.legend(
-            handles=keys,
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0),
-            bbox_transform=below,
-            borderaxespad=0,
-            **look,
-        )
+        return
+    below = ax.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
+    look |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+    ax.legend(handles=keys, borderaxespad=0, **look)
 
 
 def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
@@ -323,13 +321,10 @@ def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
 
 
 def byte_axis(axis: Axis, label: str) -> None:
-    """Ticks of an axis of bytes in one decimal unit that suits it; after its limits are set."""
-    top = axis.get_view_interval()[1]
-    units: Sequence[tuple[float, str]] = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
-    size, unit = next((pair for pair in units if top >= pair[0]), units[-1])
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / size:g}"))
+    """Name an axis of bytes; each tick has its decimal unit."""
+    axis.set_major_formatter(EngFormatter("B"))
     axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_label_text(f"{label} ({unit})")
+    axis.set_label_text(label)
 
 
 # -- bars and lines -----------------------------------------------------------------------------------
@@ -337,13 +332,16 @@ def byte_axis(axis: Axis, label: str) -> None:
 Piece = tuple[float, float, Any]
 """A part of a bar: where it starts, how long it is, its colour."""
 
+Row = tuple[str, Sequence[Piece], str]
+"""A bar: its name, its pieces, and words at the right end of the axes."""
 
-def hbars(axes: Axes, rows: Sequence[tuple[str, Sequence[Piece], str]]) -> None:
-    """Horizontal bars from above: each its name, its pieces, and words at the right end of the axes.
+
+def hbars(axes: Axes, rows: Sequence[Row]) -> None:
+    """Horizontal bars from above.
 
     A piece of `FAINT` is hollow; an outline keeps one in sight that is as thin as itself.
     """
-    right: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", **_SMALL}
+    right: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", **SMALL}
     for place, (_, pieces, text) in enumerate(rows):
         starts, lengths, colours = zip(*pieces, strict=True)
         parts, lane = list(zip(starts, lengths, strict=True)), (place - _BAR / 2, _BAR)
@@ -357,6 +355,28 @@ def hbars(axes: Axes, rows: Sequence[tuple[str, Sequence[Piece], str]]) -> None:
     axes.grid(visible=False, axis="y")
 
 
+class Chart(NamedTuple):
+    """Bars of time in ms: a title, rows of `hbars`, and what the axis says, with a note behind the unit."""
+
+    title: str
+    rows: Sequence[Row]
+    label: str = ""
+    note: str = ""
+
+
+def bar_charts(charts: Sequence[Chart], ax: Axes | None = None) -> tuple[Figure, list[Axes]]:
+    """Charts of bars under each other in one figure, or a single one on ``ax``; and the axes of each."""
+    heights = [_AROUND + _ROW * len(chart.rows) for chart in charts]
+    figure = blank_figure(sum(heights)) if ax is None else new_figure(0, ax)[0]
+    drawn = [ax] if ax else figure.subplots(len(charts), height_ratios=heights, squeeze=False)[:, 0].tolist()
+    for axes, chart in zip(drawn, charts, strict=True):
+        style_axes(axes)
+        hbars(axes, chart.rows)
+        time_axis(axes.xaxis, chart.label, chart.note)
+        title_axes(axes, chart.title)
+    return figure, drawn
+
+
 def stacked(parts: Sequence[tuple[float, str]]) -> list[Piece]:
     """The pieces of a bar, given as lengths and colours, end to end."""
     ends = np.cumsum([length for length, _ in parts]).tolist()
@@ -365,7 +385,7 @@ def stacked(parts: Sequence[tuple[float, str]]) -> list[Piece]:
 
 def label_bar(axes: Axes, end: float, place: int, text: str) -> None:
     """Words behind a horizontal bar that ends at ``end``."""
-    axes.annotate(text, (end, place), (7, 0), textcoords="offset points", va="center", **_SMALL)
+    axes.annotate(text, (end, place), (7, 0), textcoords="offset points", va="center", **SMALL)
 
 
 def bunches(count: int) -> np.ndarray:

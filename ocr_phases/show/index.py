@@ -17,7 +17,7 @@ from ocr_phases.analyse.scaling import (
 )
 from ocr_phases.files import RECORD
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
 from ocr_phases.show.web import HEADINGS, Html, block, document_html, element, fragment, note, table_html
 from ocr_phases.text import ms_text, percent_text

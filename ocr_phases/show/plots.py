@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from ocr_phases.analyse.floors import (
+    Ceilings,
     ceilings_of,
     datasheet_ceilings,
     decode_floor,
@@ -24,7 +25,6 @@ from ocr_phases.analyse.floors import (
     why_no_floor,
 )
 from ocr_phases.analyse.kernels import (
-    GAP_CAUSES,
     has_kernels,
     idle_gaps,
     kernel_table,
@@ -43,9 +43,12 @@ from ocr_phases.show.figures import (
     PHASE_COLOURS,
     PURPLE,
     REST,
+    SMALL,
     STAGE_COLOURS,
     VERMILLION,
-    Piece,
+    Chart,
+    Row,
+    bar_charts,
     blank_figure,
     bunches,
     byte_axis,
@@ -60,21 +63,24 @@ from ocr_phases.show.figures import (
     time_axis,
     title_axes,
 )
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 _NAMED_OUTLIERS = 4
 _SMALL_SHARE = 0.01  # of a whole: what is smaller is drawn with others
-_BAR, _AROUND = 0.3, 1.1  # inches of a bar, and around a chart of bars
 _STEP_COLOURS = LinearSegmentedColormap.from_list("steps", [GOLD, ORANGE, VERMILLION], 16)
 _UNITS = {"prefill": "the prefill", "decode": "one profiled decode step"}
-_WHOLES = {"prefill": "whole prefill", "decode_step": "whole step"}
+_WHOLES = {"prefill": "whole prefill", "decode_step": "decode step"}
 _CAUSES = {
     "host sync": ("the host had waited for the device", PURPLE),
     "launch": ("the host was late with the launch", VERMILLION),
     "device": ("the launch was there", REST),
 }
 _SOURCES = {"cuda_peak_allocated": "allocated on the device", "process_high_water_mark": "whole process"}
+_ROOFS: dict[str, Any] = {
+    "measured": {"color": INK, "linewidth": 1.6},
+    "datasheet": {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (6, 3))},
+}
 _MARKERS = {"global": "o", "local": "s", "": "D"}
 
 
@@ -160,17 +166,16 @@ def _name_outliers(axes: Axes, outliers: pd.DataFrame) -> None:
     axes.plot(outliers["step"], shown, marker=6, linestyle="", color=INK, label="outlier")
     named = outliers.assign(shown=shown).nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("step")
     for place, row in enumerate(named.to_dict("records")):
-        text = "" if pd.isna(row["text"]) else f" “{printable(str(row['text']), 12)}”"
+        text = "" if pd.isna(row["text"]) else printable(str(row["text"]), 12)
         side, shift = ("left", 0.015) if row["step"] < 0.7 * last else ("right", -0.015)
         axes.annotate(
-            f"step {row['step']}{text}: {ms_text(row['device_ms'])}",
+            f"step {row['step']}{f' “{text}”' if text else ''}: {ms_text(row['device_ms'])}",
             (row["step"], row["shown"]),
             (row["step"] + shift * last, 0.93 - 0.08 * place),
             textcoords=("data", "axes fraction"),
             ha=side,
             va="center",
-            fontsize=9,
-            color=INK,
+            **SMALL,
             arrowprops={"arrowstyle": "-", "color": MUTED, "relpos": (float(side == "right"), 0.5)},
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.75},
         )
@@ -196,30 +201,25 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     stages = _in_order(stages)
     small = stages["device_ms"] < _SMALL_SHARE * whole
     small &= small.sum() > 1
-    bars = [
-        (_stage_label(row), row["device_ms"], STAGE_COLOURS[row["stage"]])
-        for row in stages[~small].to_dict("records")
-    ]
+    large = stages[~small]
+    bars = [(_label(row), row["device_ms"], STAGE_COLOURS[row["stage"]]) for row in large.to_dict("records")]
     if small.any():
         bars.append(("other stages", stages.loc[small, "device_ms"].sum(), REST))
     bars.append(("between stages", max(0.0, whole - stages["device_ms"].sum()), FAINT))
-    figure, axes = new_figure(_AROUND + _BAR * len(bars), ax)
-    hbars(
-        axes,
-        [
-            (name, [(0.0, ms, colour)], f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})")
-            for name, ms, colour in bars
-        ],
-    )
-    note = ""
-    if len(run.repeats) > 1:
-        low, middle, high = (stages.loc[~small, f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
-        spread: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
-        axes.errorbar(middle, range(len(middle)), xerr=(middle - low, high - middle), **spread)
-        axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * high.max()))
-        note = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats"
-    time_axis(axes.xaxis, "time", note)
-    title_axes(axes, f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}")
+    rows = [
+        (name, [(0.0, ms, colour)], f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})")
+        for name, ms, colour in bars
+    ]
+    title = f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}"
+    note = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats"
+    several = len(run.repeats) > 1
+    figure, (axes,) = bar_charts([Chart(title, rows, "time", note if several else "")], ax)
+    if several:
+        low, middle, high = (large[f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
+        look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
+        axes.errorbar(middle, range(len(middle)), xerr=(middle - low, high - middle), **look)
+        axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * high.max(initial=0.0)))
+        time_axis(axes.xaxis, "time", note)
     return figure
 
 
@@ -229,7 +229,7 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values("stage", key=lambda names: names.map(order), kind="stable", ignore_index=True)
 
 
-def _stage_label(row: Mapping[Any, Any]) -> str:
+def _label(row: Mapping[Any, Any]) -> str:
     name = _WHOLES.get(row["stage"]) or stage_name(row["stage"])
     return f"{name} {row['view']}".strip()
 
@@ -250,26 +250,20 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
         return sentence_figure("There are no spans to draw.")
     early = spans[spans["phase"].isin(("prepare", "prefill"))]
     steps = spans[spans["stage"] == "decode_step"]
-    panels = []
+    charts = []
     if len(early):
         stages = early[early["stage"] != early["phase"]].sort_values("device_start_ms")
         rows = [
-            _lane(_stage_label({"stage": stage, "view": view}), own, STAGE_COLOURS.get(str(stage), MUTED))
+            _lane(_label({"stage": stage, "view": view}), own, STAGE_COLOURS.get(str(stage), MUTED))
             for (stage, view), own in stages.groupby(["stage", "view"], sort=False)
         ]
         name = " and ".join(early["phase"].unique()).capitalize()
-        panels.append((rows or _phase_lanes(early), f"{name}, {ms_text(_end(early))}{note}"))
+        charts.append(Chart(f"{name}, {ms_text(_end(early))}{note}", rows or _phase_lanes(early)))
     if len(early) < len(spans):
         tail = f", {count_text(len(steps), 'decode step')}" if len(steps) else ""
-        panels.append((_phase_lanes(spans), f"The whole run, {ms_text(_end(spans))}{tail}"))
-    heights = [_AROUND + _BAR * len(rows) for rows, _ in panels]
-    figure = blank_figure(sum(heights))
-    drawn = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
-    for axes, (rows, title) in zip(drawn, panels, strict=True):
-        style_axes(axes)
-        hbars(axes, rows)
-        time_axis(axes.xaxis, "time since the start" if axes is drawn[-1] else "")
-        title_axes(axes, title)
+        charts.append(Chart(f"The whole run, {ms_text(_end(spans))}{tail}", _phase_lanes(spans)))
+    charts[-1] = charts[-1]._replace(label="time since the start")
+    figure, drawn = bar_charts(charts)
     if len(steps) > 1:
         scale = figure.colorbar(_step_scale(steps["device_ms"]), ax=drawn[-1], label="step (ms)")
         scale.outline.set_visible(False)
@@ -277,19 +271,19 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     return figure
 
 
-def _phase_lanes(spans: pd.DataFrame) -> list[tuple[str, list[Piece], str]]:
+def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
     """A lane a phase: of decode its steps, of others the whole, or what there is of it."""
     lanes = []
     for phase in (name for name in PHASES if (spans["phase"] == name).any()):
         own = spans[spans["phase"] == phase]
         whole, steps = (own[own["stage"] == stage] for stage in (phase, "decode_step"))
         pieces = next(part for part in (steps, whole, own) if len(part))
-        lane = _lane(phase, pieces, PHASE_COLOURS[phase])
-        lanes.append((*lane[:2], ms_text(whole["device_ms"].sum()) if len(whole) else lane[2]))
+        name, bar, _ = _lane(phase, pieces, PHASE_COLOURS[phase])
+        lanes.append((name, bar, ms_text((whole if len(whole) else pieces)["device_ms"].sum())))
     return lanes
 
 
-def _lane(name: str, spans: pd.DataFrame, colour: str) -> tuple[str, list[Piece], str]:
+def _lane(name: str, spans: pd.DataFrame, colour: str) -> Row:
     """Spans as a bar, each where it lies, and their sum; decode steps in the colour of their time."""
     bunch = bunches(len(spans))
     starts = spans["device_start_ms"].groupby(bunch).min()
@@ -327,11 +321,14 @@ def plot_memory(run: PhaseRun) -> Figure:
 def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
     style_axes(axes)
     title_axes(axes, "Peak memory of each phase")
-    peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
-    if not peaks:
-        _inside(axes, "Peak memory could not be measured here.")
+    bars = [
+        (phase, max(peaks), PHASE_COLOURS[phase])
+        for phase, peaks in run.memory.get("peak_bytes", {}).items()
+        if peaks
+    ]
+    if not bars:
+        sentence_figure("Peak memory could not be measured here.", axes)
         return
-    bars = [(phase, peaks[phase], PHASE_COLOURS[phase]) for phase in PHASES if phase in peaks]
     bars.append(("weights", run.memory.get("weights_bytes") or 0, FAINT))
     hbars(axes, [(name, [(0.0, size, colour)], bytes_text(size)) for name, size, colour in bars if size])
     byte_axis(axes.xaxis, _SOURCES.get(str(run.memory.get("source")), "peak"))
@@ -343,7 +340,7 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
     sizes, lengths = run.cache.get("bytes") or [], run.cache.get("lengths") or []
     held = run.cache.get("entries") or lengths
     if not sizes:
-        _inside(axes, "The cache was not observed in this run.")
+        sentence_figure("The cache was not observed in this run.", axes)
         return
     steps = pd.Series(range(len(sizes)))
     lines(axes, steps, pd.Series(sizes), color=GREEN, linewidth=2)
@@ -358,57 +355,37 @@ def _draw_cache(axes: Axes, run: PhaseRun) -> None:
             (-4, 6) if last else (4, -15 if len(sizes) > 1 else 6),
             textcoords="offset points",
             ha="right" if last else "left",
-            fontsize=9,
-            color=INK,
+            **SMALL,
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("decode steps done (0: after the prefill)")
     byte_axis(axes.yaxis, "keys and values")
 
 
-def _inside(axes: Axes, text: str) -> None:
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=MUTED, transform=axes.transAxes)
-
-
 # -- the device ---------------------------------------------------------------------------------------
 
 
 def plot_kernels(run: PhaseRun) -> Figure:
-    """`plot_busy` of the record; a sentence where it has no kernel view."""
-    if not has_kernels(run):
-        return sentence_figure("This record has no kernel view: measure on a GPU with kernels=True.")
-    return plot_busy(run)
-
-
-def plot_busy(run: PhaseRun) -> Figure:
     """Each stage's time in ms and the part of it that the device worked, with the verdict of `stage_verdict`.
 
-    Prefill above, one decode step below; stages below a hundredth of them are left to the table. Raises
-    `OcrPhasesError` without a kernel view.
+    Prefill above, one decode step below; stages below a hundredth of them are left to the table. A sentence
+    where the record has no kernel view.
     """
-    table = _in_order(stage_verdict(run))
-    tables = [(phase, table[table["phase"] == phase]) for phase in _UNITS]
-    tables = [
-        (phase, rows[rows["wall_ms"] >= _SMALL_SHARE * rows["wall_ms"].max()])
-        for phase, rows in tables
-        if len(rows)
-    ]
-    if not tables:
-        return sentence_figure("The profiler saw no kernel in the stages of this run.")
-    heights = [_AROUND + _BAR * len(rows) for _, rows in tables]
-    figure = blank_figure(0.3 + sum(heights))
-    panels = figure.subplots(len(tables), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for axes, (phase, rows) in zip(panels, tables, strict=True):
-        style_axes(axes)
-        bars = []
-        for row in rows.to_dict("records"):
+    if not has_kernels(run):
+        return sentence_figure("This record has no kernel view: measure on a GPU with kernels=True.")
+    table, charts = _in_order(stage_verdict(run)), []
+    for phase, unit in _UNITS.items():
+        stages, rows = table[table["phase"] == phase], []
+        for row in stages[stages["wall_ms"] >= _SMALL_SHARE * stages["wall_ms"].max()].to_dict("records"):
             wall, busy = row["wall_ms"], min(row["busy_ms"], row["wall_ms"])
             works = f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {row['verdict']}"
-            bars.append((_stage_label(row), stacked([(busy, GREEN), (wall - busy, FAINT)]), works))
-        hbars(axes, bars)
-        time_axis(axes.xaxis, "time in the timed runs" if axes is panels[-1] else "")
-        title_axes(axes, f"{_UNITS[phase].capitalize()} is {rows.iloc[0]['verdict']}")
+            rows.append((_label(row), stacked([(busy, GREEN), (wall - busy, FAINT)]), works))
+        if rows:
+            title = f"{unit.capitalize()} is {stages['verdict'].iloc[0]}"
+            charts.append(Chart(title, rows, "time in the timed runs"))
+    if not charts:
+        return sentence_figure("The profiler saw no kernel in the stages of this run.")
+    figure, _ = bar_charts(charts)
     keys = [Patch(color=GREEN, label="the GPU works"), Patch(fc=FAINT, ec=REST, label="the GPU waits")]
     legend_below(figure, keys, 2)
     return figure
@@ -420,30 +397,28 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
     The titles say how long the device is idle in the timed runs. The bars were seen under the profiler, where
     the host is slower and gaps are longer. Raises `OcrPhasesError` without a kernel view.
     """
-    table, stages = idle_gaps(run), kernel_table(run)
-    phases = [phase for phase in _UNITS if (table["phase"] == phase).any()]
-    if not phases:
-        return sentence_figure("The device was never idle between two kernels.")
-    figure = blank_figure((_AROUND + 0.2 + _BAR * len(_CAUSES)) * len(phases))
-    for axes, phase in zip(figure.subplots(len(phases), squeeze=False)[:, 0], phases, strict=True):
-        style_axes(axes)
+    table, charts = idle_gaps(run), []
+    stages = kernel_table(run).dropna(subset="wall_ms")
+    wholes = stages[stages["stage"].isin(_WHOLES)].set_index("stage").to_dict("index")
+    for (phase, unit), whole in zip(_UNITS.items(), _WHOLES, strict=True):
         gaps = table[table["phase"] == phase]
-        idle = gaps.groupby("cause")["idle_ms"].sum().reindex(GAP_CAUSES, fill_value=0.0)
-        causes = zip(_CAUSES.values(), idle, strict=True)
-        hbars(axes, [(name, [(0.0, ms, colour)], ms_text(ms)) for (name, colour), ms in causes])
+        if gaps.empty:
+            continue
+        idle = gaps.groupby("cause")["idle_ms"].sum()
+        rows = [
+            (name, [(0.0, ms, colour)], ms_text(ms))
+            for cause, (name, colour) in _CAUSES.items()
+            for ms in [idle.get(cause, 0.0)]
+        ]
+        title = f"Idle in {unit}"
+        if whole in wholes:  # else the timed runs have no such stage
+            busy, wall = (wholes[whole][clock] for clock in ("busy_ms", "wall_ms"))
+            title = f"{unit.capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
         told = f": {gaps['gaps'].sum():,.0f} gaps, {ms_text(idle.sum())}"
-        time_axis(axes.xaxis, "idle time under the profiler", told)
-        title_axes(axes, _idle_title(phase, stages))
-    return figure
-
-
-def _idle_title(phase: str, stages: pd.DataFrame) -> str:
-    """How long the device was idle in the timed runs; their time is unknown where they have no such stage."""
-    timed = stages.dropna(subset="wall_ms")
-    timed = timed[timed["stage"] == ("decode_step" if phase == "decode" else phase)]
-    for busy, wall in timed[["busy_ms", "wall_ms"]].itertuples(index=False, name=None):
-        return f"{_UNITS[phase].capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
-    return f"Idle in {_UNITS[phase]}"
+        charts.append(Chart(title, rows, "idle time under the profiler", told))
+    if not charts:
+        return sentence_figure("The device was never idle between two kernels.")
+    return bar_charts(charts)[0]
 
 
 @takes_axes
@@ -459,47 +434,40 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     if reason is not None or ceilings is None:
         return sentence_figure(reason or "", ax)
     table = floor_table(run)
-    wholes = table["stage"] == "prefill"
-    share = table["device_ms"] / table["phase"].map(table.groupby("phase")["device_ms"].max())
+    share = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
     points = table.assign(share=share, rate=table["flops"] / table["device_ms"] * 1e3)
-    inside = (table["phase"] == "prefill") | (table["stage"] == "decode_step")
-    points = points[inside & ~wholes & (share >= _SMALL_SHARE)].sort_values("times_floor")
+    points = points[points["share"] >= _SMALL_SHARE].sort_values("times_floor")
+    points = points.query("stage == 'decode_step' or (phase == 'prefill' and stage != 'prefill')")
     figure, axes = new_figure(4.6, ax)
     axes.set(xscale="log", yscale="log")
     roofs = [ceilings] + ([sheet] if sheet and sheet.source != ceilings.source else [])
     ridges = [roof.flops_per_s / roof.bandwidth_bytes_per_s for roof in roofs]
-    low, high = min(points["intensity"].min(), *ridges) / 3, max(points["intensity"].max(), *ridges) * 3
+    ends = min(points["intensity"].min(), *ridges) / 3, max(points["intensity"].max(), *ridges) * 3
     for roof, ridge in zip(roofs, ridges, strict=True):
+        at = [ends[0], ridge, ends[1]]
         rates = f"{rate_text(roof.bandwidth_bytes_per_s)}B/s, {rate_text(roof.flops_per_s)}FLOP/s"
-        heights = [min(at * roof.bandwidth_bytes_per_s, roof.flops_per_s) for at in (low, ridge, high)]
-        measured = roof.source == "measured"
-        look: Any = (
-            {"color": INK, "linewidth": 1.6} if measured else {"color": MUTED, "linestyle": (0, (6, 3))}
-        )
+        label = f"{roof.name if ax is None else roof.source}: {rates}"
+        axes.plot(at, [_roof(roof, each) for each in at], label=label, **_ROOFS[roof.source])
+    names = [f"{_label(row)}, {times_text(row['times_floor'])}" for row in points.to_dict("records")]
+    for row, name in zip(points.to_dict("records"), names, strict=True):
+        colour = STAGE_COLOURS.get(row["stage"], ORANGE)
+        at, rate, size = row["intensity"], row["rate"], 5 + 9 * row["share"] ** 0.5
         axes.plot(
-            [low, ridge, high], heights, label=f"{roof.name if ax is None else roof.source}: {rates}", **look
+            [at, at], [rate, _roof(ceilings, at)], color=colour, linewidth=1.1, linestyle=":", zorder=1.5
         )
-    row: Mapping[Any, Any]
-    for row in points.to_dict("records"):
-        decode = row["phase"] == "decode"
-        colour = ORANGE if decode else STAGE_COLOURS.get(row["stage"], MUTED)
-        at, rate = row["intensity"], row["rate"]
-        roof = min(at * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)
-        axes.plot([at, at], [rate, roof], color=colour, linewidth=1.1, linestyle=":", zorder=1.5)
-        name = "decode step" if decode else _stage_label(row)
-        look = {"color": colour, "linestyle": "", "markeredgecolor": INK, "alpha": 0.85}
-        look |= {
-            "markersize": 5 + 13 * row["share"] ** 0.5,
-            "label": f"{name}, {times_text(row['times_floor'])}",
-        }
-        axes.plot(at, rate, _MARKERS.get(row["view"], "D"), **look)
-    bottom = min(points["rate"].min(), low * ceilings.bandwidth_bytes_per_s) / 3
-    axes.set(xlim=(low, high), ylim=(bottom, 3 * max(roof.flops_per_s for roof in roofs)))
+        axes.plot(at, rate, _MARKERS.get(row["view"], "D"), color=colour, mec=INK, ms=size, label=name)
+    bottom = min(points["rate"].min(), _roof(ceilings, ends[0])) / 3
+    axes.set(xlim=ends, ylim=(bottom, 3 * max(roof.flops_per_s for roof in roofs)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value).strip()))
         axis.set_minor_locator(NullLocator())
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of weights and KV cache)")
     axes.set_ylabel("done (FLOP/s)")
-    title_axes(axes, f"Farthest from its ceiling: {name}, {times_text(row['times_floor'])} its floor")
+    title_axes(axes, f"Farthest from its ceiling: {names[-1]} its floor")
     legend_below(figure, axes.get_legend_handles_labels()[0], 4, ax)
     return figure
+
+
+def _roof(ceilings: Ceilings, intensity: float) -> float:
+    """The best FLOP/s of so many FLOPs a byte."""
+    return min(intensity * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)

@@ -42,7 +42,7 @@ from ocr_phases.show.figures import (
     time_axis,
     title_axes,
 )
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48
@@ -475,7 +475,6 @@ def plot_distributions(pages: pd.DataFrame) -> Figure:
     A dashed line is the median, the title names it; p10 and p90 stand below. Missing values are left out.
     """
     figure = blank_figure(5.4)
-    figure.get_layout_engine().set(w_pad=2.5, h_pad=2.0)  # type: ignore[union-attr, call-arg]
     for axes, (column, name, text, colour) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
         style_axes(axes)
         axes.set_ylabel("pages")

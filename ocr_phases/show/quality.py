@@ -17,16 +17,15 @@ from ocr_phases.analyse.text import (
 )
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
-from ocr_phases.show.overlay import Colour, draw_tagged, printable
-from ocr_phases.show.regions import pages_of_row
+from ocr_phases.show.page import draw_tagged, pages_of_row, printable
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
 from ocr_phases.text import count_text, percent_text
 
-OUTCOME_COLOURS: dict[str, Colour] = {
-    EQUAL: (0, 114, 178),
-    DIFFERENT: (230, 159, 0),
-    MISSING: (170, 0, 0),
-    EXTRA: (170, 68, 153),
+OUTCOME_COLOURS: dict[str, str] = {
+    EQUAL: "#0072b2",
+    DIFFERENT: "#d9730d",
+    MISSING: "#aa0000",
+    EXTRA: "#aa4499",
 }
 """Colours of a region on the page; its tag says the same in words."""
 

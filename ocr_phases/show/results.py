@@ -36,10 +36,17 @@ from ocr_phases.analyse.sentences import (
 )
 from ocr_phases.analyse.stages import repeat_table, spread_names, stage_table, step_table
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import plots, regions
+from ocr_phases.show import plots
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.overlay import printable
-from ocr_phases.show.views import view_pictures
+from ocr_phases.show.page import (
+    has_region_times,
+    page_html,
+    plot_region_types,
+    printable,
+    region_tables_html,
+    shown_rows,
+    view_pictures,
+)
 from ocr_phases.show.web import (
     MISSING,
     Html,
@@ -313,7 +320,7 @@ def kernels(run: PhaseRun) -> Section:
         headings=_KERNELS,
         strong=whole,
     )
-    busy = Picture(plots.plot_busy(run), "GPU busy time of each stage")
+    busy = Picture(plots.plot_kernels(run), "GPU busy time of each stage")
     gaps = Picture(plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause")
     return Section(*head, told, busy, gaps, *_kernel_details(run))
 
@@ -360,15 +367,15 @@ def _longest(table: pd.DataFrame) -> Html:
 
 def page(run: PhaseRun) -> Section:
     """The page with its boxes, and the decode time of each region and type of region."""
-    types = [part for row in regions.shown_rows(run) for part in region_types(run, row).parts]
-    return Section(regions.page_html(run), *types, regions.region_tables_html(run))
+    types = [part for row in shown_rows(run) for part in region_types(run, row).parts]
+    return Section(page_html(run), *types, region_tables_html(run))
 
 
 def region_types(run: PhaseRun, row: int) -> Section:
     """Decode time by type of region in one row of a batch; nothing where no region has a time."""
-    if not regions.has_region_times(run, row):
+    if not has_region_times(run, row):
         return Section()
-    return Section(Picture(regions.plot_region_types(run, row), "Decode time by type of region"))
+    return Section(Picture(plot_region_types(run, row), "Decode time by type of region"))
 
 
 def text_notes(run: PhaseRun) -> Section:

@@ -25,7 +25,7 @@ from ocr_phases.inputs.images import page_image
 from ocr_phases.record import Plots, RecordedPage
 from ocr_phases.show import plots_many as draw
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.overlay import printable
+from ocr_phases.show.page import printable
 from ocr_phases.show.results import Bundle, Section, bundle, checks_html, facts_bundle, head_html
 from ocr_phases.show.web import (
     MISSING,

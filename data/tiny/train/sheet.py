@@ -24,7 +24,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.families import PRESETS
 from ocr_phases.models.load import load_checkpoint
 from ocr_phases.settings import ModelSettings
-from ocr_phases.show.overlay import draw_boxes
+from ocr_phases.show.page import draw_boxes
 from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
 
 SIDES = {"the generator": "sentences", "a browser": "browser"}
