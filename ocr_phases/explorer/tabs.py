@@ -96,32 +96,19 @@ class PagePane(Pane):
 
 
 class LinkedPane(Pane):
-    """A `View` of another mode at the row and token that the tab Page shows; sections below (or above) it."""
+    """The view of the tab Page once more, as what this tab is for; sections below (or above) it."""
 
     def __init__(
-        self, mode: str, page: PagePane, *sections: Callable[[PhaseRun], Section], above: bool = False
+        self, name: str, page: PagePane, *sections: Callable[[PhaseRun], Section], above: bool = False
     ) -> None:
-        super().__init__(mode, *sections)
-        self.view = View(mode)
+        super().__init__(name, *sections)
         self._page = page
-        self.children = [*self._shown, self.view] if above else [self.view, *self._shown]
-        for name in ("row", "token"):
-            self.view.observe(self._moved, name)
+        self.children = [*self._shown, page.view] if above else [page.view, *self._shown]
 
     def reveal(self) -> None:
-        """Draw the record, unless it is drawn, and go to the row and token of the tab Page."""
+        """Draw the record, unless it is drawn."""
         self._page.reveal()
-        row, token = self._page.view.row, self._page.view.token
         super().reveal()
-        self.view.row, self.view.token = row, token
-
-    def draw(self, run: PhaseRun) -> None:
-        """Show another record."""
-        self.view.show(run)
-        super().draw(run)
-
-    def _moved(self, change: Any) -> None:
-        setattr(self._page.view, change["name"], change["new"])
 
 
 class ComparePane(Pane):
@@ -150,15 +137,13 @@ class ComparePane(Pane):
         self._runs = runs
         options = list(zip(names, range(len(runs)), strict=True))
         kept = self.base.value
+        self._seen = False  # what is set here is not drawn
         for slot in (self.base, self.others):
-            slot.unobserve(self._chosen, "value")
             slot.options = options
         before = shown - 1 if shown else min(1, len(runs) - 1)
         self.base.value = before if kept is None or kept == shown else kept
         self.others.value = (shown,)
         self.others.rows = min(max(len(runs), 2), _MOST_ROWS)
-        for slot in (self.base, self.others):
-            slot.observe(self._chosen, "value")
 
     def reveal(self) -> None:
         """Draw the comparison, unless it is drawn."""

@@ -121,8 +121,7 @@ function legend(palette, [low, high], what) {
 }
 
 class View {
-  constructor(model, el) {
-    const mode = model.get("mode");
+  constructor(model, el, mode) {
     Object.assign(this, { model, el, mode, peeked: null, addresses: [], playing: null, style:
       { opacity: 0.12, labels: true, crops: true, hidden: new Set(), byTime: mode === "text" } });
     this.curve = new Curve(this);
@@ -140,9 +139,21 @@ class View {
     this.root = make("div", { class: `opv opv-mode-${this.mode}`, on: { keydown: (event) => this.key(event) } });
     this.build();
     el.append(this.root);
-    this.changes = { "change:token": () => this.mark(), "change:data": () => this.load() };
+    this.changes = { "change:token": () => this.shown && this.mark(), "change:data": () => this.renew() };
     for (const [name, call] of Object.entries(this.changes)) model.on(name, call);
-    this.load();
+    this.stale = true;
+  }
+
+  /** Show what came while the tab was closed. */
+  see(shown) {
+    this.shown = shown;
+    if (shown) this.stale ? this.load() : this.mark();
+  }
+
+  renew() {
+    this.pause(false);
+    this.stale = true;
+    if (this.shown) this.load();
   }
 
   build() {
@@ -206,7 +217,7 @@ class View {
 
   /** Show the row in `data`. */
   load() {
-    this.pause(false);
+    this.stale = false;
     const data = this.model.get("data");
     this.data = data;
     this.root.hidden = !data.texts?.length;
@@ -216,13 +227,13 @@ class View {
     this.style.hidden = new Set();
     this.byRegion = new Map(data.regions.map((region) => [region.region, region]));
     this.scrubber.max = data.texts.length - 1;
-    this.note.textContent = data.note;
+    this.note.textContent = this.mode === "timeline" ? data.timeline.note : data.note;
     this.row.replaceChildren(...data.rows.map((name, row) => make("option", { value: row }, name)));
     this.row.value = this.model.get("row");
     this.rows.hidden = data.rows.length < 2;
     this.tokens.show(data);
     if (this.mode === "timeline") {
-      this.timeline.show(data);
+      this.timeline.show(data.timeline);
     } else if (this.mode === "text") {
       this.rendered.replaceChildren(...data.rendered.map(([region, html]) => {
         const section = make("section", { "data-region": region, class: data.uncertain.regions.includes(region) ? "opv-uncertain" : "" });
@@ -516,7 +527,21 @@ class Live {
 
 export default {
   render({ model, el }) {
-    const view = model.get("mode") === "live" ? new Live(model, el) : new View(model, el);
-    return () => view.close();
+    if (model.get("live")) {
+      const live = new Live(model, el);
+      return () => live.close();
+    }
+    // One model in several tabs: each draws its part of it, and only while it is open.
+    let view = null;
+    const sizes = new ResizeObserver(() => {
+      const shown = el.clientWidth > 0;
+      if (shown) view ??= new View(model, el, ["text", "timeline"].find((tab) => el.closest(`.opx-pane-${tab}`)) ?? "page");
+      if (view && view.shown !== shown) view.see(shown);
+    });
+    sizes.observe(el);
+    return () => {
+      sizes.disconnect();
+      view?.close();
+    };
   },
 };

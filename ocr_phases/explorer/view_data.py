@@ -72,6 +72,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
     return {
         "rows": _row_names(run),
         "note": _note(run, row, grounding),
+        "timeline": timeline_data(run, row),
         "texts": [plain(str(text)) for text in tokens["text"]],
         "ms": times,
         "steps": whole(tokens["step"]),
