@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm
 
 from ocr_phases import record
 from ocr_phases.collectors import machine
@@ -45,7 +47,7 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, max_cache_len_for
-from ocr_phases.steps.compiled import CompiledVision
+from ocr_phases.steps.compiled import compiled_vision
 from ocr_phases.steps.execution import (
     check_strategy,
     current_device,
@@ -134,7 +136,7 @@ class Prepared:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.steps: dict[tuple[int, int, str], StaticStep] = {}
-        self.vision = CompiledVision(checkpoint.model)
+        self.vision = compiled_vision(checkpoint.model)
         self.ceilings = functools.cache(partial(measure_ceilings, checkpoint.device))
 
 
@@ -146,6 +148,11 @@ class Repeat(NamedTuple):
     peaks: dict[str, int]
     checks: list[LiveCheck]
     cache: dict[str, Any]
+
+
+def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
+    """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its own."""
+    return tqdm(steps, total=total, unit=unit, file=sys.stdout, disable="ipykernel" not in sys.modules)
 
 
 class Measurement:
@@ -212,7 +219,7 @@ class Measurement:
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         total = len(family.facts.encoders) * len(family.views(inputs)) * compiled
         total += (request.strategy == "compiled") + (static and inputs.input_ids.is_cuda)
-        of = "" if steps or vision.compile_ms else f" of {total}"  # some may be made already
+        of = "" if steps or vision.made else f" of {total}"  # some may be made already
         tell, numbers = preparing.get(), itertools.count(1)
         with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")):
             if static:
@@ -226,11 +233,10 @@ class Measurement:
             with self.vision():
                 phases.prefill(model, inputs, step=self.step)
         if self.step is not None:
-            # Rows that are padded run as they are.
-            _, ms = self.step.prefill.made.get(0 if self.packed.padded else length, (None, None))
+            ms = self.step.prefill.took_ms()
             self.made["strategy_setup"] = {**self.step.setup, "prefill_capture_ms": ms, "reused": reused}
         if compiled:
-            self.made["vision_setup"] = {"compile_ms": sum(vision.compile_ms[shape] for shape in vision.used)}
+            self.made["vision_setup"] = {"compile_ms": vision.took_ms()}
 
     def measure(
         self,
@@ -242,12 +248,14 @@ class Measurement:
         Raises what the callbacks raise: the runs finished by then are kept.
         """
         request, total = self.request, self.request.warmup + self.request.repeats
-        progress = progress or (lambda done, total: None)
+        numbers: Iterable[int] = range(-request.warmup, request.repeats)
+        if progress is None:
+            numbers, progress = bar_in_cell(numbers, "run"), lambda done, total: None
         try:
             with execution(self.device):
                 self.set_up()
                 self.memory, self.conditions = PeakMemory(self.device), Conditions(self.device)
-                for number in range(-request.warmup, request.repeats):
+                for number in numbers:
                     progress(number + request.warmup, total)
                     notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
                     with self.conditions.of(number):

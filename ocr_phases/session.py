@@ -175,7 +175,8 @@ class OCRSession:
         ``kernels`` (`ocr_phases.analyse.kernels`) run after everything that is timed.
         ``on_tokens(repeat, new ids a row)`` is called after the prefill and while decoding (repeat -1 is
         warm-up), ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
-        each. Either may raise `Stopped`: the record is then of the repeats finished by then.
+        each. Either may raise `Stopped`: the record is then of the repeats finished by then. Without
+        ``progress`` a notebook's cell shows a bar.
 
         Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, `Stopped`
         where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a

@@ -26,7 +26,7 @@ from ocr_phases.errors import OcrPhasesError, checked
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
 from ocr_phases.inputs.images import load_page
 from ocr_phases.record import PhaseRun, describe_page, elsewhere
-from ocr_phases.recorder import describe_model, one_sentence, page_id
+from ocr_phases.recorder import bar_in_cell, describe_model, one_sentence, page_id
 from ocr_phases.schema import Truth
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.store import (
@@ -163,7 +163,7 @@ class Sweep:
             for place, load in loads.items():
                 runs = output_folder(kept / place / "runs")
                 with only_writer(runs.parent):
-                    for outcome in self._outcomes(runs, load):
+                    for outcome in bar_in_cell(self._outcomes(runs, load), "cell", len(self.cells)):
                         if self.progress is not None:
                             self.progress(outcome)
                 free_memory()
@@ -325,5 +325,5 @@ def sweep(
         if name in loads:
             raise OcrPhasesError(f"Two of the models are called {name}: give them different names.")
         # A wrong setting of any model is refused before the first is loaded.
-        loads[name] = partial(loaded, ModelSettings(model=model, **(load or {})))
+        loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
     return Sweep(page=page, **options).run(loads)

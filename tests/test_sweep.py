@@ -556,7 +556,7 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     assert not elements.open
     assert "2 cells" in elements.said and "not be measured" in elements.said
     assert "4096 positions" in elements.said
-    assert sum(tag == "img" or attributes.get("role") == "img" for tag, attributes in elements.found) == 7
+    assert sum(tag == "img" or attributes.get("role") == "img" for tag, attributes in elements.found) == 6
     assert "times floor" in elements.said
     assert main(["sweep", "--records", str(tmp_path / "out"), "--out", str(tmp_path / "shown")]) == 0
     assert "Wrote" in capsys.readouterr().out
