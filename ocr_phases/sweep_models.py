@@ -325,5 +325,5 @@ def sweep(
         if name in loads:
             raise OcrPhasesError(f"Two of the models are called {name}: give them different names.")
         # A wrong setting of any model is refused before the first is loaded.
-        loads[name] = partial(loaded, ModelSettings(model=model, **(load or {})))
+        loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
     return Sweep(page=page, **options).run(loads)

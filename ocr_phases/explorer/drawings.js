@@ -1,5 +1,6 @@
 /* The drawings of the linked view (elements, zoom, latency curve, page, timeline). `view.py` puts this file before
-   view.js, and both are one module. What the model wrote enters the document as text nodes only. */
+   view.js, and both are one module. What the model wrote enters the document as text nodes, and as the HTML of
+   `markdown_html`. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const PLOT = { width: 640, height: 200, left: 46, right: 10, top: 10, bottom: 32 };
@@ -81,18 +82,12 @@ class Window {
   }
 }
 
-/** Wheel, drag, double click, keys and buttons of a drawing whose `windows` (x, or x and y) move.
+/** Drag, double click, keys and buttons of a drawing whose `windows` (x, or x and y) move.
     `locate` gives an event's share of each window. */
 class Zoom {
   constructor(svg, windows, locate, redraw, click) {
     Object.assign(this, { svg, windows, redraw });
     let start = null;
-    svg.addEventListener("wheel", (event) => {
-      // Without Ctrl the notebook scrolls, until the drawing was clicked.
-      if (!event.ctrlKey && !event.metaKey && document.activeElement !== svg) return;
-      event.preventDefault();
-      this.zoom(event.deltaY < 0 ? 1.25 : 0.8, locate(event));
-    }, { passive: false });
     svg.addEventListener("pointerdown", (event) => {
       start = { at: locate(event), x: event.clientX, y: event.clientY, target: event.target, dragged: false };
     });
@@ -257,6 +252,12 @@ class Page {
     this.zoom = new Zoom(this.svg, () => [this.across, this.down], locate, () => this.redraw(), (_, target) => {
       if (view.go && region(target) !== undefined) view.goRegion(Number(region(target)));
     });
+    this.svg.addEventListener("wheel", (event) => {
+      // Without Ctrl the notebook scrolls, until the page was clicked.
+      if (!event.ctrlKey && !event.metaKey && document.activeElement !== this.svg) return;
+      event.preventDefault();
+      this.zoom.zoom(event.deltaY < 0 ? 1.25 : 0.8, locate(event));
+    }, { passive: false });
     if (!view.go) return;
     this.svg.addEventListener("pointermove", (event) => {
       const found = region(event.target);

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.places import found
+from ocr_phases.explorer.kept_records import found
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPTS
 from ocr_phases.files import PAGE_SUFFIXES, each_page
 from ocr_phases.settings import NEW_TOKENS, Settings, choices, declared, help_text, kind
