@@ -45,15 +45,7 @@ _MOST_ROWS = 60
 _END = 10  # rows at each end of a longer table
 _LONGEST_TEXT = 120
 _TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
-_HEADINGS = {
-    "interval": ("95 % interval", ""),
-    "detectable": ("smallest resolved change", "%"),
-    "tokens": ("output", ""),
-    "page_ms": ("page, p50", "ms"),
-    "page_ms_p90": ("p90", "ms"),
-    "page_ms_p99": ("p99", "ms"),
-    "pages_per_min": ("pages/min", ""),
-}
+_HEADINGS = {"interval": ("95 % interval", ""), "tokens": ("output", ""), "page_ms": ("page, p50", "ms")}
 
 
 # -- tables of any result ----------------------------------------------------------------------------
@@ -61,25 +53,19 @@ _HEADINGS = {
 
 def frame_html(table: pd.DataFrame) -> str:
     """A table of a result in a notebook; of one with many columns those that fit, of a long one its ends."""
-    shown = _known_table(table)
-    if shown is None:
-        ends = pd.concat([table.head(_END), table.tail(_END)]) if len(table) > _MOST_ROWS else table
-        words = ends.select_dtypes(exclude="number").columns
-        ends = ends.assign(**{name: ends[name].map(_one_line) for name in words})
-        rows = f"{len(table):,} rows, the first and the last {_END}" if len(ends) < len(table) else ""
-        shown = table_html(ends, caption=rows)
-    return str(notebook_style() + shown)
+    known = {COMPARE_COLUMNS: compare_html, SWEEP_COLUMNS: cells_html, CHECK_COLUMNS: _checks_html}
+    return str(notebook_style() + known.get(tuple(table.columns), _ends_html)(table))
 
 
-def _known_table(table: pd.DataFrame) -> Html | None:
-    columns = tuple(table.columns)
-    if columns == COMPARE_COLUMNS:
-        return compare_html(table)
-    if columns == SWEEP_COLUMNS:
-        return cells_html(table)
-    if columns == CHECK_COLUMNS:
-        return checks_html([Verdict(**dict(zip(columns, row, strict=True))) for row in table.to_numpy()])
-    return None
+def _checks_html(table: pd.DataFrame) -> Html:
+    return checks_html(Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True))) for row in table.to_numpy())
+
+
+def _ends_html(table: pd.DataFrame) -> Html:
+    ends = pd.concat([table.head(_END), table.tail(_END)]) if len(table) > _MOST_ROWS else table
+    words = {str(name): ends[name].map(_one_line) for name in ends.select_dtypes(exclude="number")}
+    rows = f"{len(table):,} rows, the first and the last {_END}" if len(ends) < len(table) else ""
+    return table_html(ends.assign(**words), caption=rows)
 
 
 def _one_line(value: object) -> object:
