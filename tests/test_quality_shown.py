@@ -14,7 +14,7 @@ from elements import Elements
 from example_run import ATTACK, REGIONS, make_run, two_page_run
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageColor
 from refusals import refused
 
 from benchmarks import quality_figures
@@ -205,7 +205,9 @@ def test_the_page_shows_every_outcome() -> None:
     drawn = draw_outcomes(image, table)
     assert drawn.size == image.size
     colours = {colour for _, colour in drawn.getcolors(1 << 20) or ()}
-    assert {OUTCOME_COLOURS[outcome] for outcome in ("equal", "missing", "extra")} <= colours
+    assert {
+        ImageColor.getrgb(OUTCOME_COLOURS[outcome]) for outcome in ("equal", "missing", "extra")
+    } <= colours
 
 
 @pytest.mark.parametrize("rows", [1, 2])

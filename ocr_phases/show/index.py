@@ -44,6 +44,7 @@ _HISTOGRAMS = "Histograms of time to first token, inter-token latency, tokens an
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
 _PAGES += ["record", "warnings"]
+_FAILED = ["page", "status", "attempts", "reason"]
 _WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
@@ -69,13 +70,13 @@ def index_html(
     files = [element("li", element("a", name, href=quote(name))) for name in tables]
     sections = {
         "Failures": _failures(failed),
-        "Quality": _quality(measured),
+        "Quality": fragment(*_quality(measured)),
         "Pages": _pages(pages),
         "Distributions": _distributions(measured),
         "Slowest regions": _regions(regions, measured),
-        "Tables": [element("ul", *files, class_="op")],
+        "Tables": element("ul", *files, class_="op"),
     }
-    shown = {heading: content for heading, parts in sections.items() if (content := fragment(*parts))}
+    shown = {heading: content for heading, content in sections.items() if content}
     contents = [(heading, heading.replace(" ", "-")) for heading in shown]
     about = " · ".join(f"{label} {value}" for label, value in facts.items())
     body = fragment(
@@ -102,16 +103,23 @@ def _cards(
     yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
 
 
-def _failures(failed: pd.DataFrame) -> Iterator[Html]:
-    if len(failed):
-        shown = failed.head(MOST_ROWS)
-        table = _shortened(shown[["page", "status", "attempts", "reason"]])
-        links = {"status": _links(shown, "status.json")}
-        yield table_html(table, caption="Failed pages and their reasons", links=links, missing="not run")
-        yield _cut(len(failed))
+def _table(
+    shown: pd.DataFrame, caption: str, links: Mapping[str, Sequence[str]], cut: str = "", **given: Any
+) -> Html:
+    """A table with the texts of a model and of an error on a line, and what was ``cut`` from it."""
+    known = {name: longest for name, longest in _LONGEST.items() if name in shown}
+    texts = {name: [printable(str(text), longest) for text in shown[name]] for name, longest in known.items()}
+    table = shown.assign(**texts)
+    return table_html(table, caption=caption, links=links, headings=_HEADINGS, **given) + note(cut)
 
 
-def _pages(pages: pd.DataFrame) -> Iterator[Html]:
+def _failures(failed: pd.DataFrame) -> Html:
+    shown = failed.head(MOST_ROWS)
+    links, cut = {"status": _links(shown, "status.json")}, _cut(failed)
+    return _table(shown[_FAILED], "Failed pages and their reasons", links, cut, missing="not run", empty="")
+
+
+def _pages(pages: pd.DataFrame) -> Html:
     """Failures first, then the pages in their order, with links to report and record.
 
     Where there is no room for all, those with warnings and the slowest come before the rest.
@@ -126,41 +134,26 @@ def _pages(pages: pd.DataFrame) -> Iterator[Html]:
         "record": _links(shown, RECORD, shown["late"]),
         "status": _links(shown, "status.json"),
     }
-    if any(links["page"]):
-        yield note("A page links to its report, its status to all attempts.")
-    yield table_html(shown[_PAGES], caption="All pages, failures first", headings=_HEADINGS, links=links)
-    yield _cut(len(pages), _ORDER)
+    linked = "A page links to its report, its status to all attempts." if any(links["page"]) else ""
+    return note(linked) + _table(shown[_PAGES], "All pages, failures first", links, _cut(pages, _ORDER))
 
 
-def _shortened(table: pd.DataFrame) -> pd.DataFrame:
-    """The same with the texts of a model and of an error on a line."""
-    known = [(name, longest) for name, longest in _LONGEST.items() if name in table]
-    return table.assign(
-        **{name: [printable(str(text), longest) for text in table[name]] for name, longest in known}
-    )
+def _cut(rows: pd.DataFrame, order: str = "") -> str:
+    more = f"The first {MOST_ROWS:,} of {len(rows):,} rows{order}; pages.csv has all."
+    return more if len(rows) > MOST_ROWS else ""
 
 
-def _cut(rows: int, order: str = "") -> Html:
-    more = f"The first {MOST_ROWS:,} of {rows:,} rows{order}; pages.csv has all."
-    return note(more if rows > MOST_ROWS else "")
-
-
-def _distributions(measured: pd.DataFrame) -> Iterator[Html]:
+def _distributions(measured: pd.DataFrame) -> Html:
     if measured.empty:
-        yield note("No page was measured.")
-    else:
-        yield Picture(plot_distributions(measured), _HISTOGRAMS).html()
+        return note("No page was measured.")
+    return Picture(plot_distributions(measured), _HISTOGRAMS).html()
 
 
-def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Html]:
-    if regions.empty:
-        yield note("The outputs mark no region.")
-        return
+def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
     reported = regions["folder"].isin(measured.loc[measured["report"], "folder"])
     links = {"page": _report_links(regions.assign(report=reported))}
-    table = _shortened(regions.drop(columns="folder"))
-    caption = "The regions with the longest decode time"
-    yield table_html(table, caption=caption, headings=_HEADINGS, links=links, missing="no text")
+    caption, none = "The regions with the longest decode time", "The outputs mark no region."
+    return _table(regions.drop(columns="folder"), caption, links, missing="no text", empty=none)
 
 
 def _quality(pages: pd.DataFrame) -> Iterator[Html]:

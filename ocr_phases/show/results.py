@@ -472,13 +472,17 @@ def bundle(shown: str, text: str) -> Bundle:
 
 def run_bundle(run: PhaseRun) -> Bundle:
     """A record's first screen; in words its subject, headline, checks and, of a batch, a line a row."""
-    rows = row_table(run).itertuples(index=False, name=None) if len(run.results) > 1 else ()
     lines = [
         f"  row {row}: {printable(files, _LONGEST_NAME)}, {count_text(tokens, 'token')}, {ended}"
-        for row, files, tokens, ended, _ in rows
+        for row, files, tokens, ended, _ in row_table(run).itertuples(index=False, name=None)
     ]
     name = printable(run_title(run), _LONGEST_NAME)
-    text = [f"{name} · {subject(run)}", headline(run), checks_verdict(run_checks(run)), *lines]
+    text = [
+        f"{name} · {subject(run)}",
+        headline(run),
+        checks_verdict(run_checks(run)),
+        *(lines if len(lines) > 1 else ()),
+    ]
     return bundle(overview(run).html(), "\n".join(text))
 
 

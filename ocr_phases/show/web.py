@@ -109,12 +109,7 @@ def block(name: str, **values: Any) -> Html:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("ocr_phases.show"),
-        autoescape=True,
-        finalize=_safe,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("ocr_phases.show"), autoescape=True, finalize=_safe, undefined=StrictUndefined
     )
     environment.filters["units"] = lambda text: _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
     return environment
@@ -179,14 +174,18 @@ def table_html(
     strong: Iterable[bool] | None = None,
     links: Mapping[str, Sequence[str]] | None = None,
     missing: str = "not measured",
+    empty: str | None = None,
     classes: str = "",
 ) -> Html:
     """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text escaped.
 
     ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
     ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text columns an address a
-    row, empty for none. ``missing`` says why a figure may be n/a.
+    row, empty for none. ``missing`` says why a figure may be n/a, ``empty`` what stands in place of a table
+    without rows.
     """
+    if empty is not None and not len(table):
+        return note(empty)
     known, columns, cells = {**HEADINGS, **(headings or {})}, [], []
     for name, values in table.items():
         heading, unit = known.get(str(name)) or _heading(str(name))
