@@ -20,7 +20,6 @@ from ocr_phases.show.figures import Picture
 from ocr_phases.show.page import printable
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
 from ocr_phases.show.web import (
-    HEADINGS,
     Html,
     block,
     document_html,
@@ -172,10 +171,9 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
     yield Picture(plot_compression(pages, measure), "What each page loses over its compression").html()
     yield note(_counted(pages))
     categories = category_table(pages)
-    if len(categories):
-        name = HEADINGS.get(measure, (measure.replace("_", " "), ""))[0]
-        percent = {name: (str(name), "%") for name in categories.columns[2:]}
-        yield table_html(categories, caption=f"Mean {name} by category and preset", headings=percent)
+    percent = {name: (str(name), "%") for name in categories.columns[2:]}
+    caption = f"Mean {measure.replace('_', ' ')} by category and preset"
+    yield table_html(categories, caption=caption, headings=percent, empty="")
     worst = pages.dropna(subset=[measure])
     worst = worst.sort_values(measure, ascending=measure == "agreement", kind="stable").head(_WORST)
     columns = dict.fromkeys([*_WORST_COLUMNS[:3], measure, *_WORST_COLUMNS[3:]])

@@ -87,7 +87,7 @@ _TOP_KERNELS = 12
 _WRITTEN = "The text as the model wrote it"
 _INDENT = "\N{NO-BREAK SPACE}" * 4
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
-_FLOORS = ("stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes")
+_FLOORS = ["stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
 _WHOLES = {"prefill": "whole prefill", "decode_step": "whole decode step"}
 _RATIOS = {
     "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} valid image "
@@ -229,13 +229,11 @@ def latency(run: PhaseRun) -> Section:
     """Every decode step over its floor, and the slowest steps."""
     drawn = Picture(plots.plot_latency(run), "Time of each decode step")
     slowest = step_table(run).nlargest(_SLOWEST, "device_ms")
-    if slowest.empty:
-        return Section(drawn)
     slowest["index"] += 1  # a person counts tokens from one
     columns = ["step", "index", "text", "cache_len", "device_ms", "device_ms_p10", "device_ms_p90", "host_ms"]
     headings = {"index": ("token", ""), "text": ("text", "")}
     caption = f"The {len(slowest)} slowest steps"
-    return Section(drawn, timed_table(run, slowest[columns], caption, "median", headings=headings))
+    return Section(drawn, timed_table(run, slowest[columns], caption, "median", headings=headings, empty=""))
 
 
 def vision(run: PhaseRun) -> Section:
@@ -254,14 +252,9 @@ def floors(run: PhaseRun) -> Section:
     names = names.mask(table["phase"] == "decode", "decode: " + names)
     table["stage"] = names.mask(whole, table["stage"].map(_WHOLES))
     table["gflop"] = table["flops"] / 1e9
-    shown = timed_table(
-        run,
-        table[list(_FLOORS)],
-        "Time and floor of each stage",
-        strong=whole,
-        headings={"bytes": ("read", "bytes")},
-        missing="no floor is known for the stage",
-    )
+    caption, missing = "Time and floor of each stage", "no floor is known for the stage"
+    headings = {"bytes": ("read", "bytes")}
+    shown = timed_table(run, table[_FLOORS], caption, strong=whole, headings=headings, missing=missing)
     roofline = Picture(plots.plot_roofline(run), "Roofline: arithmetic done over arithmetic intensity")
     return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), roofline)
 
@@ -293,12 +286,9 @@ def kernels(run: PhaseRun) -> Section:
     table["stage"] = table["stage"].map(stage_name).mask(table["stage"] == table["phase"], "whole phase")
     keys = keys if table["view"].any() else keys[:2]
     tool, steps = run.kernels["tool"], run.kernels["steps"]
-    told = table_html(
-        table[[*keys, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]],
-        caption=f"From one more run under {tool} with {steps} decode steps; decode is per profiled step.",
-        headings={"wall_ms": ("time", "ms")},
-        strong=whole,
-    )
+    caption = f"From one more run under {tool} with {steps} decode steps; decode is per profiled step."
+    table = table[[*keys, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]]
+    told = table_html(table, caption=caption, headings={"wall_ms": ("time", "ms")}, strong=whole)
     busy = Picture(plots.plot_kernels(run), "GPU busy time of each stage")
     gaps = Picture(plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause")
     folded = [fold(name, table_html(rows, caption=caption)) for name, rows, caption in _kernel_details(run)]
@@ -434,10 +424,10 @@ def method(run: PhaseRun) -> Section:
         "Request": run.request,
     }
     blocks = [element("h3", title) + pairs(_facts(values)) for title, values in parts.items()]
-    conditions = conditions_table(run).dropna(axis="columns", how="all")
-    if len(conditions):
-        conditions["repeat"] += 1
-        blocks.append(table_html(conditions, caption="The machine during each repeat"))
+    conditions = conditions_table(run)
+    conditions["repeat"] += 1
+    conditions = conditions.dropna(axis="columns", how="all")
+    blocks.append(table_html(conditions, caption="The machine during each repeat", empty=""))
     config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
     blocks.append(fold("The model's configuration", preformatted(config), classes="op-fold"))
     return Section(fold("Device, versions, model and request", *blocks))
@@ -472,17 +462,13 @@ def bundle(shown: str, text: str) -> Bundle:
 
 def run_bundle(run: PhaseRun) -> Bundle:
     """A record's first screen; in words its subject, headline, checks and, of a batch, a line a row."""
+    rows = row_table(run).itertuples(index=False, name=None) if len(run.results) > 1 else ()
     lines = [
         f"  row {row}: {printable(files, _LONGEST_NAME)}, {count_text(tokens, 'token')}, {ended}"
-        for row, files, tokens, ended, _ in row_table(run).itertuples(index=False, name=None)
+        for row, files, tokens, ended, _ in rows
     ]
-    name = printable(run_title(run), _LONGEST_NAME)
-    text = [
-        f"{name} · {subject(run)}",
-        headline(run),
-        checks_verdict(run_checks(run)),
-        *(lines if len(lines) > 1 else ()),
-    ]
+    first = f"{printable(run_title(run), _LONGEST_NAME)} · {subject(run)}"
+    text = [first, headline(run), checks_verdict(run_checks(run)), *lines]
     return bundle(overview(run).html(), "\n".join(text))
 
 

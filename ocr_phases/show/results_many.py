@@ -198,9 +198,9 @@ def sweep_head(sweep: SweepResult) -> Section:
 def cells_html(table: pd.DataFrame) -> Html:
     """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
     columns = [*_WAYS, "batch", "prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms"]
-    shown = _without_constants(table[columns]).assign(
-        times_floor=table["inter_token_ms"] / table["step_floor_ms"], tokens_per_s=table["tokens_per_s"]
-    )
+    shown = _without_constants(table[columns])
+    shown["times_floor"] = table["inter_token_ms"] / table["step_floor_ms"]
+    shown["tokens_per_s"] = table["tokens_per_s"]
     return table_html(
         shown.dropna(axis="columns", how="all"),
         caption="Each cell, medians over the repeats",
