@@ -17,7 +17,6 @@ from ocr_phases.text import count_text, percent_text
 OUTCOME_COLOURS = dict(zip(OUTCOMES, ("#0072b2", "#d9730d", "#aa0000", "#aa4499"), strict=True))
 """Colours of a region on the page; its tag says the same in words."""
 
-_OUTCOMES = "Regions by outcome: equal (blue), different (orange), missing (red), extra (purple)"
 _MOST_REGIONS = 60
 _MOST_WORDS = 400  # that differ in a region
 _AROUND = 12  # words told before and after a difference
@@ -69,12 +68,11 @@ def _row_html(run: PhaseRun, truth: Truth, row: int) -> Html:
     differences = region_differences(run, truth, row)
     pages = pages_of_row(run, row)
     page = run.page_image(pages[0]) if len(pages) == 1 else None
-    pictures = []
+    parts = [note(_lead(truth, differences)), _measures(quality_table(run, truth, row))]
     if page is not None and differences["box"].notna().any():
-        pictures.append((draw_outcomes(page, differences), _OUTCOMES))
-    measures = _measures(quality_table(run, truth, row))
-    told = note(_lead(truth, differences)), measures, pictures_html(pictures), _differences(differences)
-    return fragment(*told)
+        caption = "Regions by outcome: equal (blue), different (orange), missing (red), extra (purple)"
+        parts.append(pictures_html([(draw_outcomes(page, differences), caption)]))
+    return fragment(*parts, _differences(differences))
 
 
 def _lead(truth: Truth, differences: pd.DataFrame) -> str:
