@@ -87,9 +87,8 @@ def _lead(truth: Truth, differences: pd.DataFrame) -> str:
 def _measures(table: pd.DataFrame) -> Html:
     """The whole page's measures, and the boxes by type of region where the truth has boxes."""
     whole, labels = table[table["label"] == ""], table[table["label"] != ""]
-    shown = pd.DataFrame(
-        whole["measure"].map(_NAMES).tolist(), columns=["measure", "over"], index=whole.index
-    )
+    names = list(map(_NAMES.get, whole["measure"]))
+    shown = pd.DataFrame(names, columns=["measure", "over"], index=whole.index)
     shown.insert(1, "value", whole["value"].map(percent_text))
     shown["over"] = whole["count"].map("{:,} ".format) + shown["over"]
     measures = table_html(shown, caption="The whole page against the truth")
