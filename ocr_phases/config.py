@@ -123,15 +123,12 @@ class ModelConfig(NamedTuple):
     """A checked config: its ``family``, and ``saved``, what its class's config takes.
 
     ``saved`` has ``text_config`` and ``vision_config`` (``sam_config``, ``encoder_config``) with every size.
+    ``window`` is how many generated tokens a decode step sees, its own among them; None for all.
     """
 
     family: FamilyFacts
     saved: dict[str, Any]
-
-    @property
-    def window(self) -> int | None:
-        """How many generated tokens a decode step sees, its own among them; None for all."""
-        return self.saved["text_config"]["sliding_window"] if self.family.attention == WINDOWED else None
+    window: int | None
 
 
 def read_model_config(config: dict[str, Any]) -> ModelConfig:
@@ -150,7 +147,8 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
     except OcrPhasesError as error:
         text = _published_names(str(error), family) if published else str(error)
         raise OcrPhasesError(f"config.json is damaged ({text}).") from error
-    return ModelConfig(family, saved)
+    window = saved["text_config"]["sliding_window"] if family.attention == WINDOWED else None
+    return ModelConfig(family, saved, window)
 
 
 def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:

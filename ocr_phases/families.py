@@ -177,15 +177,12 @@ class FamilyFacts:
         return f"{self.leads[0]}{'' if grounding is False else self.leads[1]}{prompt}"
 
 
-_SHARED = ("native", "prompts", "published")  # with the family that a row is like
-
-
 def _families() -> dict[str, FamilyFacts]:
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     for name, row in table.items():
         like = table.get(row.get("like"), row)
         config, own = like["config"], row.get("config", {})
-        row = table[name] = {entry: like[entry] for entry in _SHARED} | row | {"name": name}
+        row = table[name] = {**like, "vendor": None, **row, "name": name}
         parts = {part: config[part] | own.get(part, {}) for part in ("language_config", "vision_config")}
         row["config"] = {**config, "model_type": row["published_type"], **own, **parts}
         for preset, sizes in row["presets"].items():

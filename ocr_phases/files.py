@@ -425,8 +425,8 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         import psutil
 
         running = {str(number) for number in psutil.pids()}
-        numbers = Path("/proc/self/ns/pid")  # containers may share host name and temporary folder
-        host = f"{platform.node()} {numbers.stat().st_ino if numbers.exists() else 0}"
+        # Containers may share host name and temporary folder; the link leads to a name of their own.
+        host = f"{platform.node()} {Path('/proc/self/ns/pid').resolve().name}"
         place = hashlib.sha256(host.encode()).hexdigest()[:8]
         try:
             for left in Path(tempfile.gettempdir()).glob(f"ocr-*-{place}-*"):

@@ -47,7 +47,7 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, max_cache_len_for
-from ocr_phases.steps.compiled import CompiledVision
+from ocr_phases.steps.compiled import compiled_vision
 from ocr_phases.steps.execution import (
     check_strategy,
     current_device,
@@ -136,7 +136,7 @@ class Prepared:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.steps: dict[tuple[int, int, str], StaticStep] = {}
-        self.vision = CompiledVision(checkpoint.model)
+        self.vision = compiled_vision(checkpoint.model)
         self.ceilings = functools.cache(partial(measure_ceilings, checkpoint.device))
 
 
@@ -219,7 +219,7 @@ class Measurement:
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         total = len(family.facts.encoders) * len(family.views(inputs)) * compiled
         total += (request.strategy == "compiled") + (static and inputs.input_ids.is_cuda)
-        of = "" if steps or vision.compile_ms else f" of {total}"  # some may be made already
+        of = "" if steps or vision.made else f" of {total}"  # some may be made already
         tell, numbers = preparing.get(), itertools.count(1)
         with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")):
             if static:
@@ -233,11 +233,10 @@ class Measurement:
             with self.vision():
                 phases.prefill(model, inputs, step=self.step)
         if self.step is not None:
-            # Rows that are padded run as they are.
-            _, ms = self.step.prefill.made.get(0 if self.packed.padded else length, (None, None))
+            ms = self.step.prefill.took_ms()
             self.made["strategy_setup"] = {**self.step.setup, "prefill_capture_ms": ms, "reused": reused}
         if compiled:
-            self.made["vision_setup"] = {"compile_ms": sum(vision.compile_ms[shape] for shape in vision.used)}
+            self.made["vision_setup"] = {"compile_ms": vision.took_ms()}
 
     def measure(
         self,

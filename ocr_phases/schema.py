@@ -64,7 +64,6 @@ def conform(value: Any, shape: Any, name: str = "") -> Any:
 
 
 _ENTRY = re.compile(r"(\w+)(\??):(\w+)([?*+]*)")
-_LIST: Any = list
 
 
 def shape(kinds: Mapping[str, Any], entries: str, **others: Any) -> Any:
@@ -77,8 +76,8 @@ def shape(kinds: Mapping[str, Any], entries: str, **others: Any) -> Any:
     for name, missing, kind, marks in _ENTRY.findall(entries):
         hint = kinds[kind]
         for mark in marks:
-            listed = Annotated[_LIST[hint], Meta(min_length=1 if mark == "+" else 0)]
-            hint = hint | None if mark == "?" else listed
+            least = Meta(min_length=1 if mark == "+" else 0)
+            hint = hint | None if mark == "?" else Annotated[list.__class_getitem__(hint), least]
         hints[name] = NotRequired[hint] if missing else hint
     return TypedDict("_Shape", hints | others)  # type: ignore[operator]
 
@@ -229,8 +228,7 @@ def check_record(record: dict[str, Any]) -> None:
             conform({"value": part}, Plain, name)
     view = record.get("kernels", {"error": ""})
     conform(view, _KINDS["no_kernels" if "error" in view else "kernels"], "kernels")
-    named: tuple[str, ...] = () if "error" in view else _KERNEL_TABLES
-    tables = {f"kernels.{name}": view[name] for name in named}
+    tables = {f"kernels.{name}": view[name] for name in _KERNEL_TABLES if "error" not in view}
     for name, table in tables.items():
         conform(table, _Columns, name)
     tables["spans"] = {name: record["spans"][name] for name in SPAN_COLUMNS}

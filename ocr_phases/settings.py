@@ -113,15 +113,26 @@ class SamplingSettings(_Checked):
             raise OcrPhasesError("infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both.")
 
     @classmethod
-    def from_infer(cls, infer: Mapping[str, Any] | None) -> Self:
-        """Read an ``infer`` mapping (temperature 0 means greedy); `OcrPhasesError` for a wrong one."""
+    def from_infer(cls, infer: Mapping[str, Any] | str | None) -> Self:
+        """Read an ``infer`` mapping, also as text: ``temperature=0.7,top_k=5``, values as TOML writes them.
+
+        Temperature 0 means greedy. Raises `OcrPhasesError` for a wrong one.
+        """
+        if isinstance(infer, str):
+            try:
+                infer = tomllib.loads(infer.lower().replace(",", "\n"))
+            except (ValueError, RecursionError) as error:
+                raise OcrPhasesError(
+                    f"infer is {infer!r}: write name=number, such as temperature=0.7,top_p=0.9."
+                ) from error
         if not isinstance(infer, Mapping | None):
             raise OcrPhasesError(f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.')
-        for name in infer or ():
+        given = dict(infer or {})
+        for name in given:
             check_known("entry", name, setting_names(cls), "infer")
-        values = {"do_sample": "temperature" in (infer or {}), **(infer or {})}
+        values = {"do_sample": "temperature" in given, **given}
         if values.get("temperature") == 0:
-            if infer and infer.get("do_sample"):
+            if given.get("do_sample"):
                 raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
             values.update(do_sample=False, temperature=1.0)
         return cls(**values)
@@ -155,8 +166,7 @@ def resolve_infer(
     if isinstance(infer, SamplingSettings):
         return infer, bool(autocast)
     if not is_published(infer):
-        values = _infer_mapping(infer) if isinstance(infer, str) else infer
-        return SamplingSettings.from_infer(values), bool(autocast)
+        return SamplingSettings.from_infer(infer), bool(autocast)
     facts = facts_of(family)
     check_known("infer", infer, facts.published, more=", or values such as temperature=0.7")
     if autocast is False:
@@ -170,16 +180,6 @@ def resolve_infer(
 def is_published(infer: object) -> TypeGuard[str]:
     """Whether an ``infer`` names what a published ``infer()`` does, and gives no values."""
     return isinstance(infer, str) and "=" not in infer
-
-
-def _infer_mapping(text: str) -> dict[str, Any]:
-    """``temperature=0.7,top_k=5`` as a mapping; values as TOML writes them."""
-    try:
-        return tomllib.loads(text.lower().replace(",", "\n"))
-    except ValueError as error:
-        raise OcrPhasesError(
-            f"infer is {text!r}: write name=number, such as temperature=0.7,top_p=0.9."
-        ) from error
 
 
 @public

@@ -20,7 +20,7 @@ from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 import msgspec
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import read_regular, write_atomic, writing
+from ocr_phases.files import output_folder, read_regular, write_atomic
 
 SCHEMA = 1
 CELL_STATUS = ".status.json"
@@ -71,8 +71,7 @@ def write_status(path: Path, status: Mapping[str, Any]) -> None:
     """Write a status, all of it but its version; `OcrPhasesError` if that fails."""
     kept = {"schema": SCHEMA, **status}
     text = json.dumps(kept, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    output_folder(path.parent)
     write_atomic(path, text.encode("utf-8", "replace") + b"\n")
 
 
@@ -122,8 +121,7 @@ def take(folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(place.iterdir()):
             target = folder / path.name
-            if target.is_dir():
-                shutil.rmtree(target)
+            shutil.rmtree(target, ignore_errors=True)  # a file is replaced
             path.replace(target)
         place.rmdir()
     except OSError as error:

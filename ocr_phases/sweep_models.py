@@ -121,8 +121,8 @@ class Sweep:
     ignore_eos: bool | None = None
     truth: str | Path | None = None
     retry_failed: bool = False
-    progress: Callable[[CellOutcome], None] | None = None
-    on_run: Callable[[Cell, int, int], None] | None = None
+    progress: Callable[[CellOutcome], None] = lambda outcome: None
+    on_run: Callable[[Cell, int, int], None] = lambda cell, done, total: None
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -164,8 +164,7 @@ class Sweep:
                 runs = output_folder(kept / place / "runs")
                 with only_writer(runs.parent):
                     for outcome in bar_in_cell(self._outcomes(runs, load), "cell", len(self.cells)):
-                        if self.progress is not None:
-                            self.progress(outcome)
+                        self.progress(outcome)
                 free_memory()
             return elsewhere("analyse.scaling.SweepResult").load(kept)
 
@@ -227,7 +226,7 @@ class Sweep:
         session = only(sessions, tuple(cell.of_model.items()), partial(load, **cell.of_model))
         # A batch would hold the page as often as it has rows; nothing of a sweep shows probabilities.
         options = {**cell.of_run, "embed_page": cell.batch == 1, "token_probabilities": False}
-        pages, told = [self.page] * cell.batch, self.on_run and partial(self.on_run, cell)
+        pages, told = [self.page] * cell.batch, partial(self.on_run, cell)
         return session.run_inference(pages, progress=told, **options, **self.request)
 
 
@@ -325,5 +324,5 @@ def sweep(
         if name in loads:
             raise OcrPhasesError(f"Two of the models are called {name}: give them different names.")
         # A wrong setting of any model is refused before the first is loaded.
-        loads[name] = partial(loaded, ModelSettings(model=model, **(load or {})))
+        loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
     return Sweep(page=page, **options).run(loads)

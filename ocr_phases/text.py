@@ -20,7 +20,6 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-_LONGEST_NAME = 100  # comparing is quadratic in the length
 _STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_head": "LM head"}
 
 
@@ -95,7 +94,7 @@ def any_of(words: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` Did you mean X?`` with the name of ``known`` that is most like ``name``, in any case; else empty."""
     lowered = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(name[:_LONGEST_NAME].lower(), lowered, n=1)
+    found = difflib.get_close_matches(name[:100].lower(), lowered, n=1)  # quadratic in the length
     return f" Did you mean {lowered[found[0]]}?" if found else ""
 
 

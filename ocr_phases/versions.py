@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, require
 
 __version__ = "0.1.0"
 
@@ -42,9 +42,8 @@ _MOST_HEADER = 100_000_000  # the safetensors format's own limit
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, sorted; `OcrPhasesError` for a pipe, device or folder among them."""
     files = sorted(folder.glob("*.safetensors"))
-    other = [path for path in files if not path.is_file()]
-    if other:
-        raise OcrPhasesError(f"{other[0]} is no regular file: put the weights themselves into the folder.")
+    told = "is no regular file: put the weights themselves into the folder."
+    require((f"{path} {told}", path.is_file()) for path in files)
     return files
 
 
@@ -66,10 +65,8 @@ def _header(path: Path) -> bytes:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = file.read(size) if size <= _MOST_HEADER else b""
-    if not size or len(header) != size:
-        raise OcrPhasesError(
-            f"{path} is no safetensors file: it has no header of the {size:,} bytes it names."
-        )
+    told = f"{path} is no safetensors file: it has no header of the {size:,} bytes it names."
+    require([(told, 0 < len(header) == size)])
     return header
 
 
@@ -79,9 +76,8 @@ def git_state() -> str | None:
 
     As it was when first asked for: it costs a process. None when the package is installed, or git cannot say.
     """
-    if not (_ROOT / ".git").exists():
-        return None
-    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=12"]
+    place = [f"--git-dir={_ROOT / '.git'}", f"--work-tree={_ROOT}"]  # not what is around an installed package
+    command = ["git", "--no-optional-locks", *place, "describe", "--always", "--dirty", "--abbrev=12"]
     options: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "stderr": subprocess.DEVNULL}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.check_output(command, timeout=10, cwd=_ROOT, **options).strip()

@@ -103,7 +103,7 @@ def test_what_cannot_be_compiled_is_one_sentence():
 
     compiled = compiled_apart(breaks)
     with pytest.raises(OcrPhasesError, match="torch.compile failed here") as caught:
-        strategies.first_call_ms("cpu", compiled, torch.ones(1))
+        strategies.first_call_ms("cpu", partial(compiled, torch.ones(1)))
     assert "\n" not in str(caught.value)
 
 

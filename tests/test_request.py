@@ -77,9 +77,9 @@ def test_sampling_that_is_accepted_runs_and_can_be_saved(infer: dict[Any, Any]) 
         assert 0 <= Sampler(settings)(logits, torch.tensor([[0, 1]])).item() <= 2
 
 
-@pytest.mark.parametrize("infer", [5, "hot", [("temperature", 1.0)]])
+@pytest.mark.parametrize("infer", [5, "hot", "a=b", "a\nb=1", [("temperature", 1.0)]])
 def test_an_infer_that_is_no_mapping_is_refused(infer: Any) -> None:
-    with pytest.raises(OcrPhasesError, match="give a mapping"):
+    with pytest.raises(OcrPhasesError, match="give a mapping|write name=number"):
         SamplingSettings.from_infer(infer)
 
 

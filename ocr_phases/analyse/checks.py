@@ -311,26 +311,24 @@ def _expectations(run: PhaseRun) -> list[Verdict]:
 
 def _expected_values(run: PhaseRun) -> dict[str, tuple[float, str]]:
     """The value of each expectation and its text; NaN where there is none, and why."""
-    names = ("prefill_ms", "inter_token_ms", "vision_share", "prefill_language_model_ms")
-    peaks = ("decode_peak_bytes", "prefill_peak_bytes")
-    known = (np.nan if run[name] is None else run[name] for name in (*names, *peaks))
-    prefill, step, vision, language, *peak = known
+    figures = {name: np.nan if value is None else value for name, value in run.summary().items()}
+    prefill, step, vision = (figures[name] for name in ("prefill_ms", "inter_token_ms", "vision_share"))
     decode, trend = stage_repeats(run).median(axis="columns"), decode_trend(run)
     forward = sum(decode.get(("decode", stage, ""), np.nan) for stage in ("language_model", "lm_head"))
-    whole = decode.get(("decode", "decode", ""), np.nan)
+    forward /= decode.get(("decode", "decode", ""), np.nan)
+    language = figures["prefill_language_model_ms"] / prefill
+    memory = figures["decode_peak_bytes"] / figures["prefill_peak_bytes"]
     return {
         "expected_prefill": _told(prefill, ms_text(prefill)),
         "expected_decode_step": _told(step, ms_text(step)),
         "expected_ratio": _told(prefill / step, f"{prefill / step:.1f} steps"),
         "expected_vision_share": _told(vision, percent_text(vision)),
-        "expected_language_share": _told(language / prefill, percent_text(language / prefill)),
+        "expected_language_share": _told(language, percent_text(language)),
         "expected_cache_write": _cache_share(run, "prefill", ("kv_update",)),
-        "expected_forward_share": _told(forward / whole, percent_text(forward / whole)),
+        "expected_forward_share": _told(forward, percent_text(forward)),
         "expected_cache_update": _cache_share(run, "decode", ("kv_update", "attention")),
         "expected_constant_decode": (trend.shares[0], trend_text(trend)) if trend else (np.nan, _NO_TREND),
-        "expected_memory": _told(
-            peak[0] / peak[1], f"{percent_text(peak[0] / peak[1])} of the prefill's peak"
-        ),
+        "expected_memory": _told(memory, f"{percent_text(memory)} of the prefill's peak"),
     }
 
 

@@ -52,11 +52,11 @@ def _stopped_by(stop: KeyboardInterrupt) -> int:
 def _run(words: list[str]) -> int:
     verb = next((word for word in words if not word.startswith("-")), None)
     arguments = argparse.Namespace(verb=verb, stopped=0, result={})
-    if "--json" not in words:
-        return _outcome(words, arguments)[0]
-    with contextlib.redirect_stdout(sys.stderr):
+    told = "--json" in words
+    with contextlib.redirect_stdout(sys.stderr if told else sys.stdout):
         code, reason = _outcome(words, arguments)
-    print(as_json(arguments, code, reason))
+    if told:
+        print(as_json(arguments, code, reason))
     return code
 
 
@@ -111,15 +111,14 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
 
 def _parser(words: Sequence[str]) -> Parser:
     texts = option_texts()
-    parser = Parser(prog="ocr-phases", description=texts["texts"]["about"])
+    parser = Parser(prog="ocr-phases", description=texts["texts"]["about"], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
         name = verb.__name__.rpartition(".")[2]
         usage, summary = (texts[part][name] for part in ("usage", "summary"))
-        command = verbs.add_parser(
-            name, usage=f"ocr-phases {name} [options] {usage}", help=summary, description=verb.run.__doc__
-        )
+        options = {"description": verb.run.__doc__, "help": summary, "allow_abbrev": False}
+        command = verbs.add_parser(name, usage=f"ocr-phases {name} [options] {usage}", **options)
         command.set_defaults(verb=name, run=verb.run)
         if name in words:  # building the options of every verb would slow --help down
             add_options(command, name)

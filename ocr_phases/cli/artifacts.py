@@ -9,8 +9,6 @@ from typing import Any
 from ocr_phases.cli.results import wrote
 from ocr_phases.errors import OcrPhasesError
 
-FOLDER = "ocr_phases_artifacts"
-
 
 def run(arguments: argparse.Namespace) -> None:
     """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its trace."""
@@ -21,7 +19,7 @@ def run(arguments: argparse.Namespace) -> None:
     record = PhaseRun.load(arguments.record)
     if record.text is None and not arguments.chrome_trace:
         raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
-    folder = folder_for(arguments.out, FOLDER)
+    folder = folder_for(arguments.out, "ocr_phases_artifacts")
     options: dict[str, Any] = {"overwrite": arguments.overwrite, "arguments": [arguments.record]}
     if arguments.chrome_trace:
         target = output_file(folder / "trace.json", **options)
@@ -34,9 +32,8 @@ def run(arguments: argparse.Namespace) -> None:
     written: list[Path] = []
     with only_writer(folder):
         for row, target in enumerate(targets):
-            text, family = record.results[row]["text"], record.model.get("family")
-            images = row_images(record, row)
-            written += write_artifacts(target, images, text, family, overwrite=arguments.overwrite)
+            told = record.results[row]["text"], record.model.get("family")
+            written += write_artifacts(target, row_images(record, row), *told, overwrite=arguments.overwrite)
     for path in written:
         print(path.relative_to(folder))
     arguments.result = {"files": [str(path) for path in written]}

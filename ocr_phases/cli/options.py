@@ -50,9 +50,6 @@ class Parser(argparse.ArgumentParser):
     ``given`` of its result are the options on the command line, since a default may be given explicitly.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
     def error(self, message: str) -> NoReturn:
         """Raise the message with the usage of this verb."""
         raise OcrPhasesError(f"{message} ({' '.join(self.format_usage().split())})")

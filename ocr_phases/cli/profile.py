@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DIGITS = "{:.3f}"
 #: Settings that every repetition of a record takes from the command.
-_EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings")
+_EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings", "kernel_steps")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -55,15 +55,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
-    from ocr_phases.session import recorded_pages, repeat_run
+    from ocr_phases.session import repeat_run
 
-    recorded_pages(then, arguments.page)
     options |= {name: getattr(arguments, name) for name in _EACH}
     if "--model" in arguments.given:
         options["model"] = arguments.model
     if then.model.get("implementation") == "vendor" and arguments.trust_remote_code:
         measuring.warn_of_remote_code(options.get("model", then.model["name"]))
-    if options["kernels"]:
-        options["kernel_steps"] = arguments.kernel_steps
     repeat = partial(repeat_run, then, page=arguments.page, **options)
     return measuring.watched(arguments, repeat, then.request["max_new_tokens"])

@@ -66,8 +66,7 @@ def _measure(arguments: argparse.Namespace) -> None:
         folder = folder_for(out and wanted, wanted)
         trace = {"kernel_trace": folder / TRACE_NAME} if arguments.trace else {}
         record = measure(arguments, session, page, kernels=kernels, **trace)
-        name, number = split_page(page)
-        source = str(Path(name).resolve()) + number
+        source = str(Path(page).absolute())
         try:
             parameters = {**settings, "page": source, "trace": arguments.trace, "truth": truth}
             _write(arguments, record, folder, parameters)

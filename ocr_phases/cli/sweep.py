@@ -70,7 +70,6 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
 
     # A wrong page, setting or list is refused before anything slow starts.
     load = Settings.among(vars(arguments)).of_model()
-    models = [load.pop("model")]
     name = load_page(arguments.page)[2]
     if arguments.truth:
         load_truth(arguments.truth, name)
@@ -81,7 +80,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])
     axes = {name: values for name in AXES if (values := getattr(arguments, name))}
-    models = arguments.models or models
+    models = arguments.models or [arguments.model]
     count = len(Sweep(page=arguments.page, **axes).cells) * len(models)
     folder = _folder(arguments)
     with tqdm(total=count, unit="cell", disable=None, leave=False) as bar:

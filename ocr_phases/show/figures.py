@@ -186,10 +186,12 @@ def figure_svg(figure: Figure, alt: str) -> str:
     """
     _literal(figure)
     layout = figure.get_layout_engine()
-    if layout is not None:
-        layout.execute(figure)
-    # Without a fixed salt the ids would differ from run to run. Settings are the whole process's.
-    with _DRAWING, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}):
+    # Without a fixed salt the ids would differ from run to run. Settings and filters are the whole process's.
+    settings = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"})
+    with _DRAWING, warnings.catch_warnings(), settings:
+        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
+        if layout is not None:
+            layout.execute(figure)
         figure.set_layout_engine(None)  # else savefig draws all of it once more to lay it out
         try:
             drawn = plain(_saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode())

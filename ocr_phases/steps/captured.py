@@ -23,13 +23,14 @@ from ocr_phases.models.caches import cache_bytes_per_token, forget, read_up_to, 
 from ocr_phases.models.wiring import family_of
 from ocr_phases.steps.compiled import compiled_apart, first_largest, fused_forms, tuned_steadily
 from ocr_phases.steps.execution import (
+    Made,
+    MadeForwards,
     captured,
     captured_call,
     current_device,
     decode_execution,
     first_call_ms,
     forwards,
-    last_used,
     preparing,
     tensors_in,
     waits,
@@ -91,12 +92,10 @@ class StaticStep:
         self.model, self.family = model, family_of(model)
         self.window = self.family.window(model)
         self.strategy, self.max_cache_len = strategy, max_cache_len
-        parameter = next(model.parameters())
-        self.device, dtype = parameter.device, parameter.dtype
+        self.device, dtype = model.device, model.dtype
         config = model.config.get_text_config()
         self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
         self.cache = static_cache(config, max_cache_len, self.window, self._slot)
-        self._read = max_cache_len
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.cache.early_initialization(batch, config.num_key_value_heads, width, dtype, self.device)
         self._token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
@@ -111,12 +110,9 @@ class StaticStep:
         self._forms = fused_forms(language_model) if strategy == "compiled" else {}
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._given: Tensor | None = None  # the token that the step itself fed back
-        self.setup: dict[str, int | float | None] = {
-            "max_cache_len": max_cache_len,
-            "allocated_bytes": cache_bytes_per_token(self.cache) * max_cache_len,
-            "compile_ms": None,
-            "capture_ms": None,
-        }
+        allocated = cache_bytes_per_token(self.cache) * max_cache_len
+        self.setup: dict[str, Any] = {"max_cache_len": max_cache_len, "allocated_bytes": allocated}
+        self.setup |= {"compile_ms": None, "capture_ms": None}
         with current_device(self.device), self.execution():
             self._runs = self._made()
 
@@ -182,12 +178,14 @@ class StaticStep:
 
     # -- making it --------------------------------------------------------------------------------
 
-    def _body(self) -> Tensor:
+    def _body(self, read: int | None = None) -> Tensor:
+        if read is not None:
+            read_up_to(self.cache, read)
         self._mask.index_fill_(3, self._slot, 0.0)
         self._position.add_(1)
         arguments = {
             "input_ids": self._token,
-            "attention_mask": self.family.ready_mask(self._mask[..., : self._read]),
+            "attention_mask": self.family.ready_mask(self._mask[..., : self.cache.layers[0].read]),
             "position_ids": self._position,
             "past_key_values": self.cache,
         }
@@ -212,35 +210,21 @@ class StaticStep:
                 _, self.setup["compile_ms"] = first_call_ms(self.device, run)
             runs = {self.max_cache_len: run}
         else:
-            runs = {read: partial(self._reading, read) for read in read_lengths(self.max_cache_len)}
+            runs = {read: partial(self._body, read) for read in read_lengths(self.max_cache_len)}
         if self.strategy != "eager" and cuda:
             preparing.get()("capturing the decode step")
-            took = []
-            for read, run in runs.items():
-                self._start_over()
-                runs[read], ms = first_call_ms(self.device, captured, run)
-                took.append(ms)
-            self.setup["capture_ms"] = sum(took)
+            # Trial runs move on by a few slots, far fewer than there are.
+            made = {read: first_call_ms(self.device, partial(captured, run)) for read, run in runs.items()}
+            runs = {read: run for read, (run, _) in made.items()}
+            self.setup["capture_ms"] = sum(ms for _, ms in made.values())
         return runs
-
-    def _reading(self, read: int) -> Tensor:
-        self._read = read
-        read_up_to(self.cache, read)
-        return self._body()
-
-    def _start_over(self) -> None:
-        """Back to the first slot, which trial runs move on from."""
-        self._slot.zero_()
-        self._position.zero_()
-        self._mask.fill_(-torch.inf)
-        self.cache.reset()
 
 
 #: Prompt lengths whose graphs are kept, each with its activations.
 KEPT_PREFILLS = 4
 
 
-class CapturedPrefill:
+class CapturedPrefill(MadeForwards):
     """Captured forwards of a ``language_model`` into one static ``cache``, made at the first of each length.
 
     What waits for the device runs as it is: the experts in all dtypes but bfloat16, and on GPUs for which
@@ -249,30 +233,25 @@ class CapturedPrefill:
     """
 
     def __init__(self, language_model: nn.Module, cache: Any) -> None:
-        self._module, self._cache = language_model, cache
-        #: By prompt length: the forward, and the wall time of its capture, ms; None where there was none.
-        self.made: dict[int, tuple[Callable[..., Any], float | None]] = {}
+        super().__init__({"language_model": language_model}, _captured_prefill, KEPT_PREFILLS)
+        self._cache = cache
 
-    def installed(self) -> AbstractContextManager[None]:
-        """Run prefills captured within a ``with`` block."""
-        return forwards({self._module: partial(self._forward, self._module.forward)})
+    def run(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """One forward, as it is where it fills another cache or has a mask to read."""
+        cache = options.pop("past_key_values")
+        if cache is not self._cache or len(tensors_in(args, options)) > 1:
+            return forward(*args, past_key_values=cache, **options)
+        return super().run(name, partial(self._from_the_start, forward), *args, **options)
 
-    def _forward(self, plain: Callable[..., Any], *args: Any, past_key_values: Any, **options: Any) -> Any:
-        tensors = tensors_in(args, options)
-        if past_key_values is not self._cache or len(tensors) > 1:
-            return plain(*args, past_key_values=past_key_values, **options)
+    def _from_the_start(self, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        forget(self._cache)
+        return forward(*args, past_key_values=self._cache, **options)
 
-        def run(*args: Any, **options: Any) -> Any:
-            forget(self._cache)
-            return plain(*args, past_key_values=self._cache, **options)
 
-        length, device = tensors[0].shape[1], tensors[0].device
-
-        def make() -> tuple[Callable[..., Any], float | None]:
-            with current_device(device):
-                run(*args, **options)
-                if waits(partial(run, *args, **options)):
-                    return run, None
-                return first_call_ms(device, captured_call, run, *args, **options)
-
-        return last_used(self.made, length, make, KEPT_PREFILLS)[0](*args, **options)
+def _captured_prefill(name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
+    device = tensors_in(args, options)[0].device
+    with current_device(device):
+        forward(*args, **options)
+        if waits(partial(forward, *args, **options)):
+            return forward, None
+        return first_call_ms(device, partial(captured_call, forward, *args, **options))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -17,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ocr_phases.models.wiring import family_of
 from ocr_phases.steps.execution import (
     DECODE_BACKENDS,
+    Made,
+    MadeForwards,
     captured_call,
     first_call_ms,
-    forwards,
-    last_used,
     preparing,
     tensors_in,
 )
@@ -55,63 +54,35 @@ def tuned_steadily() -> Iterator[None]:
     """
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    vars(benchmarker)["L2_cache_size"] = _FLUSHED
-    try:
+    with contextlib.ExitStack() as after:
+        vars(benchmarker)["L2_cache_size"] = _FLUSHED
+        after.callback(vars(benchmarker).pop, "L2_cache_size")
         yield
-    finally:
-        del vars(benchmarker)["L2_cache_size"]
 
 
-class CompiledVision:
+def compiled_vision(model: nn.Module) -> MadeForwards:
     """Compiled forwards of a model's vision encoders, made at each shape's first call and kept.
 
-    On CUDA each is captured too, and its activations stay in the graph's own memory. ``compile_ms`` has the
-    wall time of those first calls, by stage and input shape; ``used`` the stages and shapes called since the
-    encoders were last `installed`.
+    On CUDA each is captured too, and its activations stay in the graph's own memory.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        family = family_of(model)
-        self._modules = {stage: family.stages(model)[stage] for stage in family.facts.encoders}
-        self._made: dict[tuple, Callable[..., Any]] = {}
-        self.compile_ms: dict[tuple, float] = {}
-        self.used: set[tuple] = set()
-
-    def installed(self) -> AbstractContextManager[None]:
-        """Run the encoders compiled within a ``with`` block."""
-        self.used.clear()
-        modules = self._modules.items()
-        return forwards({module: self._forward(stage, module.forward) for stage, module in modules})
-
-    def _forward(self, stage: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **options: Any) -> Any:
-            tensors = tensors_in(args, options)
-            shape = (stage, *tensors[0].shape)
-            self.used.add(shape)
-
-            def make() -> Callable[..., Any]:
-                inputs = " × ".join(map(str, shape[1:]))
-                preparing.get()(f"compiling {stage_name(stage)} for {inputs} inputs")
-                made, self.compile_ms[shape] = first_call_ms(
-                    tensors[0].device, _made, plain, *args, **options
-                )
-                return made
-
-            return last_used(self._made, shape, make, KEPT_SHAPES)(*args, **options)
-
-        return forward
+    family = family_of(model)
+    stages = family.stages(model)
+    return MadeForwards({stage: stages[stage] for stage in family.facts.encoders}, _compiled, KEPT_SHAPES)
 
 
-def _made(plain: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
-    """``plain`` compiled for arguments like these, and captured on CUDA."""
-    compiled = compiled_apart(plain)
-    if tensors_in(args, options)[0].device.type != "cuda":
-        compiled(*args, **options)
-        return compiled
-    # Views come in few sizes, so cuDNN's attention, the fastest with SAM's position bias, plans only once.
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS]):
-        compiled(*args, **options)
-        return captured_call(compiled, *args, **options)
+def _compiled(stage: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
+    first = tensors_in(args, options)[0]
+    preparing.get()(f"compiling {stage_name(stage)} for {' × '.join(map(str, first.shape))} inputs")
+
+    def make() -> Callable[..., Any]:
+        compiled, cuda = compiled_apart(forward), first.device.type == "cuda"
+        # cuDNN's attention, the fastest with SAM's position bias, plans once: views come in few sizes.
+        backends = [SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS]
+        with sdpa_kernel(backends) if cuda else contextlib.nullcontext():
+            compiled(*args, **options)
+            return captured_call(compiled, *args, **options) if cuda else compiled
+
+    return first_call_ms(first.device, make)
 
 
 def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:

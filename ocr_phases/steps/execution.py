@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import os
 import shutil
 import sys
@@ -37,8 +36,8 @@ STATIC_BACKENDS = (SDPBackend.MATH,)
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+Made = tuple[Callable[..., Any], "float | None"]
 
-_EOS_EVERY = 16
 _SYNC = "called a synchronizing CUDA operation"  # torch's words
 #: Told what is compiled or captured next ("compiling SAM"); it may raise `Stopped`.
 preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=lambda what: None)
@@ -46,28 +45,23 @@ preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=l
 
 def eos_interval(strategy: str) -> int:
     """How many steps apart the end token is looked for, where nobody says: each step waits for the device."""
-    return 1 if strategy == "eager" else _EOS_EVERY
+    return 1 if strategy == "eager" else 16
 
 
 def check_strategy(request: Request, family: Family, device: torch.device | str) -> None:
     """Raise `OcrPhasesError` where its ``strategy`` or ``vision`` cannot run with this model and device."""
     asked = {name: way for name in ("strategy", "vision") if (way := getattr(request, name)) != "eager"}
-    if not asked:
-        return
     kind, class_ = torch.device(device).type, family.implementation
     missing = _missing_compiler(kind) if "compiled" in asked.values() else None
-    instead = "use 'eager', or 'compiled' where there is a C++ compiler"
+    gpu = f" needs a CUDA device, this is {device}: use 'eager', or 'compiled' where there is a C++ compiler."
     refusals = [
         (class_ != "native", f": the {class_} class runs only eagerly, so load implementation='native'."),
         (request.autocast, " has the model's own dtype only: drop it, or drop autocast."),
-        (
-            request.strategy == "cuda_graph" and kind != "cuda",
-            f" needs a CUDA device, this is {device}: {instead}.",
-        ),
+        (request.strategy == "cuda_graph" and kind != "cuda", gpu),
         (missing, f" needs {missing}: install it, or use 'eager'."),
     ]
     for refused, why in refusals:
-        if refused:
+        if asked and refused:
             raise OcrPhasesError(" and ".join(f"{name}={way!r}" for name, way in asked.items()) + why)
 
 
@@ -85,13 +79,43 @@ def forwards(chosen: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
 
     Hooks on the modules stay outside.
     """
-    for module, forward in chosen.items():
-        module.forward = forward
-    try:
+    with contextlib.ExitStack() as after:
+        for module, forward in chosen.items():
+            module.forward = forward
+            after.callback(delattr, module, "forward")
         yield
-    finally:
-        for module in chosen:
-            del module.forward
+
+
+class MadeForwards:
+    """Other forwards of modules, each made at the first call with inputs of a shape; ``most`` are kept.
+
+    ``make(name, forward, *args, **options)`` gives what runs in place of the ``forward`` of the module of
+    that name for arguments like these, and what making it took, ms, or None. ``made`` has that, by name and
+    shape of the first tensor; ``used`` says which were called since they were last `installed`.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], make: Callable[..., Made], most: int) -> None:
+        self._modules, self._make, self._most = modules, make, most
+        self.made: dict[tuple, Made] = {}
+        self.used: set[tuple] = set()
+
+    def installed(self) -> AbstractContextManager[None]:
+        """Run the modules by them within a ``with`` block."""
+        self.used.clear()
+        modules = self._modules.items()
+        return forwards({module: partial(self.run, name, module.forward) for name, module in modules})
+
+    def run(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """One call of the module of this ``name``, whose own forward is ``forward``."""
+        key = name, *tensors_in(args, options)[0].shape
+        self.used.add(key)
+        make = partial(self._make, name, forward, *args, **options)
+        return last_used(self.made, key, make, self._most)[0](*args, **options)
+
+    def took_ms(self) -> float | None:
+        """The time that making those in ``used`` took; None where there is none."""
+        times = [ms for ms in (self.made[key][1] for key in self.used) if ms is not None]
+        return sum(times) if times else None
 
 
 @contextlib.contextmanager
@@ -100,36 +124,31 @@ def stoppable(model: nn.Module, check: Callable[[], None]) -> Iterator[None]:
 
     For eager runs on a CPU, where a prefill takes seconds. A check takes a microsecond.
     """
-
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     with contextlib.ExitStack() as hooks:
-        for layer in itertools.chain.from_iterable(lists):
-            hooks.enter_context(layer.register_forward_pre_hook(lambda module, args: check()))
+        for module in model.modules():
+            for layer in module if isinstance(module, nn.ModuleList) else ():
+                hooks.enter_context(layer.register_forward_pre_hook(lambda module, args: check()))
         yield
 
 
 @contextlib.contextmanager
 def told_of_preparing(tell: Callable[[str], None]) -> Iterator[None]:
     """Tell ``tell`` what is compiled or captured in a ``with`` block, before each."""
-    before = preparing.set(tell)
-    try:
+    with contextlib.ExitStack() as after:
+        after.callback(preparing.reset, preparing.set(tell))
         yield
-    finally:
-        preparing.reset(before)
 
 
-def first_call_ms(
-    device: torch.device | str, function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> tuple[Any, float]:
+def first_call_ms(device: torch.device | str, function: Callable[[], Value]) -> tuple[Value, float]:
     """What ``function`` gives and the milliseconds it took, the device's work included.
 
     Raises `OcrPhasesError` where it is compiled and the compiler fails.
     """
-    wait = partial(torch.cuda.synchronize, device) if torch.device(device).type == "cuda" else int
+    wait = partial(torch.get_device_module(device).synchronize, device)
     wait()
     start = perf_counter()
     try:
-        given = function(*args, **kwargs)
+        given = function()
     except torch._dynamo.exc.TorchDynamoException as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise OcrPhasesError(f"torch.compile failed here ({first}): use 'eager'.") from error
@@ -148,9 +167,8 @@ def last_used(made: dict[Key, Value], key: Key, make: Callable[[], Value], most:
 
 def decode_backends(device: torch.device | str, strategy: str = "eager") -> tuple[SDPBackend, ...]:
     """The SDPA backends a decode step may use; none where the choice is left to torch (CPU)."""
-    if torch.device(device).type != "cuda":
-        return ()
-    return DECODE_BACKENDS if strategy == "eager" else STATIC_BACKENDS
+    backends = DECODE_BACKENDS if strategy == "eager" else STATIC_BACKENDS
+    return backends if torch.device(device).type == "cuda" else ()
 
 
 def decode_attention(device: torch.device | str, strategy: str = "eager") -> AbstractContextManager:
@@ -178,20 +196,16 @@ def decode_experts(model: Any, strategy: str = "eager") -> dict[str, str | None]
 def decode_execution(model: Any, strategy: str = "eager") -> Iterator[None]:
     """The kernels a decode step runs with, for the length of a ``with`` block: attention and experts."""
     experts = decode_experts(model, strategy)
-    before = model.get_experts_implementation() if experts else {}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(decode_attention(next(model.parameters()).device, strategy))
-        if experts != before:
+    with decode_attention(next(model.parameters()).device, strategy), contextlib.ExitStack() as after:
+        if experts and experts != (before := model.get_experts_implementation()):
             model.set_experts_implementation(experts)
-            stack.callback(model.set_experts_implementation, before)
+            after.callback(model.set_experts_implementation, before)
         yield
 
 
 def current_device(device: torch.device | str) -> AbstractContextManager:
     """Make a CUDA device the current one, for its events, memory counters and synchronize."""
-    if torch.device(device).type != "cuda":
-        return contextlib.nullcontext()
-    return torch.cuda.device(torch.device(device))
+    return torch.cuda.device(torch.device(device) if torch.device(device).type == "cuda" else -1)
 
 
 #: Runs before a capture, as libraries set up their workspaces in the first ones.
@@ -238,29 +252,31 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 def waits(run: Callable[[], Any]) -> bool:
     """Whether ``run``, which has run before, waits for the device somewhere: then it cannot be captured."""
-    found: list[str] = []
-    with syncs_counted(found):
-        run()
-    return bool(found)
+    try:
+        with syncs_counted([], "error"):
+            run()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    return False
 
 
 @contextlib.contextmanager
-def syncs_counted(found: list[str]) -> Iterator[None]:
+def syncs_counted(found: list[str], mode: str = "warn") -> Iterator[None]:
     """The host's waits for a CUDA device in a ``with`` block go into ``found``; other warnings are shown.
 
-    As far as torch's sync debug mode tells: it does not see a ``synchronize()``. Its warnings take time.
+    As far as torch's sync debug mode tells: it does not see a ``synchronize()``. Its warnings take time. In
+    the ``mode`` "error" the first wait is a RuntimeError.
     """
 
     def show(message: Warning | str, *rest: Any, **named: Any) -> None:
         found.append(str(message)) if _SYNC in str(message) else shown(message, *rest, **named)
 
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.ExitStack() as after:
         warnings.filterwarnings("ignore", message="Synchronization debug mode")  # that it misses some
         warnings.filterwarnings("always", message=_SYNC)
         shown, warnings.showwarning = warnings.showwarning, show
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
+        after.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
+        torch.cuda.set_sync_debug_mode(mode)
+        yield

@@ -51,22 +51,21 @@ class DecodeState:
     ``window`` is how many decoded tokens a step sees beside the prompt, its own among them; None for all.
     ``entries`` says after the prefill and after every step how many the cache then held.
     ``ids`` are the generated ids on the host, one list a row; ``unread`` those still on the device.
-    ``sequence`` are prompt and generated ids, int64 [B, length + 1], kept for logits processors only.
+    ``sequence`` is the prompt, int64 [B, T], followed by the generated ids where logits processors read them.
     """
 
     family: Family
     cache: Any
-    logits: Tensor  # [B, vocab], of the last position
+    logits: Tensor = field(init=False)  # [B, vocab], of the last position
     mask: Tensor  # int64 [B, length or more]: 1 where a token may be seen, behind the newest ones too
-    prompt_last: Tensor  # int64 [B], the prompt's last ids
-    token: Tensor  # int64 [B], the next step's input
+    token: Tensor = field(init=False)  # int64 [B], the next step's input
     length: int
     lengths: list[int]  # of the cache, after the prefill and after every step
     position_ids: Tensor | None  # int64 [B, 1] for padded rows, of the newest cache entry
     sampler: Sampler
+    sequence: Tensor
     window: int | None = None
     entries: list[int] = field(default_factory=list)
-    sequence: Tensor | None = None
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
     ids: list[list[int]] = field(default_factory=list)
     unread: list[Tensor] = field(default_factory=list)
@@ -76,7 +75,7 @@ class DecodeState:
         self.logits = logits
         self.token = self.sampler(logits, self.sequence) if token is None else token
         self.unread.append(self.token)
-        if self.sequence is not None:
+        if self.sampler.processors:
             self.sequence = torch.cat([self.sequence, self.token[:, None]], dim=1)
 
     def read(self) -> list[list[int]]:
@@ -104,7 +103,6 @@ class DecodeState:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         entry = cache_bytes_per_token(self.cache)
-        texts = [shorten(", ".join(map(str, ids)), _WIDTH, placeholder=" …") for ids in self.ids]
         facts = {
             "rows": len(self.ids),
             "KV cache": f"{self.entries[-1]:,} entries, {bytes_text(self.entries[-1] * entry)}",
@@ -112,9 +110,9 @@ class DecodeState:
             "prompt": count_text(self.lengths[0], "token"),
             "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
         }
-        return elsewhere("show.results.facts_bundle")(
-            "Decode state", facts | {f"ids of row {row}": text for row, text in enumerate(texts)}
-        )
+        for row, ids in enumerate(self.ids):
+            facts[f"ids of row {row}"] = shorten(", ".join(map(str, ids)), _WIDTH, placeholder=" …")
+        return elsewhere("show.results.facts_bundle")("Decode state", facts)
 
 
 @torch.no_grad()
@@ -156,20 +154,17 @@ def prefill(
             state = DecodeState(
                 family=family,
                 cache=out.past_key_values,
-                logits=out.logits[:, -1],
                 mask=inputs.attention_mask,
-                prompt_last=ids[:, -1],
-                token=ids[:, -1],
                 length=ids.shape[1],
                 lengths=[ids.shape[1]],
                 position_ids=None if inputs.position_ids is None else inputs.position_ids[:, -1:],
                 sampler=sampler,
+                sequence=ids,
                 window=window,
-                sequence=ids if sampler.processors else None,
                 prefill_logits=out.logits if all_logits else None,
                 ids=[[] for _ in ids],
             )
-            state.choose(state.logits)
+            state.choose(out.logits[:, -1])
             state.read()
     _check_cache(state)
     return state
@@ -184,10 +179,9 @@ def redecode(state: DecodeState) -> None:
     state.length -= 1
     if state.position_ids is not None:
         state.position_ids = state.position_ids - 1
-    if state.sequence is not None:
-        state.sequence = state.sequence[:, :-1]
     state.sampler.restart()
-    state.token = state.prompt_last
+    state.sequence = state.sequence[:, : state.lengths[0]]
+    state.token = state.sequence[:, -1]
     state.ids = [[] for _ in state.ids]
 
 
@@ -235,20 +229,17 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     width = arguments["input_ids"].shape[1]
     if width != 1:
         raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
-    leaked = [name for name in state.family.wiring.image_arguments if arguments.get(name) is not None]
-    if leaked:
-        raise _leak(", ".join(leaked))
+    images = state.family.wiring.image_arguments
+    leaked = ", ".join(name for name in images if arguments.get(name) is not None)
     try:
-        return state.family.forward(model, arguments, use_cache=True, logits_to_keep=1).logits[:, -1]
+        if not leaked:
+            return state.family.forward(model, arguments, use_cache=True, logits_to_keep=1).logits[:, -1]
     except ValueError as error:
         if "image" not in str(error).lower():
             raise
         # None was handed over, so a hook or a wrapper added it on the way to the model.
-        raise _leak(str(error).strip().splitlines()[0]) from error
-
-
-def _leak(what: str) -> OcrPhasesError:
-    return OcrPhasesError(f"Image arguments reached decode ({what}): pass them to prefill only.")
+        leaked = str(error).strip().splitlines()[0]
+    raise OcrPhasesError(f"Image arguments reached decode ({leaked}): pass them to prefill only.")
 
 
 @torch.no_grad()
@@ -276,14 +267,11 @@ def decode(
     state.read()
     ends = frozenset(eos_ids)
     running = [ends.isdisjoint(ids) for ids in state.ids]
-    left = max_new_tokens - state.generated
     kernels = decode_execution(model) if step is None else step.execution()
     # A step of its own may be compiled, which hooks on the model would undo.
     hooks = stage_hooks(model, state.family, timeline if step is None else NoTimeline(), [])
     with kernels, hooks, timeline.in_phase("decode"):
-        while left > 0 and any(running):
-            steps = min(eos_check_every, left)
-            left -= steps
+        while any(running) and (steps := min(eos_check_every, max_new_tokens - state.generated)) > 0:
             for number in range(1, steps + 1):
                 decode_step(model, state, timeline, read=number == steps, step=step)
             fresh = [ids[-steps:] for ids in state.ids]
@@ -337,10 +325,8 @@ def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = 
 
 def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
     """``ids`` up to and with the first end token."""
-    for index, token in enumerate(ids):
-        if token in eos_ids:
-            return ids[: index + 1]
-    return ids
+    end = next((place for place, token in enumerate(ids, 1) if token in eos_ids), len(ids))
+    return ids[:end]
 
 
 def _check_model(model: nn.Module) -> None:
@@ -367,10 +353,9 @@ def _check_cache(state: DecodeState) -> None:
     held = held_entries(state.cache)
     # A step adds its own entry to those kept for it, so one that grows keeps one less than the step sees.
     kept = None if state.window is None else state.window - (held is not None)
-    entries = windowed_length(state.length, state.lengths[0], kept)
+    state.entries.append(windowed_length(state.length, state.lengths[0], kept))
     _check_counts([cache_length(state.cache)], state.length, _GROWN)
-    _check_counts([held], entries, _GROWN_IN_WINDOW)
-    state.entries.append(entries)
+    _check_counts([held], state.entries[-1], _GROWN_IN_WINDOW)
 
 
 def _check_counts(counts: Sequence[int | None], right: int, rule: str) -> None:

@@ -72,21 +72,20 @@ class Sampler:
         from transformers import generation
 
         settings = settings or SamplingSettings()
-        self.processors = generation.LogitsProcessorList()
-        self.generator = torch.Generator(device) if settings.do_sample else None
-        self.seed = seed
-        self.restart()
-        if size := settings.no_repeat_ngram_size:
-            self.processors.append(NoRepeatNGrams(size, settings.no_repeat_ngram_window))
-        warpers = [
-            (settings.temperature != 1.0, generation.TemperatureLogitsWarper, settings.temperature),
-            (settings.top_k > 0, generation.TopKLogitsWarper, settings.top_k),
-            (settings.top_p < 1.0, generation.TopPLogitsWarper, settings.top_p),
+        warpers = [  # each with the value that changes nothing
+            (generation.TemperatureLogitsWarper, settings.temperature, 1.0),
+            (generation.TopKLogitsWarper, settings.top_k, 0),
+            (generation.TopPLogitsWarper, settings.top_p, 1.0),
         ]
-        chosen = [make(value) for wanted, make, value in warpers if wanted and settings.do_sample]
-        self.processors.extend(chosen)
+        size, window = settings.no_repeat_ngram_size, settings.no_repeat_ngram_window
+        chosen: list[Any] = [NoRepeatNGrams(size, window)] if size else []
+        if settings.do_sample:
+            chosen += [make(value) for make, value, neutral in warpers if value != neutral]
+        self.processors = generation.LogitsProcessorList(chosen)
         #: Whether the next token is the argmax of the logits as they are.
-        self.greedy = not self.processors and not settings.do_sample
+        self.greedy = not chosen and not settings.do_sample
+        self.generator, self.seed = torch.Generator(device) if settings.do_sample else None, seed
+        self.restart()
 
     def restart(self) -> None:
         """Put the generator back to the seed."""
@@ -118,7 +117,6 @@ def one_shot(
     generate.
     """
     model, family = checkpoint.model, checkpoint.family
-    arguments = family.prefill_arguments(inputs)
     window = family.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
         raise OcrPhasesError(
@@ -127,21 +125,19 @@ def one_shot(
         )
     if not hasattr(model, "generate"):
         raise OcrPhasesError(f"{type(model).__name__} has no generate() here: measure without generate=True.")
-
-    ends: dict[str, Any] = {"eos_token_id": checkpoint.eos_id}
-    if request.ignore_eos:
-        ends = {"eos_token_id": None, "min_new_tokens": request.max_new_tokens}
     # generate() samples with torch's own generator of the device.
     devices = [inputs.input_ids.device] if inputs.input_ids.is_cuda else []
     with torch.no_grad(), family.silenced(), torch.random.fork_rng(devices):
         (torch.cuda.manual_seed if devices else torch.default_generator.manual_seed)(request.seed)
         tokens = model.generate(
-            **{**arguments, "attention_mask": inputs.attention_mask, "position_ids": None},
+            **family.prefill_arguments(inputs)
+            | {"attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
+            min_new_tokens=request.max_new_tokens if request.ignore_eos else None,
+            eos_token_id=None if request.ignore_eos else checkpoint.eos_id,
             pad_token_id=checkpoint.pad_id,
             stopping_criteria=None if on_tokens is None else [partial(_tell, on_tokens)],
             logits_processor=windowed_processors(request.infer),
-            **ends,
             **request.infer.as_generate(),
         )
     return tokens[:, inputs.input_ids.shape[1] :].tolist()

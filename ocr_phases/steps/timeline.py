@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 _DECIMALS = 6  # of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record
 
 
+#: What is entered around a phase of that name.
 Around = Callable[[str], AbstractContextManager[Any]]
-"""What is entered around a phase of that name."""
-
+#: A moment: an event recorded on the device (None on a CPU), and `perf_counter` seconds.
 Mark = tuple[Any, float]
-"""A moment: an event recorded on the device (None on a CPU), and `perf_counter` seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,9 +65,9 @@ class Timeline:
     def __init__(self, device: torch.device | str = "cpu", around: Around = contextlib.nullcontext) -> None:
         self.around = around
         self._device = torch.device(resolve_device(str(device)))
-        self.cuda = self._device.type == "cuda"
         # Asking for it at every mark would cost as much as the mark.
-        self._stream = torch.cuda.current_stream(self._device) if self.cuda else None
+        cuda = self._device.type == "cuda"
+        self._stream = torch.cuda.current_stream(self._device) if cuda else None
         self.closed: list[Span] = []
         self._open: list[Span] = []
         self.phase = ""
@@ -120,7 +119,7 @@ class Timeline:
 
     def _mark(self) -> Mark:
         event = None
-        if self.cuda:
+        if self._stream is not None:
             event = torch.cuda.Event(enable_timing=True)
             event.record(self._stream)
         return event, perf_counter()
@@ -130,8 +129,7 @@ class Timeline:
 
         On CUDA this waits for the device, once.
         """
-        if self.cuda:
-            torch.cuda.synchronize(self._device)
+        torch.get_device_module(self._device).synchronize(self._device)
         rows = []
         for span in sorted(self.closed, key=lambda span: span.start[1]):
             times = zip(_ms(self._origin, span.start), _ms(span.start, span.end), strict=True)
@@ -176,9 +174,7 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     ``vision_fusion`` runs from the end of the last projector call to the start of the language model.
     The hooks are removed at the end, also after an error.
     """
-    if isinstance(timeline, NoTimeline):
-        yield
-        return
+    timed = {} if isinstance(timeline, NoTimeline) else family.timed(model)
     open_spans: dict[str, Span] = {}
     left = {stage: list(views) for stage in family.facts.vision_stages}
 
@@ -195,7 +191,7 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
                 open_spans["vision_fusion"] = timeline.begin("vision_fusion")
 
     with contextlib.ExitStack() as hooks:
-        for stage, (first, last) in family.timed(model).items():
+        for stage, (first, last) in timed.items():
             hooks.enter_context(first.register_forward_pre_hook(partial(before, stage)))
             hooks.enter_context(last.register_forward_hook(partial(after, stage)))
         yield
