@@ -111,7 +111,7 @@ def explorer(run: PhaseRun) -> Explorer:
 def test_an_empty_panel_offers_a_sample_and_no_record():
     explorer = Explorer()
     assert explorer.run is None
-    assert explorer.form.asked().page == str(PAGES / "receipt.png")
+    assert explorer.form.jobs()[0].page == str(PAGES / "receipt.png")
     assert (explorer.run_button.disabled, explorer.stop_button.disabled) == (False, True)
     open_all(explorer)
 
@@ -124,7 +124,7 @@ def test_settings_are_what_the_widgets_say():
     fields["max_new_tokens"].value = 77
     fields["infer"].value = "temperature=0.7"
     fields["grounding"].value = False
-    asked = explorer.form.asked()
+    asked = explorer.form.jobs()[0]
     settings = asked.settings
     assert asked.page == str(PAGES / "form.png")
     assert (settings.infer, settings.grounding, settings.autocast) == ("temperature=0.7", False, None)
@@ -140,14 +140,14 @@ def test_a_folder_offers_its_pages_and_an_upload_its_bytes():
     explorer = Explorer(PAGES)
     chooser = explorer.form.page
     assert [name for name, _ in chooser.file.options] == sorted(path.name for path in PAGES.glob("*.png"))
-    assert explorer.form.asked().page == str(PAGES / "dense.png")
+    assert explorer.form.jobs()[0].page == str(PAGES / "dense.png")
     chooser.file.value = [str(PAGES / "slide.png")]
-    assert explorer.form.asked().page == str(PAGES / "slide.png")
+    assert explorer.form.jobs()[0].page == str(PAGES / "slide.png")
     assert "<img" in chooser.thumbnail.value
     data = (PAGES / "paper.png").read_bytes()
     chooser.source.value = "Upload"
     chooser.upload.value = upload("mine.png", data)
-    asked = explorer.form.asked()
+    asked = explorer.form.jobs()[0]
     assert (asked.page, asked.page_name) == (data, "mine.png")
 
 

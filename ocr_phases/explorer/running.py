@@ -81,9 +81,7 @@ class Messages(widgets.HTML):
     ) -> bool:
         if isinstance(error, Exception):
             self.show_error(error)
-        else:
-            return False
-        return True
+        return isinstance(error, Exception)
 
 
 def error_sentence(error: BaseException) -> str:
