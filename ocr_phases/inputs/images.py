@@ -282,9 +282,7 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
         if page and not path.exists():
             digits = page[1:]
             if not digits.isdecimal():
-                raise OcrPhasesError(
-                    f"A page of a file is a number from 1, as in file.pdf#3, not {digits!r}."
-                )
+                raise OcrPhasesError(f"A page of a file is a number from 1, as file.pdf#3, not {digits!r}.")
             path, number = Path(file), int(digits)
         if path.is_dir():
             os.scandir(path).close()  # says why where it cannot be read
