@@ -113,9 +113,11 @@ def _table(
 
 
 def _failures(failed: pd.DataFrame) -> Html:
+    if failed.empty:
+        return fragment()
     shown = failed.head(MOST_ROWS)
     links, cut = {"status": _links(shown, "status.json")}, _cut(failed)
-    return _table(shown[_FAILED], "Failed pages and their reasons", links, cut, missing="not run", empty="")
+    return _table(shown[_FAILED], "Failed pages and their reasons", links, cut, missing="not run")
 
 
 def _pages(pages: pd.DataFrame) -> Html:
