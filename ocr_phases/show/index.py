@@ -151,10 +151,12 @@ def _distributions(measured: pd.DataFrame) -> Html:
 
 
 def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
+    if regions.empty:
+        return note("The outputs mark no region.")
     reported = regions["folder"].isin(measured.loc[measured["report"], "folder"])
     links = {"page": _report_links(regions.assign(report=reported))}
-    caption, none = "The regions with the longest decode time", "The outputs mark no region."
-    return _table(regions.drop(columns="folder"), caption, links, missing="no text", empty=none)
+    caption = "The regions with the longest decode time"
+    return _table(regions.drop(columns="folder"), caption, links, missing="no text")
 
 
 def _quality(pages: pd.DataFrame) -> Iterator[Html]:
