@@ -24,8 +24,8 @@ import torch
 from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError, checked
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
-from ocr_phases.inputs.images import load_page
-from ocr_phases.record import PhaseRun, describe_page, elsewhere
+from ocr_phases.inputs.images import describe_page, load_page
+from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import bar_in_cell, describe_model, one_sentence, page_id
 from ocr_phases.schema import Truth
 from ocr_phases.settings import ModelSettings, Settings
