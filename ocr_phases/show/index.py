@@ -113,9 +113,11 @@ def _table(
 
 
 def _failures(failed: pd.DataFrame) -> Html:
+    if failed.empty:
+        return fragment()
     shown = failed.head(MOST_ROWS)
     links, cut = {"status": _links(shown, "status.json")}, _cut(failed)
-    return _table(shown[_FAILED], "Failed pages and their reasons", links, cut, missing="not run", empty="")
+    return _table(shown[_FAILED], "Failed pages and their reasons", links, cut, missing="not run")
 
 
 def _pages(pages: pd.DataFrame) -> Html:
@@ -149,10 +151,12 @@ def _distributions(measured: pd.DataFrame) -> Html:
 
 
 def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
+    if regions.empty:
+        return note("The outputs mark no region.")
     reported = regions["folder"].isin(measured.loc[measured["report"], "folder"])
     links = {"page": _report_links(regions.assign(report=reported))}
-    caption, none = "The regions with the longest decode time", "The outputs mark no region."
-    return _table(regions.drop(columns="folder"), caption, links, missing="no text", empty=none)
+    caption = "The regions with the longest decode time"
+    return _table(regions.drop(columns="folder"), caption, links, missing="no text")
 
 
 def _quality(pages: pd.DataFrame) -> Iterator[Html]:
