@@ -182,7 +182,7 @@ def _families() -> dict[str, FamilyFacts]:
     for name, row in table.items():
         like = table.get(row.get("like"), row)
         config, own = like["config"], row.get("config", {})
-        row = table[name] = {**like, "vendor": None, **row, "name": name}
+        row = table[name] = {**like, "vendor": None, "attention": None, **row, "name": name}
         parts = {part: config[part] | own.get(part, {}) for part in ("language_config", "vision_config")}
         row["config"] = {**config, "model_type": row["published_type"], **own, **parts}
         row["presets"] = {preset: {**sizes, "name": preset} for preset, sizes in row["presets"].items()}

@@ -310,7 +310,7 @@ def test_its_stages_are_named_in_tables_and_plots(run: PhaseRun) -> None:
     assert run["clip_ms"] is None and run["encoder_ms"] > 0
     assert run["vision_ms"] == pytest.approx(run["sam_ms"] + run["encoder_ms"] + run["projector_ms"])
     labels = [text.get_text() for text in run.plot.vision().axes[0].get_yticklabels()]
-    assert labels[:3] == ["SAM global", "encoder global", "projector global"]
+    assert labels[:2] == ["SAM global", "encoder global"]
     assert stage_name("encoder") == "encoder"
 
 

@@ -64,7 +64,7 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     executed = execute_notebook("quickstart", parameters, tmp_path / "q.ipynb")
     code = [cell for cell in nbformat.read(executed, as_version=4).cells if cell.cell_type == "code"]
     shown = [{kind for output in cell.outputs for kind in output.get("data", {})} for cell in code]
-    assert sum("text/html" in kinds for kinds in shown) == 11
+    assert sum("text/html" in kinds for kinds in shown) == 12
     assert (tmp_path / "report.html").exists()
     assert PhaseRun.load(tmp_path / "quickstart.json").request["max_new_tokens"] == 8
 

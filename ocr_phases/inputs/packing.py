@@ -264,12 +264,19 @@ class Tokens(Protocol):
     """What turns text into ids, without special tokens around it, and the ids of those."""
 
     @property
-    def image_token_id(self) -> int: ...
+    def image_token_id(self) -> int:
+        """The id that stands for one vision token."""
+
     @property
-    def bos_id(self) -> int: ...
+    def bos_id(self) -> int:
+        """The id that begins a row."""
+
     @property
-    def pad_id(self) -> int: ...
-    def encode(self, text: str) -> list[int]: ...
+    def pad_id(self) -> int:
+        """The id that fills a shorter row on its left."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
 
 
 def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> PageInputs:
