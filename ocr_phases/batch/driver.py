@@ -79,7 +79,8 @@ class Counts:
         longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
         broken = (
             f"{GIVE_UP_AFTER} pages one after another failed in one worker on {where}, the last with: "
-            f"{reason}. Mend the device or its model; if it is sound, leave these pages out{longer}. {GOES_ON}"
+            f"{reason}. Mend the device or its model; if it is sound, leave these pages out{longer}. "
+            f"{GOES_ON}"
         )
         alike = f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
         facts = (
